@@ -1,0 +1,1 @@
+"""Position embeddings that stay what their authors meant."""
