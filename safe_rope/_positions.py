@@ -1,0 +1,48 @@
+"""What position_ids may be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_INTEGERS = frozenset(
+    {
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    }
+)
+_OUTPUTS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+
+
+def check_arguments(position_ids: Tensor, dtype: torch.dtype) -> None:
+    """Raise TypeError unless position_ids is an integer tensor and dtype one that cos and sin can have."""
+    if not isinstance(position_ids, Tensor):
+        raise TypeError(
+            f"position_ids must be an integer tensor, got {type(position_ids).__name__}; "
+            "make one with torch.tensor(..., dtype=torch.int64)"
+        )
+    if position_ids.dtype not in _INTEGERS:
+        raise TypeError(
+            f"position_ids must be an integer tensor, got {position_ids.dtype}; a position is exact only "
+            "as an integer: build it with torch.arange(..., dtype=torch.int64) or convert it to torch.int64"
+        )
+    if dtype not in _OUTPUTS:
+        raise TypeError(
+            f"dtype must be torch.float64, float32, bfloat16 or float16, got {dtype}; "
+            "ask for torch.float32 and convert the result"
+        )
+
+
+def refuse_negative(smallest: int) -> None:
+    """Raise ValueError for a position below zero (a uint64 beyond int64 shows up as one)."""
+    if smallest < 0:
+        raise ValueError(
+            f"position_ids must be in 0 .. 2**63 - 1, got {smallest} (as int64); "
+            "mask padding out with position 0 or 1 instead of a negative number"
+        )
