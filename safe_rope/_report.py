@@ -1,0 +1,82 @@
+"""What a guard or `protect` did: which modules are protected, how, and which are not, and why."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from safe_rope.errors import PrecisionWarning
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """One position module: its path in the model, its class, and the patch's family or the reason there is none."""
+
+    path: str
+    module_class: str
+    family: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        what = f"protected as {self.family}" if self.family else f"not protected: {self.reason}"
+        return f"{self.path or '(the module itself)'} ({self.module_class}): {what}"
+
+
+@dataclass
+class ProtectionReport:
+    """What was protected, with which options, and what was not. ``str()`` is one line a module."""
+
+    tables: str
+    apply: str
+    protected: list[ModuleEntry] = field(default_factory=list)
+    unprotected: list[ModuleEntry] = field(default_factory=list)
+
+    def add_protected(self, path: str, module: nn.Module, family: str) -> None:
+        """Add a module that is protected by the patch of ``family``."""
+        self.protected.append(ModuleEntry(path, _class_name(module), family=family))
+
+    def add_unprotected(self, path: str, module: nn.Module) -> None:
+        """Add a position module that no patch covers."""
+        reason = "no RopePatch covers this class; register one (safe_rope.registry.register)"
+        self.unprotected.append(ModuleEntry(path, _class_name(module), reason=reason))
+
+    def describe_unprotected(self) -> str:
+        """Say in one message which position modules are not protected, and what to do."""
+        lines = "; ".join(str(entry) for entry in self.unprotected)
+        return f"{len(self.unprotected)} position module(s) keep their stock tables: {lines}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, for JSON."""
+        return {
+            "tables": self.tables,
+            "apply": self.apply,
+            "protected": [vars(entry) | {} for entry in self.protected],
+            "unprotected": [vars(entry) | {} for entry in self.unprotected],
+        }
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.protected)} position module(s) protected (tables={self.tables}, apply={self.apply}), "
+            f"{len(self.unprotected)} not"
+        )
+        return "\n".join([head, *(f"  {entry}" for entry in (*self.protected, *self.unprotected))])
+
+
+def _class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def is_main_rank() -> bool:
+    """Whether this process is rank 0, or not part of a distributed run."""
+    return os.environ.get("RANK", "0") in ("0", "-1", "")
+
+
+def warn_unprotected(report: ProtectionReport) -> None:
+    """Warn once, on rank 0, about the position modules that are not protected."""
+    if is_main_rank():
+        warnings.warn(report.describe_unprotected(), PrecisionWarning, stacklevel=4)

@@ -1,0 +1,71 @@
+"""Keep an architecture's application function FP32-aware for as long as a protected model needs it.
+
+This is the one global replacement that outlives the guard. It is counted: the first protected module of a
+patch installs the wrapper, and when the last one is gone the stock function is put back, unless somebody else
+has replaced it meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from safe_rope.registry import RopePatch
+from safe_rope.rotation import fp32_application
+
+# Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
+_lock = threading.RLock()
+_users: dict[str, int] = {}
+_installed: dict[tuple[str, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+
+def acquire(user: object, patch: RopePatch) -> None:
+    """Keep the application functions of ``patch`` FP32-aware until ``user`` is garbage-collected."""
+    with _lock:
+        _users[patch.family] = _users.get(patch.family, 0) + 1
+        for module_name in patch.modules:
+            _install(module_name, patch.applications)
+        weakref.finalize(user, _release, patch).atexit = False
+
+
+def _install(module_name: str, applications: tuple[str, ...]) -> None:
+    namespace = sys.modules.get(module_name)
+    if namespace is None:
+        return
+    for name in applications:
+        current = getattr(namespace, name, None)
+        known = _installed.get((module_name, name))
+        # Whatever stands there now is the function to wrap: a kernel library may have replaced the stock one.
+        if current is None or (known is not None and known[1] is current):
+            continue
+        wrapper = fp32_application(current)
+        _installed[module_name, name] = (current, wrapper)
+        setattr(namespace, name, wrapper)
+
+
+def _release(patch: RopePatch) -> None:
+    with _lock:
+        _users[patch.family] -= 1
+        if _users[patch.family]:
+            return
+        del _users[patch.family]
+        for module_name in patch.modules:
+            for name in patch.applications:
+                stock, wrapper = _installed.pop((module_name, name), (None, None))
+                namespace = sys.modules.get(module_name)
+                if namespace is not None and wrapper is not None and getattr(namespace, name, None) is wrapper:
+                    setattr(namespace, name, stock)
+
+
+def installed(patch: RopePatch) -> bool:
+    """Whether every application function of ``patch`` that exists is FP32-aware at this moment."""
+    for module_name in patch.modules:
+        namespace = sys.modules.get(module_name)
+        for name in patch.applications:
+            current = getattr(namespace, name, None)
+            if current is not None and _installed.get((module_name, name), (None, None))[1] is not current:
+                return False
+    return True

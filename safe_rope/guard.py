@@ -1,0 +1,174 @@
+"""`guard` and `protect`: the two ways to make a model's position tables right and keep them so.
+
+`guard` is a context manager around the lines that build or load a model. While it is open, zero.Init's
+constructors tell the truth (`safe_rope.constructors`), position modules are built with nothing intercepted, and
+every one that the registry knows is rewritten as soon as it is built. `protect` does the last for a model that
+exists already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import Any, Literal
+
+from torch import nn
+
+from safe_rope import constructors
+from safe_rope._construction import ConstructionWatch
+from safe_rope._report import ProtectionReport, warn_unprotected
+from safe_rope.errors import ConfigError, UnsupportedModelError
+from safe_rope.recognition import is_position_module
+from safe_rope.registry import RopePatch, find
+from safe_rope.rewrite import is_protected, plan, protect_module
+
+Tables = Literal["exact", "fp32"]
+Apply = Literal["fp32", "stock"]
+
+
+class Guard(contextlib.ContextDecorator):
+    """An open or closed guard; `guard` makes one. Also its own session: `report` tells what it has done."""
+
+    def __init__(self, tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> None:
+        _check_options(tables, apply)
+        self.tables = tables
+        self.apply = apply
+        self.strict = strict
+        self.report = ProtectionReport(tables=tables, apply=apply)
+        self._depth = 0
+        self._lock = threading.RLock()
+        self._watch: ConstructionWatch | None = None
+
+    def start(self) -> Guard:
+        """Open the guard without a ``with`` statement; every `start` needs one `stop`."""
+        with self._lock:
+            if self._depth == 0:
+                constructors.open_guard()
+                try:
+                    self._watch = ConstructionWatch(self._protect_new)
+                    self._watch.open()
+                except BaseException:
+                    constructors.close_guard()
+                    raise
+            self._depth += 1
+        return self
+
+    def stop(self) -> None:
+        """Close the guard that `start` opened; put back everything that it replaced.
+
+        Raises:
+            UnsupportedModelError: the guard is strict and a position module was built that it cannot protect.
+        """
+        self._close(raise_unsupported=True)
+
+    def __enter__(self) -> Guard:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(raise_unsupported=error is None)
+
+    def _recreate_cm(self) -> Guard:
+        # As a decorator, every call gets a guard of its own.
+        return Guard(self.tables, self.apply, self.strict)
+
+    def _close(self, *, raise_unsupported: bool) -> None:
+        with self._lock:
+            if self._depth == 0:
+                raise ConfigError("stop() without start(): this guard is not open; call start() first")
+            self._depth -= 1
+            if self._depth:
+                return
+            watch, self._watch = self._watch, None
+            assert watch is not None
+            try:
+                watch.close()
+            finally:
+                constructors.close_guard()
+            watch.complete(self.report)
+        if raise_unsupported:
+            _settle(self.report, self.strict)
+
+    def _protect_new(self, module: nn.Module, patch: RopePatch, constructed: bool) -> None:
+        if not is_protected(module):
+            state = plan(module, patch, tables=self.tables, apply=self.apply, constructed=constructed)
+            protect_module(module, patch, state)
+
+
+def guard(tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> Guard:
+    """Keep the position tables of every model that is built or loaded inside right, for the model's whole life.
+
+        with safe_rope.guard() as session:
+            model = AutoModelForCausalLM.from_pretrained(...)
+        print(session.report)
+
+    Works around, inside or between ``deepspeed.zero.Init`` contexts, as a decorator, and as
+    ``session = guard().start()`` … ``session.stop()``. What it cannot protect is in ``session.report`` and is warned about once.
+
+    Args:
+        tables: ``"exact"``: cos and sin within 1 ulp of FP32 at every position, the same bits on every device.
+            ``"fp32"``: bit-identical to what the stock model computes in FP32 on CPU.
+        apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos and sin are
+            rounded to the activations' dtype, as the stock model does.
+        strict: raise UnsupportedModelError for what cannot be protected, instead of a warning.
+
+    Raises:
+        ConfigError: an option is not one of the above.
+        IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
+    """
+    return Guard(tables, apply, strict)
+
+
+def protect(
+    model: nn.Module, *, tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False
+) -> ProtectionReport:
+    """Repair, rewrite and pin the position modules of a model that already exists; return what was done.
+
+    Damaged tables are rebuilt from the model's config. Nothing is changed if an error is raised.
+
+    Args:
+        model: any `torch.nn.Module` that holds position modules: a model, a DeepSpeed engine, a wrapped model.
+        tables, apply, strict: as for `guard`.
+
+    Raises:
+        UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be protected.
+        ConfigError: an option, or a position module's configuration, contradicts itself.
+    """
+    _check_options(tables, apply)
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"protect() needs a torch.nn.Module, got {type(model).__name__}; pass the model, not its name or config"
+        )
+    report = ProtectionReport(tables=tables, apply=apply)
+    plans = []
+    for path, module in model.named_modules():
+        patch = find(module)
+        if patch is not None:
+            if not is_protected(module):
+                plans.append((module, patch, plan(module, patch, tables=tables, apply=apply)))
+            report.add_protected(path, module, patch.family)
+        elif is_position_module(module):
+            report.add_unprotected(path, module)
+    if strict and report.unprotected:
+        _settle(report, strict)
+    for module, patch, state in plans:
+        protect_module(module, patch, state)
+    _settle(report, strict)
+    return report
+
+
+def _settle(report: ProtectionReport, strict: bool) -> None:
+    if not report.unprotected:
+        return
+    if strict:
+        raise UnsupportedModelError(report.describe_unprotected())
+    warn_unprotected(report)
+
+
+def _check_options(tables: Any, apply: Any) -> None:
+    if tables not in ("exact", "fp32"):
+        raise ConfigError(f'tables must be "exact" or "fp32", got {tables!r}')
+    if apply not in ("fp32", "stock"):
+        raise ConfigError(f'apply must be "fp32" or "stock", got {apply!r}')

@@ -1,0 +1,188 @@
+"""Apply the rotary embedding to q and k in FP32, with one rounding at the end.
+
+The tables that a protected module returns are `CosSin` tensors: FP32 tensors that refuse to be lowered
+and that the application function recognises. So an unprotected model, whose tables are plain tensors, gets the stock
+function's result to the bit, and a protected one is rotated in FP32 wherever its tables travel
+(ZeRO-3's module hooks, activation checkpointing, accelerate's moves, FSDP's input casts, compiled regions).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LOW = (torch.bfloat16, torch.float16)
+_MARK = "_safe_rope_cos_sin"
+_aten = torch.ops.aten
+
+# What only moves or rearranges values keeps the mark; arithmetic gives plain tensors.
+_REARRANGEMENTS = frozenset(
+    {
+        _aten._to_copy,
+        _aten._unsafe_view,
+        _aten.alias,
+        _aten.as_strided,
+        _aten.cat,
+        _aten.clone,
+        _aten.detach,
+        _aten.expand,
+        _aten.index,
+        _aten.index_select,
+        _aten.permute,
+        _aten.repeat,
+        _aten.select,
+        _aten.slice,
+        _aten.split,
+        _aten.split_with_sizes,
+        _aten.squeeze,
+        _aten.stack,
+        _aten.t,
+        _aten.transpose,
+        _aten.unbind,
+        _aten.unsqueeze,
+        _aten.view,
+    }
+)
+
+
+class CosSin(torch.Tensor):
+    """An FP32 cos or sin table on its way from a protected module to the application function.
+
+    Shape and values are those of ``table``, which holds the memory. A cast to bfloat16 or float16 leaves it in FP32 (a move to another
+    device is done); whoever needs a plain tensor calls `plain`.
+    """
+
+    table: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, table: torch.Tensor) -> CosSin:
+        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, table.size(), strides=table.stride(), dtype=table.dtype, device=table.device
+        )
+        self.table = table
+        return self  # type: ignore[no-any-return]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        packet = func.overloadpacket
+        if packet is _aten._to_copy and kwargs.get("dtype") in _LOW:
+            kwargs["dtype"] = None
+        plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(CosSin, lambda t: t.table, (args, kwargs))
+        result = func(*plain_args, **plain_kwargs)
+        if packet in _REARRANGEMENTS:
+            return torch.utils._pytree.tree_map_only(torch.Tensor, _mark_float, result)
+        return result
+
+    # What lets torch.compile take such a tensor as an input of a compiled region.
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["table"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any) -> CosSin:
+        return CosSin(inner["table"])
+
+    # What torch refuses to subclasses, or answers wrongly for them, is asked of the table itself.
+    def numpy(self, **kwargs: Any) -> Any:  # noqa: D102
+        return self.table.numpy(**kwargs)
+
+    def tolist(self) -> Any:  # noqa: D102
+        return self.table.tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.table.numpy() if dtype is None else self.table.numpy().astype(dtype)
+        return array.copy() if copy else array
+
+    def data_ptr(self) -> int:  # noqa: D102
+        return self.table.data_ptr()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"CosSin({self.table!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return CosSin, (self.table,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
+        return CosSin(self.table.clone())
+
+
+def _mark_float(tensor: torch.Tensor) -> torch.Tensor:
+    return CosSin(tensor) if tensor.is_floating_point() else tensor
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` without the `CosSin` mark, as a view of the same memory."""
+    return tensor.table if isinstance(tensor, CosSin) else tensor
+
+
+def marked(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory."""
+    if not torch.compiler.is_compiling():
+        return CosSin(tensor)
+    # Inside a graph an attribute serves on the way from one function to the next, and costs nothing.
+    setattr(tensor, _MARK, True)
+    return tensor
+
+
+def is_marked(value: Any) -> bool:
+    """Whether ``value`` is a table that a protected module returned."""
+    return isinstance(value, torch.Tensor) and (isinstance(value, CosSin) or hasattr(value, _MARK))
+
+
+def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an architecture's application function so that it rotates protected tables in FP32.
+
+    Called with plain tensors only, the result is the stock function's own. Called with `CosSin` tables, every
+    floating argument of lower precision is raised to FP32 (exact), the stock function runs with
+    autocast off, and each result is rounded once to the dtype of the argument it was made from.
+    """
+
+    @functools.wraps(stock)
+    def application(*args: Any, **kwargs: Any) -> Any:
+        if not any(is_marked(value) for value in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
+        args = tuple(_raise(value) for value in args)
+        kwargs = {name: _raise(value) for name, value in kwargs.items()}
+        device = next(v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+        with _autocast_off(device):
+            return _round(stock(*args, **kwargs), dtypes)
+
+    return application
+
+
+def _autocast_off(device: str) -> contextlib.AbstractContextManager[Any]:
+    if device != "meta" and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _is_rotated(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_marked(value) and value.is_floating_point()
+
+
+def _raise(value: Any) -> Any:
+    if is_marked(value):
+        return plain(value)
+    if _is_rotated(value) and value.dtype in _LOW:
+        return value.to(torch.float32)
+    return value
+
+
+def _round(result: Any, dtypes: list[torch.dtype]) -> Any:
+    if not dtypes:
+        return result
+    if isinstance(result, torch.Tensor):
+        return result.to(dtypes[0])
+    # The functions return their rotated arguments in order; where they return more, the first dtype fits the rest.
+    padded = [*dtypes, *[dtypes[0]] * len(result)]
+    pairs = zip(result, padded, strict=False)
+    return type(result)(item.to(dtype) if isinstance(item, torch.Tensor) else item for item, dtype in pairs)
