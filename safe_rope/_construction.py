@@ -164,7 +164,11 @@ def _building_in_peace(stock: Callable[..., None]) -> Callable[..., None]:
         _building.modules = (*inside, self)
         try:
             with constructors.pristine():
-                stock(self, *map(_without_device, args), **kwargs | ({"device": None} if "device" in kwargs else {}))
+                stock(
+                    self,
+                    *map(_without_device, args),
+                    **kwargs | ({"device": None} if "device" in kwargs else {}),
+                )
         finally:
             _building.modules = inside
         patch = find(self)

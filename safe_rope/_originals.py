@@ -8,8 +8,23 @@ neither the default dtype nor a ``torch.device`` context has a say.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import torch
 
 arange = torch._C._VariableFunctions.arange
 empty = torch._C._VariableFunctions.empty
 tensor = torch._C._VariableFunctions.tensor
+
+
+def float32_vector(values: Iterable[float]) -> torch.Tensor:
+    """Return ``values``, each rounded once to FP32, as a CPU tensor ``[len(values)]`` that owns its memory.
+
+    ``torch.frombuffer`` reads memory that already exists, so that no context redirects it. Integers below 2**53 are rounded as ``torch.arange(..., dtype=torch.int64).float()`` rounds them.
+
+    Raises:
+        ValueError: ``values`` is empty (a buffer cannot be).
+
+    """
+    return torch.frombuffer(array("d", values), dtype=torch.float64).to(torch.float32)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from safe_rope._pristine import float32_vector
+from safe_rope._originals import float32_vector
 
 YARN_BETA_FAST = 32.0
 YARN_BETA_SLOW = 1.0

@@ -49,7 +49,12 @@ class RotaryState:
     """The state of one protected module; see the module's docstring."""
 
     def __init__(
-        self, sets: dict[str | None, Frequencies], convention: Convention, layout: str, tables: str, apply: str
+        self,
+        sets: dict[str | None, Frequencies],
+        convention: Convention,
+        layout: str,
+        tables: str,
+        apply: str,
     ) -> None:
         self.sets = sets
         self.convention = convention
@@ -151,7 +156,9 @@ class RotaryState:
     def _set_inv_freq(self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor) -> None:
         self._show(module, frequencies, inv_freq, _table(self.tables, module, frequencies.spec, inv_freq))
 
-    def _show(self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor, table: Table) -> None:
+    def _show(
+        self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor, table: Table
+    ) -> None:
         frequencies.inv_freq = inv_freq
         frequencies.table = table
         self._placed.pop(f"{frequencies.prefix}inv_freq", None)
@@ -195,7 +202,10 @@ class RotaryState:
     def _pins(self, module: nn.Module) -> dict[str, Callable[[torch.device], torch.Tensor]]:
         pins: dict[str, Callable[[torch.device], torch.Tensor]] = {}
         for frequencies in self.sets.values():
-            for name, values in (("inv_freq", frequencies.inv_freq), ("original_inv_freq", frequencies.original)):
+            for name, values in (
+                ("inv_freq", frequencies.inv_freq),
+                ("original_inv_freq", frequencies.original),
+            ):
                 if hasattr(module, frequencies.prefix + name):
                     pins[frequencies.prefix + name] = _copy_of(values)
         if self.row_cache is not None:
@@ -250,7 +260,11 @@ def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor)
 
 def _divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
     # Before 4.43 the linear classes had no rope_type and divided the position instead of inv_freq.
-    return spec.rope_type == "linear" and getattr(module, "rope_type", None) is None and not hasattr(module, "config")
+    return (
+        spec.rope_type == "linear"
+        and getattr(module, "rope_type", None) is None
+        and not hasattr(module, "config")
+    )
 
 
 def _shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:

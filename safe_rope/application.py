@@ -56,7 +56,11 @@ def _release(patch: RopePatch) -> None:
             for name in patch.applications:
                 stock, wrapper = _installed.pop((module_name, name), (None, None))
                 namespace = sys.modules.get(module_name)
-                if namespace is not None and wrapper is not None and getattr(namespace, name, None) is wrapper:
+                if (
+                    namespace is not None
+                    and wrapper is not None
+                    and getattr(namespace, name, None) is wrapper
+                ):
                     setattr(namespace, name, stock)
 
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from safe_rope import constructors
 from safe_rope._construction import ConstructionWatch
 from safe_rope._report import ProtectionReport, warn_unprotected
+from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.recognition import is_position_module
 from safe_rope.registry import RopePatch, find
@@ -38,18 +38,19 @@ class Guard(contextlib.ContextDecorator):
         self.report = ProtectionReport(tables=tables, apply=apply)
         self._depth = 0
         self._lock = threading.RLock()
+        self._constructors = ConstructorGuard()
         self._watch: ConstructionWatch | None = None
 
     def start(self) -> Guard:
         """Open the guard without a ``with`` statement; every `start` needs one `stop`."""
         with self._lock:
             if self._depth == 0:
-                constructors.open_guard()
+                self._constructors.open()
                 try:
                     self._watch = ConstructionWatch(self._protect_new)
                     self._watch.open()
                 except BaseException:
-                    constructors.close_guard()
+                    self._constructors.close()
                     raise
             self._depth += 1
         return self
@@ -86,7 +87,7 @@ class Guard(contextlib.ContextDecorator):
             try:
                 watch.close()
             finally:
-                constructors.close_guard()
+                self._constructors.close()
             watch.complete(self.report)
         if raise_unsupported:
             _settle(self.report, self.strict)

@@ -63,7 +63,9 @@ class RopePatch:
         for field in ("modules", "rotary_classes", "applications"):
             value = getattr(self, field)
             if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-                raise ConfigError(f"RopePatch.{field} must be a tuple of names, got {value!r}; write ({value!r},)")
+                raise ConfigError(
+                    f"RopePatch.{field} must be a tuple of names, got {value!r}; write ({value!r},)"
+                )
         if self.layout not in ("half", "interleaved"):
             raise ConfigError(f'RopePatch.layout must be "half" or "interleaved", got {self.layout!r}')
 
@@ -81,7 +83,9 @@ class _Registry:
 
     def register(self, patch: RopePatch) -> RopePatch:
         if not isinstance(patch, RopePatch):
-            raise ConfigError(f"expected a RopePatch, got {type(patch).__name__}; build one with RopePatch(...)")
+            raise ConfigError(
+                f"expected a RopePatch, got {type(patch).__name__}; build one with RopePatch(...)"
+            )
         with self._lock:
             self.discover()
             self._add(patch)

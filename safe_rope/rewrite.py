@@ -37,7 +37,9 @@ def state_of(module: nn.Module) -> RotaryState:
     return module._safe_rope  # type: ignore[return-value]
 
 
-def plan(module: nn.Module, patch: RopePatch, *, tables: str, apply: str, constructed: bool = False) -> RotaryState:
+def plan(
+    module: nn.Module, patch: RopePatch, *, tables: str, apply: str, constructed: bool = False
+) -> RotaryState:
     """Work out everything that protecting ``module`` needs, and change nothing.
 
     Args:
@@ -80,7 +82,11 @@ def _protected_class(stock: type[nn.Module]) -> type[nn.Module]:
     protected = _classes.get(stock)
     if protected is None:
         forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
-        namespace = {"__module__": stock.__module__, "__qualname__": stock.__qualname__, "__doc__": stock.__doc__}
+        namespace = {
+            "__module__": stock.__module__,
+            "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__,
+        }
         protected = type(stock.__name__, (ProtectedRotary, stock), {**namespace, "forward": forward})
         _classes[stock] = protected
     return protected
@@ -91,7 +97,11 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
 
     @torch.no_grad()
     def forward(
-        self: nn.Module, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None, **ignored: Any
+        self: nn.Module,
+        x: torch.Tensor,
+        position_ids: torch.Tensor,
+        layer_type: str | None = None,
+        **ignored: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
@@ -103,7 +113,9 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
 
 def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
     @torch.no_grad()
-    def forward(self: nn.Module, x: torch.Tensor, seq_len: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self: nn.Module, x: torch.Tensor, seq_len: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first seq_len rows of cos and sin, each [seq_len, rotary_dim], FP32."""
         if seq_len is None:
             raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")

@@ -76,7 +76,9 @@ class CosSin(torch.Tensor):
         packet = func.overloadpacket
         if packet is _aten._to_copy and kwargs.get("dtype") in _LOW:
             kwargs["dtype"] = None
-        plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(CosSin, lambda t: t.table, (args, kwargs))
+        plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(
+            CosSin, lambda t: t.table, (args, kwargs)
+        )
         result = func(*plain_args, **plain_kwargs)
         if packet in _REARRANGEMENTS:
             return torch.utils._pytree.tree_map_only(torch.Tensor, _mark_float, result)

@@ -135,7 +135,7 @@ class _Table:
     kind: Kind
 
     def __init__(self, key: str) -> None:
-        self._key = key
+        self.key = key
         self._lookup = _lookups[key]
         _, self._inv_freq, self.attention_scaling, self.position_divisor = _parse_key(key)
 
@@ -160,13 +160,13 @@ class _Table:
 
         """
         if _must_stay_opaque(position_ids):
-            cos, sin = torch.ops.safe_rope.rotary_lookup(position_ids, self._key, dtype)
+            cos, sin = torch.ops.safe_rope.rotary_lookup(position_ids, self.key, dtype)
             return cos, sin
         check_arguments(position_ids, dtype)
         return self._lookup(position_ids, dtype)
 
     def __reduce__(self) -> tuple[Callable[[str], _Table], tuple[str]]:
-        return _table_from_key, (self._key,)
+        return _table_from_key, (self.key,)
 
     def __repr__(self) -> str:
         return (
