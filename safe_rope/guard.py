@@ -99,8 +99,7 @@ class Guard(contextlib.ContextDecorator):
 
 
 def guard(tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> Guard:
-    """Keep the position tables of every model that is built or loaded inside right, for the model's whole
-    life.
+    """Keep the position tables of every model that is built or loaded inside right, for its whole life.
 
         with safe_rope.guard() as session:
             model = AutoModelForCausalLM.from_pretrained(...)
@@ -132,8 +131,11 @@ def protect(
     Damaged tables are rebuilt from the model's config. Nothing is changed if an error is raised.
 
     Args:
-        model: any `torch.nn.Module` that holds position modules: a model, a DeepSpeed engine, a wrapped
-        model. tables, apply, strict: as for `guard`.
+        model: any `torch.nn.Module` that holds position modules: a model, a DeepSpeed engine, a
+            wrapped model.
+        tables: as for `guard`.
+        apply: as for `guard`.
+        strict: as for `guard`.
 
     Raises:
         UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be
@@ -143,7 +145,8 @@ def protect(
     _check_options(tables, apply)
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
-            f"protect() needs a torch.nn.Module, got {type(model).__name__}; pass the model, not its name or config"
+            f"protect() needs a torch.nn.Module, got {type(model).__name__}; "
+            "pass the model, not its name or config"
         )
     report = ProtectionReport(tables=tables, apply=apply)
     plans = []

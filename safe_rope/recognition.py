@@ -75,8 +75,8 @@ def read_spec(module: nn.Module, patch: RopePatch | None, layer_type: str | None
     described = _describe_attributes(module)
     if described is None:
         raise UnsupportedModelError(
-            f"{type(module).__name__} has neither a config nor the attributes dim and base, so its frequencies "
-            "cannot be told; give its RopePatch a read_spec"
+            f"{type(module).__name__} has neither a config nor the attributes dim and base, so its "
+            "frequencies cannot be told; give its RopePatch a read_spec"
         )
     return RopeSpec.from_config(described, rotary_dim=described["head_dim"])
 

@@ -45,6 +45,7 @@ def plan(
 
     Args:
         module: a rotary module that ``patch`` covers.
+        patch: the patch that covers it.
         tables: ``"exact"`` or ``"fp32"``.
         apply: ``"fp32"`` or ``"stock"``.
         constructed: the module has just been built with nothing intercepted, so its inv_freq is
