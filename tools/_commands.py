@@ -36,13 +36,17 @@ def new_parser(command: str, description: str, epilog: str = "") -> argparse.Arg
 
 
 def demo(arguments: Sequence[str]) -> int:
-    parser = new_parser("demo", "Show what DeepSpeed and dtype casts do to a Llama's position tables, and the guard.")
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="a table, or one JSON object")
+    parser = new_parser(
+        "demo", "Show what DeepSpeed and dtype casts do to a Llama's position tables, and the guard."
+    )
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="a table, or one JSON object"
+    )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
     options = parser.parse_args(arguments)
     environment = Environment(named_pair(options.pair))
     with environment.ready():
-        command = [environment.python, TOOLS / "_demo.py", "--format", options.format]
+        command: list[str | Path] = [environment.python, TOOLS / "_demo.py", "--format", options.format]
         return run(command, env=environment.variables(), limit=DEMO_LIMIT)
 
 
@@ -54,7 +58,11 @@ def test(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
     parser.add_argument(
-        "--time-limit", type=float, default=1500, metavar="S", help="seconds for all tests (default: %(default)s)"
+        "--time-limit",
+        type=float,
+        default=1500,
+        metavar="S",
+        help="seconds for all tests (default: %(default)s)",
     )
     options, pytest_arguments = parser.parse_known_args(arguments)
     environment = Environment(named_pair(options.pair))
@@ -72,9 +80,15 @@ def matrix(arguments: Sequence[str]) -> int:
         "Run the tests in the environment of each version pair, one after the other.",
         "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
     )
-    parser.add_argument("--older", action="store_true", help="leave out the newest pair, which tools/test uses")
     parser.add_argument(
-        "--time-limit", type=float, default=900, metavar="S", help="seconds for each pair's tests (default: %(default)s)"
+        "--older", action="store_true", help="leave out the newest pair, which tools/test uses"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=900,
+        metavar="S",
+        help="seconds for each pair's tests (default: %(default)s)",
     )
     parser.add_argument("pair", nargs="*", help=f"default: all of {', '.join(pair.name for pair in pairs())}")
     arguments = list(arguments)
@@ -91,7 +105,8 @@ def matrix(arguments: Sequence[str]) -> int:
         environment = Environment(pair)
         with environment.ready():
             ended = run_tests(environment, arguments[split + 1 :], options.time_limit)
-        results.append(f"{pair.name}: {'passed' if ended == 0 else f'status {ended}'}, {time.monotonic() - started:.0f} s")
+        outcome = "passed" if ended == 0 else f"status {ended}"
+        results.append(f"{pair.name}: {outcome}, {time.monotonic() - started:.0f} s")
         status = status or ended
     for line in results:
         say(line)
@@ -108,13 +123,13 @@ CHECKS: dict[str, tuple[str, ...]] = {
 
 def check(environment: Environment, name: str) -> int:
     say(f"--- {name}")
-    command = [environment.python, "-m", *CHECKS[name]]
+    command: list[str | Path] = [environment.python, "-m", *CHECKS[name]]
     return run(command, env=environment.variables(), cwd=ROOT, limit=CHECK_LIMIT)
 
 
 def run_tests(environment: Environment, arguments: Sequence[str], limit: float) -> int:
     say(f"--- pytest, {environment.pair.name}")
-    command = [environment.python, "-m", "pytest", *arguments]
+    command: list[str | Path] = [environment.python, "-m", "pytest", *arguments]
     return run(command, env=environment.variables(), cwd=ROOT, limit=limit)
 
 

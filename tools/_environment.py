@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 BUILD_REQUIREMENTS = REQUIREMENTS / "build.txt"
 INSTALL_LIMIT = 1800.0
-HELPER_LIMIT = 300.0
+HELPER_LIMIT = 900.0
 LOCK_NAME = ".safe-rope-lock"
 STEPS_NAME = "safe-rope-steps.json"
 
@@ -106,6 +106,8 @@ class Environment:
         defaults = {
             "DS_ACCELERATOR": "cpu",
             "HF_HUB_OFFLINE": "1",
+            # Ranks on this machine. Without it DeepSpeed 0.14 asks the program numactl, which may be missing.
+            "LOCAL_SIZE": "1",
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -122,6 +124,7 @@ class Environment:
 
         Raises:
             ToolError: the environment cannot be made; says where the log is.
+
         """
         self._claim_folder()
         with open(self.folder / LOCK_NAME, "a") as lock:
@@ -143,14 +146,18 @@ class Environment:
 
     def _claim_folder(self) -> None:
         if not self.pair.runs_here:
-            oldest, newest = (".".join(map(str, v)) for v in (self.pair.oldest_python, self.pair.newest_python))
+            oldest, newest = (
+                ".".join(map(str, v)) for v in (self.pair.oldest_python, self.pair.newest_python)
+            )
             raise ToolError(f"{self.pair.name} needs Python {oldest} to {newest}; name one with --python")
         # The folder may be emptied later: never take one that something else made.
-        if self.folder.exists() and not (self.folder / LOCK_NAME).exists():
-            if not self.folder.is_dir() or any(self.folder.iterdir()):
-                raise ToolError(
-                    f"{self.folder} was not made by this tool; remove it, or set SAFE_ROPE_VENV to a new folder"
-                )
+        foreign = not self.folder.is_dir() or (
+            any(self.folder.iterdir()) and not (self.folder / LOCK_NAME).exists()
+        )
+        if self.folder.exists() and foreign:
+            raise ToolError(
+                f"this tool did not make {self.folder}; remove it, or set SAFE_ROPE_VENV to a new one"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / LOCK_NAME).touch()
 
@@ -191,7 +198,9 @@ class Environment:
             if entry.name != LOCK_NAME:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         if subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True).returncode:
-            raise ToolError(f"{sys.executable} has no venv module; install it (often the package python3-venv)")
+            raise ToolError(
+                f"{sys.executable} has no venv module; install it (often the package python3-venv)"
+            )
         self._logged(sys.executable, "-m", "venv", self.folder)
         say(f"installing {self.pair.pin('torch')} and what DeepSpeed needs to build")
         self._pip("-r", BUILD_REQUIREMENTS, self.pair.pin("torch"))
@@ -229,7 +238,9 @@ class Environment:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
         reason = (errors or lines)[-1].strip()
-        raise ToolError(f"{Path(command[0]).name} ended with status {status}: {reason[:200]} (log: {self.log})")
+        raise ToolError(
+            f"{Path(command[0]).name} ended with status {status}: {reason[:200]} (log: {self.log})"
+        )
 
 
 def _digest(*parts: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,11 +42,15 @@ def run(
     """Run a command in a process group of its own and return its exit status.
 
     Args:
+        command: the program and its arguments.
+        cwd: the folder to run in; the caller's where None.
         env: the whole environment of the child; the caller's where None.
         limit: seconds, after which the group is killed.
         output: where stdout and stderr go together; inherited where None.
+
     Returns:
         the exit status, 128 + n for a child that signal n ended, 124 for one that ran past the limit.
+
     """
     errors = None if output is None else subprocess.STDOUT
     child = subprocess.Popen(
@@ -69,8 +74,6 @@ def run(
 
 def end_group(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """Kill what is left of the child's process group."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     child.wait()
