@@ -1,4 +1,4 @@
-"""What tools/demo, tools/test and tools/matrix do, once a Python is found. Standard library only."""
+"""What tools/demo, tools/test, tools/matrix and tools/wheel do, once a Python is found. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from _process import ToolError, exit_on_sigterm, run, say
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
 CHECK_LIMIT = 300.0
+WHEEL_LIMIT = 900.0
 
 ENVIRONMENT_HELP = """\
 The environment is made on the first call, in .venv of this repository or in the folder that
@@ -113,6 +114,17 @@ def matrix(arguments: Sequence[str]) -> int:
     return status
 
 
+def wheel(arguments: Sequence[str]) -> int:
+    parser = new_parser(
+        "wheel", "Build the wheel and check it in a clean environment and with the training packages."
+    )
+    parser.parse_args(arguments)
+    environment = Environment(newest_pair())
+    with environment.ready():
+        command = [environment.python, TOOLS / "_wheel_check.py"]
+        return run(command, env=environment.variables(), limit=WHEEL_LIMIT)
+
+
 CHECKS: dict[str, tuple[str, ...]] = {
     "ruff check": ("ruff", "check", "."),
     "ruff format": ("ruff", "format", "--check", "."),
@@ -145,7 +157,7 @@ def named_pair(name: str | None) -> Pair:
 
 def main() -> int:
     exit_on_sigterm()
-    commands = {"demo": demo, "test": test, "matrix": matrix}
+    commands = {"demo": demo, "test": test, "matrix": matrix, "wheel": wheel}
     try:
         return commands[sys.argv[1]](sys.argv[2:])
     except ToolError as error:

@@ -1,4 +1,4 @@
-# Sourced by tools/demo, tools/test and tools/matrix: finds a Python and hands over to tools/_commands.py.
+# Sourced by the commands beside it: finds a Python and hands over to tools/_commands.py.
 # Kept to what old shells and bare machines have.
 
 launch() {
