@@ -1,4 +1,4 @@
-"""What tools/demo, tools/test, tools/matrix and tools/wheel do, once a Python is found. Standard library only."""
+"""What the commands in this folder do, once a Python is found. Standard library only."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def matrix(arguments: Sequence[str]) -> int:
 
 
 def wheel(arguments: Sequence[str]) -> int:
-    parser = new_parser(
-        "wheel", "Build the wheel and check it in a clean environment and with the training packages."
-    )
+    parser = new_parser("wheel", "Build the wheel; check it in a clean environment and with torch.")
     parser.parse_args(arguments)
     environment = Environment(newest_pair())
     with environment.ready():

@@ -25,7 +25,7 @@ from pathlib import Path
 import safe_rope
 
 assert Path(safe_rope.__file__).is_relative_to(sys.prefix), safe_rope.__file__
-assert importlib.util.find_spec("torch") is None, "torch is installed; the base requirements must not bring it"
+assert importlib.util.find_spec("torch") is None, "the base requirements must not bring torch"
 assert "torch" not in sys.modules
 try:
     safe_rope.guard
@@ -86,7 +86,7 @@ def call(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> 
 
 
 def copy_sources(target: Path) -> None:
-    """Copy what git has or would add: a build folder left in the checkout would put old files in the wheel."""
+    """Copy what git has or would add: an old build folder would put old files in the wheel."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
