@@ -169,7 +169,7 @@ class RotaryState:
         self.row_cache = shared_rows(frequencies.table, length, self.layout)
         self._placed.pop("cos_cached", None)
         self._placed.pop("sin_cached", None)
-        module.max_seq_len_cached = length
+        module.max_seq_len_cached = length  # type: ignore[assignment]
 
     # ------------------------------------------------------------------ the buffers that outside code reads
 
@@ -255,7 +255,8 @@ def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor)
             divisor = spec.factor or 1.0
         else:
             inv_freq = spec.inv_freq()
-    return shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
+    table: Table = shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
+    return table
 
 
 def _divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
