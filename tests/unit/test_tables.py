@@ -136,6 +136,17 @@ def test_the_accelerator_path_gives_the_bits_of_the_cpu_path() -> None:
     assert torch.equal(got, expected)
 
 
+def test_levels_are_combined_by_products_and_sums_that_round_one_by_one() -> None:
+    inv_freq = inverse_frequencies()
+    levels = Levels(tuple(inv_freq.tolist()), 1.0)
+    position = 9_876_543
+    fine, coarse = levels.level(FINE)[position & 4095], levels.level(COARSE)[position >> 12]
+    cos, sin = RotaryTable(inv_freq).lookup(torch.tensor(position), torch.float64)
+    for j, (a, b, c, d) in enumerate(zip(*fine.tolist(), *coarse.tolist(), strict=True)):
+        assert cos[j].item() == a * c - b * d  # Python's floats are never contracted
+        assert sin[j].item() == b * c + a * d
+
+
 def test_the_accelerator_path_marks_what_it_cannot_refuse_with_nan() -> None:
     lookup = RotaryTable(inverse_frequencies())._lookup
     positions = torch.tensor([-1, -(2**63), 2**31, 2**63 - 1, 5])
