@@ -128,6 +128,7 @@ class Environment:
         """
         self._claim_folder()
         with open(self.folder / LOCK_NAME, "a") as lock:
+            self._remove_stale_build_locks(lock.fileno())
             self._lock(lock.fileno(), fcntl.LOCK_SH)
             while self._missing_steps():
                 fcntl.flock(lock, fcntl.LOCK_UN)
@@ -136,6 +137,16 @@ class Environment:
                 # Not atomic, hence the loop: somebody else may get in between.
                 fcntl.flock(lock, fcntl.LOCK_SH)
             yield
+
+    def _remove_stale_build_locks(self, descriptor: int) -> None:
+        """Remove what a killed program left; torch would wait for ever until its lock file is gone."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # somebody uses the environment: the locks may be theirs
+        for stale in self.extensions.glob("*/lock"):
+            say(f"removing the lock that a stopped build left in {stale.parent.name}")
+            stale.unlink()
 
     def _lock(self, descriptor: int, kind: int) -> None:
         try:
