@@ -128,7 +128,7 @@ class Environment:
         """
         self._claim_folder()
         with open(self.folder / LOCK_NAME, "a") as lock:
-            self._remove_stale_build_locks(lock.fileno())
+            self._forget_broken_helper(lock.fileno())
             self._lock(lock.fileno(), fcntl.LOCK_SH)
             while self._missing_steps():
                 fcntl.flock(lock, fcntl.LOCK_UN)
@@ -138,15 +138,15 @@ class Environment:
                 fcntl.flock(lock, fcntl.LOCK_SH)
             yield
 
-    def _remove_stale_build_locks(self, descriptor: int) -> None:
-        """Remove what a killed program left; torch would wait for ever until its lock file is gone."""
+    def _forget_broken_helper(self, descriptor: int) -> None:
+        """Have the helper built again if a program was killed in it: torch waits for ever for such a lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # somebody uses the environment: the locks may be theirs
-        for stale in self.extensions.glob("*/lock"):
-            say(f"removing the lock that a stopped build left in {stale.parent.name}")
-            stale.unlink()
+            return  # somebody uses the environment: the lock may be theirs
+        if any(self.extensions.glob("*/lock")):
+            say("DeepSpeed's C++ helper is half built; making it again")
+            self._record({step: digest for step, digest in self._done().items() if step != "helper"})
 
     def _lock(self, descriptor: int, kind: int) -> None:
         try:
@@ -187,6 +187,11 @@ class Environment:
             return {}
         return done if isinstance(done, dict) and self.python.exists() else {}
 
+    def _record(self, done: dict[str, str]) -> None:
+        unfinished = self.folder / f"{STEPS_NAME}.new"
+        unfinished.write_text(json.dumps(done, indent=1))
+        unfinished.replace(self.folder / STEPS_NAME)
+
     def _missing_steps(self) -> list[str]:
         done = self._done()
         return [step for step, digest in self._wanted().items() if done.get(step) != digest]
@@ -199,7 +204,7 @@ class Environment:
             steps[step]()
             done = {} if step == "packages" else self._done()
             done[step] = self._wanted()[step]
-            _write_whole(self.folder / STEPS_NAME, json.dumps(done, indent=1))
+            self._record(done)
             say(f"  done in {time.monotonic() - started:.0f} s")
 
     def _packages(self) -> None:
@@ -256,9 +261,3 @@ class Environment:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(path)
