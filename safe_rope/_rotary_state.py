@@ -109,7 +109,11 @@ class RotaryState:
         length = position_ids.max() + 1
         if frequencies.long_table is None:
             self._follow_dynamic_ntk(module, frequencies, length)
-            return frequencies.table.lookup(position_ids)
+            if frequencies.table is frequencies.original_table:
+                return frequencies.table.lookup(position_ids)
+            # These frequencies last for one step: whole tables for them on the device would cost more than a copy.
+            cos, sin = frequencies.table.lookup(position_ids.cpu())
+            return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
             # Asking which set applies would stop the device: both are looked up, and one is chosen there.
