@@ -111,12 +111,12 @@ class RotaryState:
             self._follow_dynamic_ntk(module, frequencies, length)
             if frequencies.table is frequencies.original_table:
                 return frequencies.table.lookup(position_ids)
-            # These frequencies last for one step: whole tables for them on the device would cost more than a copy.
+            # These frequencies last one step: whole tables for them on the device would cost more than a copy.
             cos, sin = frequencies.table.lookup(position_ids.cpu())
             return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
-            # Asking which set applies would stop the device: both are looked up, and one is chosen there.
+            # Asking which set applies would stop the device: both are looked up, one is chosen there.
             long = frequencies.long_table.lookup(position_ids)
             short = frequencies.original_table.lookup(position_ids)
             return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])
