@@ -116,7 +116,7 @@ class RotaryState:
             return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
-            # Asking which set applies would stop the device: both are looked up, one is chosen there.
+            # Asking which set applies would stop the device: both are looked up, one is chosen.
             long = frequencies.long_table.lookup(position_ids)
             short = frequencies.original_table.lookup(position_ids)
             return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])

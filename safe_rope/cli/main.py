@@ -12,7 +12,7 @@ import click
 from safe_rope import __version__
 from safe_rope.errors import SafeRopeError
 
-# name -> (module, what --help of the root says); importing a module must not import torch for `scan` and `rule`.
+# name -> (module, help line). Importing the modules of `scan` and `rule` must not import torch.
 COMMANDS: dict[str, tuple[str, str]] = {}
 
 
