@@ -111,7 +111,7 @@ class RotaryState:
             self._follow_dynamic_ntk(module, frequencies, length)
             if frequencies.table is frequencies.original_table:
                 return frequencies.table.lookup(position_ids)
-            # These frequencies last one step: whole tables for them on the device would cost more than a copy.
+            # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
             cos, sin = frequencies.table.lookup(position_ids.cpu())
             return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
@@ -146,6 +146,11 @@ class RotaryState:
 
     def _follow_dynamic_ntk(self, module: nn.Module, frequencies: Frequencies, length: torch.Tensor) -> None:
         spec = frequencies.spec
+        if not hasattr(module, "original_max_seq_len"):
+            # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
+            if length > (spec.max_position_embeddings or 0):
+                self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu()))
+            return
         # Grow with the longest sequence seen, come back once a sequence fits the trained length.
         name = f"{frequencies.prefix}max_seq_len_cached"
         trained = spec.max_position_embeddings or 0
