@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,7 +163,8 @@ def test_guard_opened_while_the_init_context_is_shut_down() -> None:
         assert_stock()
 
 
-def in_thread(work: Callable[[], None]) -> None:
+def in_threads(work: Callable[[], None], count: int) -> None:
+    """Run ``work`` in ``count`` threads at once; raise what one of them raised."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -168,12 +173,18 @@ def in_thread(work: Callable[[], None]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
     if errors:
         raise errors[0]
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    in_threads(work, 1)
 
 
 def test_another_thread_gets_truthful_constructors() -> None:
@@ -214,22 +225,9 @@ def test_many_threads_open_and_close() -> None:
                 with pristine():
                     assert torch.ones(2).dtype == FP32
 
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
     with zero_init():
         stock = replaceable()
-        threads = [threading.Thread(target=run) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not errors
+        in_threads(work, 6)
         assert_unchanged(stock)
 
 
@@ -240,13 +238,10 @@ def test_the_default_dtype_of_pristine_sections_in_two_threads() -> None:
         def work() -> None:
             for _ in range(200):
                 with pristine(), pristine():
+                    time.sleep(1e-5)
                     assert (torch.arange(3) / 2).dtype == FP32
 
-        threads = [threading.Thread(target=in_thread, args=(work,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        in_threads(work, 4)
         assert torch.get_default_dtype() == BF16
     finally:
         torch.set_default_dtype(FP32)
@@ -441,7 +436,6 @@ guard = ConstructorGuard()
 {before}
 guard.open()
 {after}
-guard.close(); guard.open()
 deepspeed.init_distributed("gloo")
 from zero_init import zero_init
 with zero_init():
@@ -453,22 +447,44 @@ with zero_init():
 assert torch.ones is torch._C._VariableFunctions.ones
 """
 
+NO_IMPORT = """
+import sys, torch, deepspeed
+from safe_rope.constructors import ConstructorGuard, pristine
+from zero_init import zero_init
+deepspeed.init_distributed("gloo")
+state = torch.get_rng_state()
+with zero_init(), torch.device("meta"):
+    before = set(sys.modules)
+    with ConstructorGuard(), torch.device("cpu"):
+        table = torch.arange(1, 9, dtype=torch.float32)
+        assert torch.nn.Parameter(torch.log(2 * table)).dtype == torch.bfloat16
+        with pristine():
+            assert torch.nn.Parameter(torch.log(2 * torch.arange(1.0, 9.0))).dtype == torch.bfloat16
+    new = sorted(name for name in set(sys.modules) - before if name.startswith("torch"))
+    assert not new, new
+assert torch.equal(torch.get_rng_state(), state)
+"""
+
+
+def test_the_guard_makes_torch_import_nothing_inside_zero_init(tmp_path: Path) -> None:
+    # With Tensor.__new__ replaced, the import of torch._dynamo fails half way: torch.compile is then broken.
+    run_child(NO_IMPORT, tmp_path)
+
 
 @pytest.mark.parametrize("after", [True, False], ids=["guard first", "deepspeed first"])
-def test_deepspeed_may_be_imported_before_or_after_the_guard_opens(after: bool, tmp_path: Any) -> None:
-    import os
-    import socket
+def test_deepspeed_may_be_imported_before_or_after_the_guard_opens(after: bool, tmp_path: Path) -> None:
+    halves = {"before": "", "after": ""} | {"after" if after else "before": "import deepspeed"}
+    run_child(CHILD.format(**halves), tmp_path)
 
+
+def run_child(script: str, folder: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    halves = {"before": "", "after": ""} | {"after" if after else "before": "import deepspeed"}
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = os.environ | {"MASTER_PORT": port, "PYTHONPATH": path}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD.format(**halves)],
-        env=environment,
-        cwd=tmp_path,
+        [sys.executable, "-c", script],
+        env=os.environ | {"MASTER_PORT": port, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=200,
