@@ -30,6 +30,15 @@ _marks: dict[int, tuple[weakref.ref[torch.Tensor], torch.dtype]] = {}
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _SAME_DTYPE = (torch.Tensor.__deepcopy__, torch.Tensor.cpu, torch.Tensor.cuda)
+_CONVERSIONS = (
+    torch.Tensor.to,
+    torch.Tensor.float,
+    torch.Tensor.double,
+    torch.Tensor.half,
+    torch.Tensor.bfloat16,
+    torch.Tensor.type,
+    torch.Tensor.type_as,
+)
 _DEVICE_NAME = re.compile(r"(cpu|cuda|xpu|mps|npu|hpu|mlu|ipu|xla)(:\d+)?")
 
 
@@ -69,6 +78,9 @@ class _ShadowMode(TorchFunctionMode):
         if func == _SET_DATA:
             return _set_data(func, *args)
         result = func(*args, **kwargs)
+        if func in _CONVERSIONS and result is args[0]:
+            # Nothing to convert here, but without the guard this would be another tensor of another dtype.
+            result = result.view_as(result)
         try:
             _mark_outputs(func, args, kwargs, inputs, result)
         except Exception:
@@ -220,11 +232,15 @@ def tidy() -> None:
 
 
 def _put_on_stack(mode: _ShadowMode) -> None:
-    # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. A torch.device
-    # context insists on the very bottom where torch places it there itself.
+    # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. Only the mode of
+    # torch.set_default_device insists on being below everything; that of `with torch.device(...)` does not.
     modes = _pop_all()
-    at = 1 if modes and isinstance(modes[0], DeviceContext) and hasattr(modes[0], "prev_mode") else 0
+    at = 1 if modes and isinstance(modes[0], DeviceContext) and _insists_on_bottom(modes[0]) else 0
     _push_all([*modes[:at], mode, *modes[at:]])
+
+
+def _insists_on_bottom(context: DeviceContext) -> bool:
+    return hasattr(context, "prev_mode") and hasattr(context, "old_device")
 
 
 def _take_off_stack(mode: _ShadowMode) -> bool:

@@ -75,8 +75,6 @@ class Holder(nn.Module):
         self.weight = nn.Parameter(recipe())
         self.keyword = nn.Parameter(data=recipe(), requires_grad=False)
         self.linear = nn.Linear(3, 3, dtype=FP32)
-        self.linear.bias_dtype = self.linear.bias.dtype
-        self.lazy = nn.LazyLinear(3, dtype=FP32)
         self.replaced = nn.Parameter(torch.linspace(0, 1, 3))
         self.replaced.data = torch.ones(3, dtype=FP32)
         self.seen = {name: p.dtype for name, p in self.named_parameters()}
@@ -134,12 +132,12 @@ def test_buffers_stay_what_they_were_asked_to_be() -> None:
             super().__init__()
             positions = torch.arange(0, 8, 2, dtype=FP32)
             self.register_buffer("inv_freq", 1.0 / 10000 ** (positions / 8))
-            self.register_buffer("half", torch.ones(3, dtype=torch.float16))
+            self.register_buffer("fp16", torch.ones(3, dtype=torch.float16))
             self.register_buffer("low", torch.ones(3))
 
     with ConstructorGuard(), zero_init():
         buffers = Buffers()
-    assert (buffers.inv_freq.dtype, buffers.half.dtype, buffers.low.dtype) == (
+    assert (buffers.inv_freq.dtype, buffers.fp16.dtype, buffers.low.dtype) == (
         FP32,
         torch.float16,
         torch.bfloat16,
@@ -154,6 +152,18 @@ def test_a_parameter_and_its_data_keep_sharing_storage() -> None:
         first, second = nn.Parameter(data), nn.Parameter(data)
         assert data.dtype == torch.bfloat16
         assert first.data_ptr() == second.data_ptr() == data.data_ptr()
+
+
+def test_an_uninitialized_parameter_has_the_dtype_it_has_without_the_guard() -> None:
+    def made() -> torch.dtype:
+        parameter = nn.UninitializedParameter(dtype=FP32)
+        parameter.materialize((2, 3))
+        return parameter.dtype
+
+    with zero_init():
+        stock = made()
+        with ConstructorGuard():
+            assert made() == stock == torch.bfloat16
 
 
 PRISTINE = ["ones", "no dtype", "float64", "mamba A_log", "cat", "linspace", "integer division", ".float()"]
