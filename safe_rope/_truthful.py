@@ -96,6 +96,7 @@ class Session:
 
     def install(self, targets: list[Target]) -> None:
         """Put ours around every target; all of them or none."""
+        _pristine.remember_device_constructors(name for owner, name, _ in targets if owner is torch)
         try:
             for owner, name, plain in targets:
                 before = vars(owner)[name]
