@@ -1,0 +1,66 @@
+"""The surroundings in which position tables are computed: CPU, FP32 by default, no autocast.
+
+The default dtype belongs to the process, not to the thread. A section that has to change it therefore holds
+a lock until it has put it back, so that two threads can neither see nor restore each other's value.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+_default_dtype_lock = threading.RLock()
+
+
+class _ThreadState(threading.local):
+    depth: int = 0
+    outer_default: torch.dtype | None = None
+
+
+thread = _ThreadState()
+"""``depth``: open pristine sections of this thread; ``outer_default``: the default dtype before."""
+
+
+@contextmanager
+def surroundings() -> Iterator[None]:
+    """Make new tensors of this thread plain FP32 CPU tensors unless they ask for something else."""
+    with ExitStack() as stack:
+        stack.enter_context(_fp32_default_dtype())
+        for device_type in _autocast_device_types():
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        stack.enter_context(torch.device("cpu"))
+        thread.depth += 1
+        try:
+            yield
+        finally:
+            thread.depth -= 1
+
+
+@contextmanager
+def _fp32_default_dtype() -> Iterator[None]:
+    _default_dtype_lock.acquire()
+    outer = torch.get_default_dtype()
+    if outer == torch.float32:
+        _default_dtype_lock.release()
+        yield
+        return
+    previous = thread.outer_default
+    try:
+        torch.set_default_dtype(torch.float32)
+        thread.outer_default = outer
+        yield
+    finally:
+        thread.outer_default = previous
+        torch.set_default_dtype(outer)
+        _default_dtype_lock.release()
+
+
+def _autocast_device_types() -> set[str]:
+    types = {"cpu", "cuda"}
+    accelerator = getattr(torch, "accelerator", None)  # torch >= 2.6
+    current = accelerator.current_accelerator() if accelerator is not None else None
+    return types | ({current.type} if current is not None else set())

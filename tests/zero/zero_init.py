@@ -1,0 +1,50 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from safe_rope.constructors import CONSTRUCTORS
+
+
+def zero_init(dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A real zero.Init whose model dtype is ``dtype``."""
+    import deepspeed
+
+    config = {
+        "train_batch_size": 1,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "fp16": {"enabled": dtype == torch.float16},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    }
+    return deepspeed.zero.Init(config_dict_or_path=config)
+
+
+def replaceable() -> dict[str, Any]:
+    """Every global that a guard may replace, as the object that stands there now."""
+    found: dict[str, Any] = {name: getattr(torch, name) for name in CONSTRUCTORS}
+    found["Tensor.__new__"] = torch.Tensor.__new__
+    for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
+        found[cls.__name__] = inspect.getattr_static(cls, "__new__")
+    found["modes"] = tuple(torch.overrides._get_current_function_mode_stack())
+    found["default dtype"] = torch.get_default_dtype()
+    from deepspeed.runtime.zero import partition_parameters as pp
+
+    cls = pp.InsertPostInitMethodToModuleSubClasses
+    for name in ("_add_tensor_creation_wrappers", "_remove_tensor_creation_wrappers"):
+        found[name] = inspect.getattr_static(cls, name)
+    return found
+
+
+def assert_unchanged(before: dict[str, Any]) -> None:
+    """Every replaceable global is the very object that it was."""
+    after = replaceable()
+    changed = [
+        name
+        for name, value in before.items()
+        if after[name] is not value and not (isinstance(value, tuple) and after[name] == value)
+    ]
+    assert not changed, f"not restored: {changed}"
