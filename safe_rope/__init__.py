@@ -80,7 +80,7 @@ def _import(module: str, name: str) -> Any:
 
 
 class _Package(types.ModuleType):
-    """Keeps ``safe_rope.guard`` the function: importing the submodule of that name would put the module there."""
+    """Keeps ``safe_rope.guard`` the function, which importing the submodule of that name would replace."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _LAZY and isinstance(value, types.ModuleType)):

@@ -1,9 +1,9 @@
 """Watch modules being built while a guard is open: position modules are built in peace, then protected.
 
 Two hooks. The constructor of every class that a patch names is wrapped, so that it runs with nothing
-intercepted; a class that does not exist yet is wrapped when its Python module is imported. And PyTorch's own hook for
-registered submodules sees every module that gets a parent, which catches what the first cannot (DeepSpeed puts constructors
-back when zero.Init ends) and tells the path of a module that no patch covers.
+intercepted; a class that does not exist yet is wrapped when its Python module is imported. And PyTorch's own
+hook for registered submodules sees every module that gets a parent, which catches what the first cannot
+(DeepSpeed puts constructors back when zero.Init ends) and tells the path of a module that no patch covers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ConstructionWatch:
         return self._thread == threading.get_ident() or _watch_of_this_thread() is self
 
     def complete(self, report: ProtectionReport) -> None:
-        """Add every position module that was built and still exists to ``report``, by its path in the model."""
+        """Add every position module that was built and still exists to ``report``, ordered by path."""
         entries = sorted(((self._path(module), module) for module in self._seen), key=lambda entry: entry[0])
         for path, module in entries:
             patch = find(module)
@@ -137,7 +137,8 @@ def _wrap_constructors(module: ModuleType) -> None:
             continue
         patch = find(value)
         if patch is not None and patch.covers(value):
-            # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
+            # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init
+            # ends.
             for name in ("__init__", "_old_init"):
                 stock = value.__dict__.get(name)
                 if stock is not None and not hasattr(stock, "_safe_rope_stock"):
@@ -187,7 +188,8 @@ def _without_device(value: Any) -> Any:
 
 
 def _send_where_it_belongs(module: nn.Module, asked: Any) -> None:
-    # Where nothing is asked, a constructor as it stands outside tells: zero.Init and torch.device contexts choose.
+    # Where nothing is asked, a constructor as it stands outside tells: zero.Init and torch.device contexts
+    # choose.
     device = torch.device(asked) if asked is not None else torch.empty(0).device
     if device.type not in ("cpu", "meta"):
         module.to(device)

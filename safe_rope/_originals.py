@@ -21,7 +21,8 @@ tensor = torch._C._VariableFunctions.tensor
 def float32_vector(values: Iterable[float]) -> torch.Tensor:
     """Return ``values``, each rounded once to FP32, as a CPU tensor ``[len(values)]`` that owns its memory.
 
-    ``torch.frombuffer`` reads memory that already exists, so that no context redirects it. Integers below 2**53 are rounded as ``torch.arange(..., dtype=torch.int64).float()`` rounds them.
+    ``torch.frombuffer`` reads memory that already exists, so that no context redirects it. Integers below
+    2**53 are rounded as ``torch.arange(..., dtype=torch.int64).float()`` rounds them.
 
     Raises:
         ValueError: ``values`` is empty (a buffer cannot be).

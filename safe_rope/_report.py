@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleEntry:
-    """One position module: its path in the model, its class, and the patch's family or the reason there is none."""
+    """One position module: its path, its class, and the family that protects it or why none does."""
 
     path: str
     module_class: str

@@ -1,7 +1,7 @@
 """What a protected rotary module knows: its specs, its tables, and the buffers that it keeps right.
 
-Position tables are not module state. The module's buffers are there for outside code to read; they are put back
-whenever they have been replaced, cast or written to, and ``forward`` never reads them.
+Position tables are not module state. The module's buffers are there for outside code to read; they are put
+back whenever they have been replaced, cast or written to, and ``forward`` never reads them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Table = RotaryTable | StockTable
 class Frequencies:
     """One set of frequencies of a module, and the table that belongs to it.
 
-    ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from; they differ in nothing
-    but linear scaling before transformers 4.43, where the position was divided and inv_freq was not.
+    ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from; they differ in
+    nothing but linear scaling before transformers 4.43, where the position was divided and inv_freq was not.
     """
 
     spec: RopeSpec
@@ -185,7 +185,7 @@ class RotaryState:
 
     @contextlib.contextmanager
     def buffers_aside(self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Take the pinned buffers out while ``fn`` is applied to the rest, then put them where it would have."""
+        """Take the pinned buffers out while ``fn`` is applied to the rest; put them where it would have."""
         aside = {name: module._buffers[name] for name in self._pins(module) if name in module._buffers}
         device = None
         for name in aside:
@@ -223,7 +223,7 @@ class RotaryState:
     # ------------------------------------------------------------------ copies
 
     def portable(self, module: nn.Module) -> dict[str, Any]:
-        """The module's attributes without its tables, for pickle and deepcopy; they are rebuilt on the other side."""
+        """Return the module's attributes without its tables, which are rebuilt from the spec elsewhere."""
         pins = self._pins(module)
         attributes = {name: value for name, value in module.__dict__.items() if name not in pins}
         buffers = module._buffers
@@ -268,9 +268,7 @@ def _divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
 
 
 def _shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
-    if _divides_positions(module, spec):
-        return dataclasses.replace(spec, rope_type="default", factor=None)
-    return spec
+    return spec.unscaled() if _divides_positions(module, spec) else spec
 
 
 def _authoritative(module: nn.Module, prefix: str, expected: torch.Tensor) -> torch.Tensor:

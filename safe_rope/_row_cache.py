@@ -15,7 +15,7 @@ _caches: weakref.WeakValueDictionary[tuple[str, int, str], RowCache] = weakref.W
 
 
 class RowCache:
-    """cos and sin for positions 0 to length - 1, one copy a device, for every module that asks for the same."""
+    """cos and sin for positions 0 to length - 1: one copy a device, for every module that asks for them."""
 
     def __init__(self, table: RotaryTable | StockTable, length: int, layout: str) -> None:
         self.table = table

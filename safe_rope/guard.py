@@ -1,9 +1,9 @@
 """`guard` and `protect`: the two ways to make a model's position tables right and keep them so.
 
 `guard` is a context manager around the lines that build or load a model. While it is open, zero.Init's
-constructors tell the truth (`safe_rope.constructors`), position modules are built with nothing intercepted, and
-every one that the registry knows is rewritten as soon as it is built. `protect` does the last for a model that
-exists already.
+constructors tell the truth (`safe_rope.constructors`), position modules are built with nothing intercepted,
+and every one that the registry knows is rewritten as soon as it is built. `protect` does the last for a
+model that exists already.
 """
 
 from __future__ import annotations
@@ -99,20 +99,21 @@ class Guard(contextlib.ContextDecorator):
 
 
 def guard(tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> Guard:
-    """Keep the position tables of every model that is built or loaded inside right, for the model's whole life.
+    """Keep the position tables of every model that is built or loaded inside right, for its whole life.
 
         with safe_rope.guard() as session:
             model = AutoModelForCausalLM.from_pretrained(...)
         print(session.report)
 
     Works around, inside or between ``deepspeed.zero.Init`` contexts, as a decorator, and as
-    ``session = guard().start()`` … ``session.stop()``. What it cannot protect is in ``session.report`` and is warned about once.
+    ``session = guard().start()`` … ``session.stop()``. What it cannot protect is in ``session.report`` and
+    is warned about once.
 
     Args:
-        tables: ``"exact"``: cos and sin within 1 ulp of FP32 at every position, the same bits on every device.
-            ``"fp32"``: bit-identical to what the stock model computes in FP32 on CPU.
-        apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos and sin are
-            rounded to the activations' dtype, as the stock model does.
+        tables: ``"exact"``: cos and sin within 1 ulp of FP32 at every position, the same bits on every
+            device. ``"fp32"``: bit-identical to what the stock model computes in FP32 on CPU.
+        apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos
+            and sin are rounded to the activations' dtype, as the stock model does.
         strict: raise UnsupportedModelError for what cannot be protected, instead of a warning.
 
     Raises:
@@ -130,17 +131,22 @@ def protect(
     Damaged tables are rebuilt from the model's config. Nothing is changed if an error is raised.
 
     Args:
-        model: any `torch.nn.Module` that holds position modules: a model, a DeepSpeed engine, a wrapped model.
-        tables, apply, strict: as for `guard`.
+        model: any `torch.nn.Module` that holds position modules: a model, a DeepSpeed engine, a
+            wrapped model.
+        tables: as for `guard`.
+        apply: as for `guard`.
+        strict: as for `guard`.
 
     Raises:
-        UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be protected.
+        UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be
+            protected.
         ConfigError: an option, or a position module's configuration, contradicts itself.
     """
     _check_options(tables, apply)
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
-            f"protect() needs a torch.nn.Module, got {type(model).__name__}; pass the model, not its name or config"
+            f"protect() needs a torch.nn.Module, got {type(model).__name__}; "
+            "pass the model, not its name or config"
         )
     report = ProtectionReport(tables=tables, apply=apply)
     plans = []

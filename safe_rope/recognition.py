@@ -28,7 +28,8 @@ _CACHE = re.compile(r"(^|_)(cos|sin)_cached$")
 def calling_convention(cls: type) -> Convention | None:
     """Tell how ``cls.forward`` gets its positions, or None if it takes none.
 
-    ``"positions"``: ``forward(x, position_ids, ...)`` returns cos and sin of shape [*position_ids.shape, dim].
+    ``"positions"``: ``forward(x, position_ids, ...)`` returns cos and sin of shape [*position_ids.shape,
+    dim].
     ``"length"``: ``forward(x, seq_len)`` returns the first seq_len rows of a table [length, dim].
     """
     try:
@@ -70,14 +71,21 @@ def read_spec(module: nn.Module, patch: RopePatch | None, layer_type: str | None
         return patch.read_spec(module, layer_type)
     config = getattr(module, "config", None)
     if config is not None:
-        return RopeSpec.from_config(config, layer_type)
+        return RopeSpec.from_config(config, layer_type, rotary_dim=_built_rotary_dim(module, layer_type))
     described = _describe_attributes(module)
     if described is None:
         raise UnsupportedModelError(
-            f"{type(module).__name__} has neither a config nor the attributes dim and base, so its frequencies "
-            "cannot be told; give its RopePatch a read_spec"
+            f"{type(module).__name__} has neither a config nor the attributes dim and base, so its "
+            "frequencies cannot be told; give its RopePatch a read_spec"
         )
     return RopeSpec.from_config(described, rotary_dim=described["head_dim"])
+
+
+def _built_rotary_dim(module: nn.Module, layer_type: str | None) -> int | None:
+    # Whatever happens to its values, a buffer keeps its length, and some classes ignore
+    # partial_rotary_factor.
+    built = getattr(module, "inv_freq" if layer_type is None else f"{layer_type}_inv_freq", None)
+    return 2 * built.numel() if isinstance(built, torch.Tensor) else None
 
 
 def _describe_attributes(module: nn.Module) -> dict[str, Any] | None:

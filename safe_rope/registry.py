@@ -58,7 +58,7 @@ class RopePatch:
         if not self.family or not self.modules or not self.rotary_classes:
             raise ConfigError(
                 "a RopePatch needs a family, at least one module and at least one rotary class; "
-                f"got family={self.family!r}, modules={self.modules!r}, rotary_classes={self.rotary_classes!r}"
+                f"got {self.family!r}, {self.modules!r} and {self.rotary_classes!r}"
             )
         for field in ("modules", "rotary_classes", "applications"):
             value = getattr(self, field)
@@ -123,7 +123,7 @@ class _Registry:
                         self._add(patch)
                 except Exception as error:  # a broken plugin must not take the others with it
                     warnings.warn(
-                        f"the safe_rope patch {point.name!r} ({point.value}) could not be loaded and is ignored: "
+                        f"the safe_rope patch {point.name!r} ({point.value}) cannot be loaded and is ignored: "
                         f"{type(error).__name__}: {error}",
                         PrecisionWarning,
                         stacklevel=2,

@@ -1,8 +1,9 @@
 """Turn a rotary module into a protected one: its positions come from a spec, not from its buffers.
 
-The instance keeps its identity, its attributes and its buffers' names; its class becomes a subclass of the stock
-class with the same name. What changes is where cos and sin come from (`safe_rope.tables`, shared by all layers) and that
-the buffers which outside code reads are put back, right and FP32, after whatever was done to them.
+The instance keeps its identity, its attributes and its buffers' names; its class becomes a subclass of the
+stock class with the same name. What changes is where cos and sin come from (`safe_rope.tables`, shared by
+all layers) and that the buffers which outside code reads are put back, right and FP32, after whatever was
+done to them.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ def plan(
 
     Args:
         module: a rotary module that ``patch`` covers.
+        patch: the patch that covers it.
         tables: ``"exact"`` or ``"fp32"``.
         apply: ``"fp32"`` or ``"stock"``.
-        constructed: the module has just been built with nothing intercepted, so its inv_freq is authoritative.
+        constructed: the module has just been built with nothing intercepted, so its inv_freq is
+            authoritative.
 
     Raises:
         ConfigError: the module's configuration contradicts itself.
@@ -151,7 +154,8 @@ class ProtectedRotary:
         state_of(self).restore(self)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way back.
+        # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
+        # back.
         attributes = state_of(self).portable(self)  # type: ignore[arg-type]
         return _rebuild, (stock_class(self),), attributes  # type: ignore[arg-type]
 

@@ -1,8 +1,8 @@
 """Apply the rotary embedding to q and k in FP32, with one rounding at the end.
 
 The tables that a protected module returns are `CosSin` tensors: FP32 tensors that refuse to be lowered
-and that the application function recognises. So an unprotected model, whose tables are plain tensors, gets the stock
-function's result to the bit, and a protected one is rotated in FP32 wherever its tables travel
+and that the application function recognises. So an unprotected model, whose tables are plain tensors, gets
+the stock function's result to the bit, and a protected one is rotated in FP32 wherever its tables travel
 (ZeRO-3's module hooks, activation checkpointing, accelerate's moves, FSDP's input casts, compiled regions).
 """
 
@@ -52,8 +52,8 @@ _REARRANGEMENTS = frozenset(
 class CosSin(torch.Tensor):
     """An FP32 cos or sin table on its way from a protected module to the application function.
 
-    Shape and values are those of ``table``, which holds the memory. A cast to bfloat16 or float16 leaves it in FP32 (a move to another
-    device is done); whoever needs a plain tensor calls `plain`.
+    Shape and values are those of ``table``, which holds the memory. A cast to bfloat16 or float16 leaves it
+    in FP32 (a move to another device is done); whoever needs a plain tensor calls `plain`.
     """
 
     table: torch.Tensor
@@ -93,17 +93,17 @@ class CosSin(torch.Tensor):
         return CosSin(inner["table"])
 
     # What torch refuses to subclasses, or answers wrongly for them, is asked of the table itself.
-    def numpy(self, **kwargs: Any) -> Any:  # noqa: D102
+    def numpy(self, **kwargs: Any) -> Any:
         return self.table.numpy(**kwargs)
 
-    def tolist(self) -> Any:  # noqa: D102
+    def tolist(self) -> Any:
         return self.table.tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.table.numpy() if dtype is None else self.table.numpy().astype(dtype)
         return array.copy() if copy else array
 
-    def data_ptr(self) -> int:  # noqa: D102
+    def data_ptr(self) -> int:
         return self.table.data_ptr()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -184,7 +184,8 @@ def _round(result: Any, dtypes: list[torch.dtype]) -> Any:
         return result
     if isinstance(result, torch.Tensor):
         return result.to(dtypes[0])
-    # The functions return their rotated arguments in order; where they return more, the first dtype fits the rest.
+    # The functions return their rotated arguments in order; where they return more, the first dtype fits the
+    # rest.
     padded = [*dtypes, *[dtypes[0]] * len(result)]
     pairs = zip(result, padded, strict=False)
     return type(result)(item.to(dtype) if isinstance(item, torch.Tensor) else item for item, dtype in pairs)

@@ -1,0 +1,170 @@
+"""What the commands in this folder do, once a Python is found. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from _environment import ROOT, Environment, Pair, newest_pair, pairs
+from _process import ToolError, exit_on_sigterm, run, say
+
+TOOLS = Path(__file__).resolve().parent
+DEMO_LIMIT = 300.0
+CHECK_LIMIT = 300.0
+WHEEL_LIMIT = 900.0
+
+ENVIRONMENT_HELP = """\
+The environment is made on the first call, in .venv of this repository or in the folder that
+SAFE_ROPE_VENV names, from the pinned versions in requirements/. Later calls install nothing and need
+no network, until a requirement file, pyproject.toml or the Python changes.
+"""
+
+
+def new_parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"tools/{command}",
+        description=description,
+        epilog=ENVIRONMENT_HELP + epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    # tools/_launch.sh has acted on it already: this program runs on that Python.
+    parser.add_argument("--python", metavar="X", help="the Python to use, 3.10 or newer (default: python3)")
+    return parser
+
+
+def demo(arguments: Sequence[str]) -> int:
+    parser = new_parser(
+        "demo", "Show what DeepSpeed and dtype casts do to a Llama's position tables, and the guard."
+    )
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="a table, or one JSON object"
+    )
+    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
+    options = parser.parse_args(arguments)
+    environment = Environment(named_pair(options.pair))
+    with environment.ready():
+        command: list[str | Path] = [environment.python, TOOLS / "_demo.py", "--format", options.format]
+        return run(command, env=environment.variables(), limit=DEMO_LIMIT)
+
+
+def test(arguments: Sequence[str]) -> int:
+    parser = new_parser(
+        "test",
+        "Run ruff, mypy and the tests. Arguments that are not listed here go to pytest, and then the tests\n"
+        "alone are run: tools/test -k guard",
+    )
+    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=1500,
+        metavar="S",
+        help="seconds for all tests (default: %(default)s)",
+    )
+    options, pytest_arguments = parser.parse_known_args(arguments)
+    environment = Environment(named_pair(options.pair))
+    with environment.ready():
+        failed = [] if pytest_arguments else [name for name in CHECKS if check(environment, name) != 0]
+        status = run_tests(environment, pytest_arguments, options.time_limit)
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return status or (1 if failed else 0)
+
+
+def matrix(arguments: Sequence[str]) -> int:
+    parser = new_parser(
+        "matrix",
+        "Run the tests in the environment of each version pair, one after the other.",
+        "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
+    )
+    parser.add_argument(
+        "--older", action="store_true", help="leave out the newest pair, which tools/test uses"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=900,
+        metavar="S",
+        help="seconds for each pair's tests (default: %(default)s)",
+    )
+    parser.add_argument("pair", nargs="*", help=f"default: all of {', '.join(pair.name for pair in pairs())}")
+    arguments = list(arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:split])
+
+    chosen = [named_pair(name) for name in options.pair] or pairs()
+    if options.older:
+        chosen = [pair for pair in chosen if pair != newest_pair()]
+    status = 0
+    results = []
+    for pair in chosen:
+        started = time.monotonic()
+        environment = Environment(pair)
+        with environment.ready():
+            ended = run_tests(environment, arguments[split + 1 :], options.time_limit)
+        outcome = "passed" if ended == 0 else f"status {ended}"
+        results.append(f"{pair.name}: {outcome}, {time.monotonic() - started:.0f} s")
+        status = status or ended
+    for line in results:
+        say(line)
+    return status
+
+
+def wheel(arguments: Sequence[str]) -> int:
+    parser = new_parser("wheel", "Build the wheel; check it in a clean environment and with torch.")
+    parser.parse_args(arguments)
+    environment = Environment(newest_pair())
+    with environment.ready():
+        command = [environment.python, TOOLS / "_wheel_check.py"]
+        return run(command, env=environment.variables(), limit=WHEEL_LIMIT)
+
+
+CHECKS: dict[str, tuple[str, ...]] = {
+    "ruff check": ("ruff", "check", "."),
+    "ruff format": ("ruff", "format", "--check", "."),
+    "mypy": ("mypy",),
+    "mypy tools": ("mypy", "tools"),
+}
+
+
+def check(environment: Environment, name: str) -> int:
+    say(f"--- {name}")
+    command: list[str | Path] = [environment.python, "-m", *CHECKS[name]]
+    return run(command, env=environment.variables(), cwd=ROOT, limit=CHECK_LIMIT)
+
+
+def run_tests(environment: Environment, arguments: Sequence[str], limit: float) -> int:
+    say(f"--- pytest, {environment.pair.name}")
+    command: list[str | Path] = [environment.python, "-m", "pytest", *arguments]
+    return run(command, env=environment.variables(), cwd=ROOT, limit=limit)
+
+
+def named_pair(name: str | None) -> Pair:
+    """Return the pair of that name; the newest that the running Python can have where none is given."""
+    if name is None:
+        return newest_pair()
+    for pair in pairs():
+        if name in (pair.name, pair.name.removeprefix("transformers-")):
+            return pair
+    raise ToolError(f"no version pair {name!r}; there are {', '.join(pair.name for pair in pairs())}")
+
+
+def main() -> int:
+    exit_on_sigterm()
+    commands = {"demo": demo, "test": test, "matrix": matrix, "wheel": wheel}
+    try:
+        return commands[sys.argv[1]](sys.argv[2:])
+    except ToolError as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Child processes that end: every one has a time limit, and takes its own children with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, NoReturn
+
+
+class ToolError(Exception):
+    """Something the user can act on; the message is one line that says what to do."""
+
+
+def say(line: str) -> None:
+    """Report one step. Progress is stderr's; stdout is for data."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM unwind the stack, so that children are ended and locks are given back."""
+
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, unwind)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    limit: float,
+    output: IO[str] | None = None,
+) -> int:
+    """Run a command in a process group of its own and return its exit status.
+
+    Args:
+        command: the program and its arguments.
+        cwd: the folder to run in; the caller's where None.
+        env: the whole environment of the child; the caller's where None.
+        limit: seconds, after which the group is killed.
+        output: where stdout and stderr go together; inherited where None.
+
+    Returns:
+        the exit status, 128 + n for a child that signal n ended, 124 for one that ran past the limit.
+
+    """
+    errors = None if output is None else subprocess.STDOUT
+    child = subprocess.Popen(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        start_new_session=True,
+    )
+    try:
+        status = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        say(f"error: stopped after {limit:.0f} s: {' '.join(str(part) for part in command[:4])} ...")
+        status = 124
+    finally:
+        end_group(child)
+    return status if status >= 0 else 128 - status
+
+
+def end_group(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the child's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
