@@ -34,7 +34,9 @@ def stock_module(family: str) -> nn.Module:
 
 
 def tokens(length: int = 12, batch: int = 2, seed: int = 0) -> torch.Tensor:
-    return torch.randint(3, families.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        3, families.VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def assert_right(model: nn.Module, family: str, tables: str, device: str = "cpu") -> None:
@@ -89,7 +91,9 @@ def modelling(family: str) -> Any:
     return sys.modules[f"transformers.models.{family}.modeling_{family}"]
 
 
-class Applications(list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]):
+class Applications(
+    list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+):
     """Every call of the application function: q, k, cos and sin as it got them, and what q and k became."""
 
 
@@ -105,7 +109,9 @@ def record_applications(monkeypatch: Any, family: str) -> Applications:
         # 4.36 hands over all rows and the position_ids that choose among them.
         positions = (args[0] if args else kwargs["position_ids"]) if indexed else ...
         rows = (plain(cos)[positions].detach().clone(), plain(sin)[positions].detach().clone())
-        calls.append((q.detach().clone(), k.detach().clone(), *rows, *(r.detach().clone() for r in result[:2])))
+        calls.append(
+            (q.detach().clone(), k.detach().clone(), *rows, *(r.detach().clone() for r in result[:2]))
+        )
         return result
 
     monkeypatch.setattr(modelling(family), "apply_rotary_pos_emb", listening)

@@ -111,7 +111,9 @@ def test_on_meta_buffers_are_on_meta(family: str) -> None:
 def test_what_is_done_to_a_deepcopy_does_not_reach_the_original(family: str) -> None:
     original = survival.build(family)
     duplicate = copy.deepcopy(original)
-    for mine, other in zip(*(families.rotary_modules(m).values() for m in (original, duplicate)), strict=True):
+    for mine, other in zip(
+        *(families.rotary_modules(m).values() for m in (original, duplicate)), strict=True
+    ):
         assert mine._buffers["inv_freq"] is not other._buffers["inv_freq"]
         with torch.no_grad():
             other.inv_freq.fill_(7)
