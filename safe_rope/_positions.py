@@ -46,3 +46,14 @@ def refuse_negative(smallest: int) -> None:
             f"position_ids must be in 0 .. 2**63 - 1, got {smallest} (as int64); "
             "mask padding out with position 0 or 1 instead of a negative number"
         )
+
+
+def must_stay_opaque(position_ids: Tensor) -> bool:
+    """Whether somebody records what happens, so that the lookup has to be one operator."""
+    return (
+        torch.compiler.is_compiling()
+        or (type(position_ids) is not Tensor and isinstance(position_ids, Tensor))
+        or (isinstance(position_ids, Tensor) and position_ids.is_meta)
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    )

@@ -76,7 +76,7 @@ def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") in ("0", "-1", "")
 
 
-def warn_unprotected(report: ProtectionReport) -> None:
-    """Warn once, on rank 0, about the position modules that are not protected."""
+def warn_unprotected(report: ProtectionReport, stacklevel: int) -> None:
+    """Warn once, on rank 0, about the position modules that are not protected; ``stacklevel`` as for `warnings.warn`."""
     if is_main_rank():
-        warnings.warn(report.describe_unprotected(), PrecisionWarning, stacklevel=4)
+        warnings.warn(report.describe_unprotected(), PrecisionWarning, stacklevel=stacklevel)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from safe_rope._row_cache import RowCache, shared_rows
+from safe_rope._row_cache import RowCache, Rows, shared_rows
 from safe_rope.frequencies import RopeSpec
 from safe_rope.recognition import Convention, layer_types, read_spec
 from safe_rope.registry import RopePatch
@@ -25,6 +26,13 @@ from safe_rope.tables import RotaryTable, StockTable, shared_table
 logger = logging.getLogger(__name__)
 
 Table = RotaryTable | StockTable
+
+
+class _Pin(NamedTuple):
+    """A buffer that is kept right: how to make it for a device, and its last rows, to know it by."""
+
+    make: Callable[[torch.device], torch.Tensor]
+    last: torch.Tensor | None
 
 
 @dataclasses.dataclass
@@ -62,7 +70,8 @@ class RotaryState:
         self.tables = tables
         self.apply = apply
         self.row_cache: RowCache | None = None
-        self._placed: dict[str, tuple[torch.Tensor, int]] = {}
+        self._rows: Rows | None = None
+        self._placed: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
 
     @classmethod
     def read(
@@ -136,7 +145,8 @@ class RotaryState:
             self._grow_rows(module, length)
         if not torch.compiler.is_compiling():
             self.restore(module)
-        return module.cos_cached, module.sin_cached  # type: ignore[return-value]
+        assert self._rows is not None
+        return self._rows
 
     def widen(self, half: torch.Tensor) -> torch.Tensor:
         """Repeat each of the rotary_dim // 2 values for both elements of its pair, as the layout has it."""
@@ -175,7 +185,7 @@ class RotaryState:
 
     def _grow_rows(self, module: nn.Module, length: int) -> None:
         frequencies = self.sets[None]
-        self.row_cache = shared_rows(frequencies.table, length, self.layout)
+        self.row_cache, self._rows = shared_rows(frequencies.table, length, self.layout), None
         self._placed.pop("cos_cached", None)
         self._placed.pop("sin_cached", None)
         module.max_seq_len_cached = length  # type: ignore[assignment]
@@ -184,13 +194,23 @@ class RotaryState:
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
         """Put back every pinned buffer that is not, untouched, the one that was put there before."""
-        for name, make in self._pins(module).items():
+        for name, pin in self._pins(module).items():
             current = module._buffers.get(name, module.__dict__.get(name))
-            known = self._placed.get(name)
-            if device is None and known is not None and known[0] is current and known[1] == current._version:
+            if device is None and self._is_untouched(name, current, pin):
                 continue
             target = device or (current.device if isinstance(current, torch.Tensor) else torch.device("cpu"))
-            self._place(module, name, make(target))
+            self._place(module, name, pin.make(target))
+        if self.row_cache is not None:
+            self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
+
+    def _is_untouched(self, name: str, current: Any, pin: _Pin) -> bool:
+        known = self._placed.get(name)
+        if known is None or known[0] is not current or known[1] != _marks(current):
+            return False
+        # A write through ``.data`` leaves no other trace than the values. To read them would stop an accelerator.
+        if pin.last is None or current.device.type != "cpu" or torch._C._len_torch_dispatch_stack() > 0:
+            return True
+        return torch.equal(current[-len(pin.last) :], pin.last)
 
     @contextlib.contextmanager
     def buffers_aside(self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
@@ -208,18 +228,19 @@ class RotaryState:
             module._buffers.update(aside)
             self.restore(module, device)
 
-    def _pins(self, module: nn.Module) -> dict[str, Callable[[torch.device], torch.Tensor]]:
-        pins: dict[str, Callable[[torch.device], torch.Tensor]] = {}
+    def _pins(self, module: nn.Module) -> dict[str, _Pin]:
+        pins: dict[str, _Pin] = {}
         for frequencies in self.sets.values():
             for name, values in (
                 ("inv_freq", frequencies.inv_freq),
                 ("original_inv_freq", frequencies.original),
             ):
                 if hasattr(module, frequencies.prefix + name):
-                    pins[frequencies.prefix + name] = _copy_of(values)
+                    pins[frequencies.prefix + name] = _Pin(_copy_of(values), values)
         if self.row_cache is not None:
-            pins["cos_cached"] = lambda device: self.row_cache.on(device)[0]  # type: ignore[union-attr]
-            pins["sin_cached"] = lambda device: self.row_cache.on(device)[1]  # type: ignore[union-attr]
+            for index, name in enumerate(("cos_cached", "sin_cached")):
+                last = self._rows[index][-1:] if self._rows is not None and self._rows[index].is_cpu else None
+                pins[name] = _Pin(functools.partial(_shown_rows, self.row_cache, index), last)
         return pins
 
     def _place(self, module: nn.Module, name: str, value: torch.Tensor) -> None:
@@ -227,7 +248,7 @@ class RotaryState:
             module._buffers[name] = value
         else:
             module.__dict__[name] = value
-        self._placed[name] = (value, value._version)
+        self._placed[name] = (value, _marks(value))
 
     # ------------------------------------------------------------------ copies
 
@@ -250,7 +271,12 @@ class RotaryState:
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": {}}
+        return {**self.__dict__, "_placed": {}, "_rows": None}
+
+
+def _marks(tensor: torch.Tensor) -> tuple[int, int]:
+    # A version counter tells of a write, an address of ``.data = ...``, which no counter tells of.
+    return tensor._version, tensor.data_ptr() if type(tensor) is torch.Tensor else 0
 
 
 def _longrope_limit(spec: RopeSpec) -> int:
@@ -289,6 +315,10 @@ def _authoritative(module: nn.Module, prefix: str, expected: torch.Tensor) -> to
     if not torch.equal(built, expected):
         logger.info("%s builds frequencies of its own; they are kept as they are", type(module).__name__)
     return built.detach().clone()
+
+
+def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tensor:
+    return cache.shown(device)[index]
 
 
 def _copy_of(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:

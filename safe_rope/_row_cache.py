@@ -14,26 +14,44 @@ _lock = threading.Lock()
 _caches: weakref.WeakValueDictionary[tuple[str, int, str], RowCache] = weakref.WeakValueDictionary()
 
 
+Rows = tuple[torch.Tensor, torch.Tensor]
+
+
 class RowCache:
-    """cos and sin for positions 0 to length - 1: one copy a device, for every module that asks for them."""
+    """cos and sin for positions 0 to length - 1, for every module that asks for the same.
+
+    Two copies a device: one that only ``forward`` reads, and one that the modules show as their buffers, where outside
+    code can write to it (through ``.data`` even unnoticed).
+    """
 
     def __init__(self, table: RotaryTable | StockTable, length: int, layout: str) -> None:
         self.table = table
         self.length = length
         self.layout = layout
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor, tuple[int, int]]] = {}
+        self._private: dict[torch.device, Rows] = {}
+        self._shown: dict[torch.device, Rows] = {}
 
-    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def on(self, device: torch.device) -> Rows:
         """Return FP32 cos and sin, each [length, rotary_dim], on ``device``; always the same two tensors."""
         with _lock:
-            known = self._on.get(device)
-            # A write into the shared rows would damage every layer: notice it and build them again.
-            if known is None or known[2] != (known[0]._version, known[1]._version):
-                cos, sin = self._build(device)
-                known = self._on[device] = (cos, sin, (cos._version, sin._version))
-            return known[0], known[1]
+            return self._rows(device)
 
-    def _build(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def shown(self, device: torch.device) -> Rows:
+        """Return the copies of `on` to register as buffers; the same two tensors until something writes to them."""
+        with _lock:
+            rows, shown = self._rows(device), self._shown.get(device)
+            if shown is None or any(map(_differ, shown, rows)):
+                with torch.inference_mode(False), torch.no_grad():
+                    shown = self._shown[device] = (rows[0].clone(), rows[1].clone())
+            return shown
+
+    def _rows(self, device: torch.device) -> Rows:
+        known = self._private.get(device)
+        if known is None:
+            known = self._private[device] = self._build(device)
+        return known
+
+    def _build(self, device: torch.device) -> Rows:
         with torch.inference_mode(False), torch.no_grad():
             positions = arange(self.length, dtype=torch.int64, device="cpu")
             cos, sin = self.table.lookup(positions)
@@ -45,6 +63,11 @@ class RowCache:
 
     def __reduce__(self) -> tuple[object, ...]:
         return shared_rows, (self.table, self.length, self.layout)
+
+
+def _differ(shown: torch.Tensor, rows: torch.Tensor) -> bool:
+    # Asked when a module's buffers are placed, which is seldom, so that an accelerator may be waited for.
+    return shown.dtype != rows.dtype or not (shown.is_meta or torch.equal(shown, rows))
 
 
 def shared_rows(table: RotaryTable | StockTable, length: int, layout: str) -> RowCache:

@@ -90,7 +90,7 @@ class Guard(contextlib.ContextDecorator):
                 self._constructors.close()
             watch.complete(self.report)
         if raise_unsupported:
-            _settle(self.report, self.strict)
+            _settle(self.report, self.strict, stacklevel=5)
 
     def _protect_new(self, module: nn.Module, patch: RopePatch, constructed: bool) -> None:
         if not is_protected(module):
@@ -159,19 +159,19 @@ def protect(
         elif is_position_module(module):
             report.add_unprotected(path, module)
     if strict and report.unprotected:
-        _settle(report, strict)
+        _settle(report, strict, stacklevel=4)
     for module, patch, state in plans:
         protect_module(module, patch, state)
-    _settle(report, strict)
+    _settle(report, strict, stacklevel=4)
     return report
 
 
-def _settle(report: ProtectionReport, strict: bool) -> None:
+def _settle(report: ProtectionReport, strict: bool, stacklevel: int) -> None:
     if not report.unprotected:
         return
     if strict:
         raise UnsupportedModelError(report.describe_unprotected())
-    warn_unprotected(report)
+    warn_unprotected(report, stacklevel)
 
 
 def _check_options(tables: Any, apply: Any) -> None:

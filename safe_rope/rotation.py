@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from safe_rope._positions import check_arguments, must_stay_opaque, refuse_negative
 
 _LOW = (torch.bfloat16, torch.float16)
 _MARK = "_safe_rope_cos_sin"
@@ -145,12 +148,19 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     Called with plain tensors only, the result is the stock function's own. Called with `CosSin` tables, every
     floating argument of lower precision is raised to FP32 (exact), the stock function runs with
     autocast off, and each result is rounded once to the dtype of the argument it was made from.
+
+    Raises:
+        TypeError, ValueError: the function chooses rows by position_ids (before transformers 4.48), and those
+            are no integers, or negative ones; an index would take that for a row counted from the end.
     """
+    chooses_rows = _chooses_rows(stock)
 
     @functools.wraps(stock)
     def application(*args: Any, **kwargs: Any) -> Any:
         if not any(is_marked(value) for value in (*args, *kwargs.values())):
             return stock(*args, **kwargs)
+        if chooses_rows is not None:
+            _check_positions(kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows])
         dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
         args = tuple(_raise(value) for value in args)
         kwargs = {name: _raise(value) for name, value in kwargs.items()}
@@ -159,6 +169,19 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             return _round(stock(*args, **kwargs), dtypes)
 
     return application
+
+
+def _chooses_rows(stock: Callable[..., Any]) -> int | None:
+    """Return where among the arguments of ``stock`` the position_ids are, if it needs any."""
+    parameters = list(inspect.signature(stock).parameters.values())
+    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
+    return [p.name for p in parameters].index("position_ids") if "position_ids" in needed else None
+
+
+def _check_positions(position_ids: Any) -> None:
+    check_arguments(position_ids, torch.float32)
+    if position_ids.is_cpu and position_ids.numel() and not must_stay_opaque(position_ids):
+        refuse_negative(int(position_ids.min()))
 
 
 def _autocast_off(device: str) -> contextlib.AbstractContextManager[Any]:

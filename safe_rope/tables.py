@@ -29,7 +29,7 @@ from torch import Tensor
 
 from . import _originals
 from ._exact import ExactLookup
-from ._positions import check_arguments
+from ._positions import check_arguments, must_stay_opaque
 from ._stock import StockLookup
 
 __all__ = ["RotaryTable", "StockTable", "shared_table"]
@@ -159,7 +159,7 @@ class _Table:
             ValueError: a position is negative (see the class for accelerators).
 
         """
-        if _must_stay_opaque(position_ids):
+        if must_stay_opaque(position_ids):
             cos, sin = torch.ops.safe_rope.rotary_lookup(position_ids, self.key, dtype)
             return cos, sin
         check_arguments(position_ids, dtype)
@@ -264,14 +264,3 @@ def shared_table(
     if kind not in _TABLES:
         raise ValueError(f'kind must be "exact" or "fp32", got {kind!r}; see RotaryTable and StockTable')
     return _tables[_make_key(kind, inv_freq, attention_scaling, position_divisor)]
-
-
-def _must_stay_opaque(position_ids: Tensor) -> bool:
-    """Whether somebody records what happens, so that the lookup has to be one operator."""
-    return (
-        torch.compiler.is_compiling()
-        or (type(position_ids) is not Tensor and isinstance(position_ids, Tensor))
-        or (isinstance(position_ids, Tensor) and position_ids.is_meta)
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )

@@ -51,11 +51,12 @@ def config(family: str, *, layers: int = 1, **overrides: Any) -> Any:
         "max_position_embeddings": MAX_POSITIONS,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        **overrides,
     }
     if family == "gpt_neox":
-        return transformers.GPTNeoXConfig(**common, rotary_pct=0.25, rotary_emb_base=ROPE_THETA, **overrides)
+        return transformers.GPTNeoXConfig(**common, rotary_pct=0.25, rotary_emb_base=ROPE_THETA)
     cls = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[family]
-    return cls(**common, num_key_value_heads=1, rope_theta=ROPE_THETA, **overrides)
+    return cls(**common, num_key_value_heads=1, rope_theta=ROPE_THETA)
 
 
 def model_class(family: str) -> type[Any]:
