@@ -78,8 +78,7 @@ class Reference:
 
     def cached_length(self) -> Any:
         """How long a sequence the module is set up for now: an int, a tensor, or 0."""
-        shared = getattr(self.module, "max_seq_len_cached", 0)
-        return getattr(self.module, f"{self.prefix}max_seq_len_cached", shared)
+        return getattr(self.module, f"{self.prefix}max_seq_len_cached", 0)
 
     def expected(self, name: str) -> Tensor | None:
         """What the tensor ``name`` (``*inv_freq``) should hold now, FP32 CPU; None where that is unknown."""

@@ -229,7 +229,9 @@ class PlainRotary(nn.Module):
 
     def forward(self, x: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         if seq_len > len(self.cos_cached):
-            phases = torch.outer(torch.arange(seq_len).float(), self.inv_freq).repeat(1, 2)
+            # Falls for everything: a default device, a default dtype and autocast.
+            positions = torch.arange(seq_len) * 1.0
+            phases = (positions[:, None] @ self.inv_freq[None]).repeat(1, 2)
             self.cos_cached, self.sin_cached = phases.cos(), phases.sin()
         return self.cos_cached[:seq_len].to(x.dtype), self.sin_cached[:seq_len].to(x.dtype)
 
@@ -392,9 +394,12 @@ def test_an_audit_leaves_the_application_and_its_count_alone() -> None:
     assert "apply_rotary_pos_emb was replaced" in of(report, "application", "unknown")[0].source
 
 
-def test_the_surroundings_have_no_influence() -> None:
-    model = build()
-    expected = safe_rope.audit(model).to_dict()
+@pytest.mark.parametrize("make", [build, PlainRotary], ids=["llama", "plain"])
+def test_the_surroundings_have_no_influence(make: Any) -> None:
+    model = make()
+    report = safe_rope.audit(model)
+    assert report.ok, str(report)
+    expected = report.to_dict()
     with torch.autocast("cpu", torch.bfloat16):
         assert safe_rope.audit(model).to_dict() == expected
     with torch.inference_mode():
@@ -444,6 +449,16 @@ def test_positions_can_be_chosen() -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("protected", [False, True], ids=["stock", "protected"])
+def test_chosen_positions_are_those_of_a_fresh_sequence(protected: bool) -> None:
+    model = build(rope_type="dynamic")
+    if protected:
+        safe_rope.protect(model)
+    use(model, 12000)
+    report = safe_rope.audit(model, positions=[LENGTH - 1, 2 * LENGTH])
+    assert report.ok, str(report)
+
+
 @pytest.mark.parametrize("positions", [[], [-1], [1.5], [True]])
 def test_positions_that_are_none_are_refused(positions: Any) -> None:
     with pytest.raises(ConfigError, match="integers from 0 on, got"):
@@ -465,9 +480,18 @@ def test_the_report_has_text_and_json_forms() -> None:
     assert re.search(r"rotary_emb.* +no +damaged +\d", text)
     assert "inv_freq is bfloat16 (module cast)" in text
     assert "\x1b" not in text
-    assert text.count("module cast") <= 3, "layers with the same findings share a line"
     with pytest.raises(DamagedTablesError, match=r"inv_freq is bfloat16 .*5\.01 rad") as caught:
         report.raise_if_damaged()
     assert "safe_rope.guard()" in str(caught.value)
     with pytest.raises(AttributeError):
         report.findings[0].path = "x"  # type: ignore[misc]
+
+
+def test_layers_with_the_same_findings_share_a_line() -> None:
+    layers = nn.ModuleDict({"layers": nn.ModuleList([PlainRotary().bfloat16() for _ in range(12)])})
+    report = safe_rope.audit(layers)
+    assert len(report.modules) == 12
+    text = str(report)
+    assert text.count("inv_freq is bfloat16 (module cast), relative") == 1
+    assert "layers.* (12 modules)" in text
+    assert len(text.splitlines()) < 10
