@@ -77,6 +77,6 @@ def is_main_rank() -> bool:
 
 
 def warn_unprotected(report: ProtectionReport, stacklevel: int) -> None:
-    """Warn once, on rank 0, about the position modules that are not protected; ``stacklevel`` as for `warnings.warn`."""
+    """Warn once, on rank 0, about what is not protected; ``stacklevel`` as for `warnings.warn`."""
     if is_main_rank():
         warnings.warn(report.describe_unprotected(), PrecisionWarning, stacklevel=stacklevel)

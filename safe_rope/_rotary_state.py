@@ -207,7 +207,7 @@ class RotaryState:
         known = self._placed.get(name)
         if known is None or known[0] is not current or known[1] != _marks(current):
             return False
-        # A write through ``.data`` leaves no other trace than the values. To read them would stop an accelerator.
+        # A write through ``.data`` leaves no other trace than the values; to read them stops an accelerator.
         if pin.last is None or current.device.type != "cpu" or torch._C._len_torch_dispatch_stack() > 0:
             return True
         return torch.equal(current[-len(pin.last) :], pin.last)

@@ -20,8 +20,8 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 class RowCache:
     """cos and sin for positions 0 to length - 1, for every module that asks for the same.
 
-    Two copies a device: one that only ``forward`` reads, and one that the modules show as their buffers, where outside
-    code can write to it (through ``.data`` even unnoticed).
+    Two copies a device: one that only ``forward`` reads, and one that the modules show as their buffers, where
+    outside code can write to it (through ``.data`` even unnoticed).
     """
 
     def __init__(self, table: RotaryTable | StockTable, length: int, layout: str) -> None:
@@ -37,7 +37,7 @@ class RowCache:
             return self._rows(device)
 
     def shown(self, device: torch.device) -> Rows:
-        """Return the copies of `on` to register as buffers; the same two tensors until something writes to them."""
+        """Return copies of `on` to show as buffers; the same two tensors until something writes to them."""
         with _lock:
             rows, shown = self._rows(device), self._shown.get(device)
             if shown is None or any(map(_differ, shown, rows)):

@@ -40,7 +40,7 @@ def tokens(length: int = 12, batch: int = 2, seed: int = 0) -> torch.Tensor:
 
 
 def assert_right(model: nn.Module, family: str, tables: str, device: str = "cpu") -> None:
-    """Assert that every rotary module of ``model`` is protected, delivers right tables and shows right buffers."""
+    """Assert that the rotary modules of ``model`` are protected, deliver right tables and show right buffers."""
     stock = stock_module(family)
     for path, module in families.rotary_modules(model).items():
         assert is_protected(module), path
@@ -91,15 +91,12 @@ def modelling(family: str) -> Any:
     return sys.modules[f"transformers.models.{family}.modeling_{family}"]
 
 
-class Applications(
-    list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
-):
-    """Every call of the application function: q, k, cos and sin as it got them, and what q and k became."""
+def record_applications(monkeypatch: Any, family: str) -> list[tuple[torch.Tensor, ...]]:
+    """Listen to the application function of ``family``; what it does is not changed.
 
-
-def record_applications(monkeypatch: Any, family: str) -> Applications:
-    """Listen to the application function of ``family``; what it does is not changed."""
-    calls = Applications()
+    Each call adds q, k, cos and sin as the function got them, and what q and k became.
+    """
+    calls: list[tuple[torch.Tensor, ...]] = []
     inner: Callable[..., Any] = modelling(family).apply_rotary_pos_emb
     by_row = inspect.signature(inner).parameters.get("position_ids")
     indexed = by_row is not None and by_row.default is inspect.Parameter.empty
@@ -118,8 +115,10 @@ def record_applications(monkeypatch: Any, family: str) -> Applications:
     return calls
 
 
-def assert_applied_exactly(calls: Applications, family: str, positions: Sequence[int]) -> None:
-    """Assert that each call got the exact FP32 tables of ``positions``, and rotated in FP32 with one rounding."""
+def assert_applied_exactly(
+    calls: list[tuple[torch.Tensor, ...]], family: str, positions: Sequence[int]
+) -> None:
+    """Assert that each call got the exact FP32 tables of ``positions`` and rounded q and k once."""
     assert calls
     truth = families.reference(family, positions)
     half = truth.cos.shape[-1]
@@ -134,7 +133,7 @@ def assert_applied_exactly(calls: Applications, family: str, positions: Sequence
 
 
 def rotate(states: torch.Tensor, tables: families.Tables) -> torch.Tensor:
-    """The rotary embedding in float64: element i is paired with i + rotary_dim / 2, what is beyond passes through.
+    """The rotary embedding in float64: element i pairs with i + rotary_dim / 2, what is beyond passes through.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34, with GPT-NeoX's order of the elements.
     """

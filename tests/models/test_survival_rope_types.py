@@ -1,4 +1,4 @@
-"""Every rope_type keeps its frequencies: scaled ones after a cast, those that follow the length wherever it goes."""
+"""Every rope_type keeps its frequencies: scaled ones after a cast, others wherever the length goes."""
 
 from __future__ import annotations
 
