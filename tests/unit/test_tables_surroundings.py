@@ -184,7 +184,7 @@ def test_the_operator_passes_torch_s_own_check(table_class: type[Any]) -> None:
     table = table_class(inverse_frequencies())
     for positions in (torch.arange(5), torch.ones((2, 0), dtype=torch.int32)):
         torch.library.opcheck(
-            torch.ops.safe_rope.rotary_lookup.default, (positions, table._key, torch.float32)
+            torch.ops.safe_rope.rotary_lookup.default, (positions, table.key, torch.float32)
         )
 
 
@@ -200,7 +200,7 @@ def test_the_module_can_be_reloaded() -> None:
     reloaded = importlib.reload(tables)
     table = reloaded.RotaryTable(inverse_frequencies())
     assert_same_bits(list(table.lookup(torch.arange(9))), list(reference))
-    opaque = torch.ops.safe_rope.rotary_lookup(torch.arange(9), table._key, torch.float32)
+    opaque = torch.ops.safe_rope.rotary_lookup(torch.arange(9), table.key, torch.float32)
     assert_same_bits(list(opaque), list(reference))
 
 
