@@ -40,7 +40,7 @@ def tokens(length: int = 12, batch: int = 2, seed: int = 0) -> torch.Tensor:
 
 
 def assert_right(model: nn.Module, family: str, tables: str, device: str = "cpu") -> None:
-    """Assert that the rotary modules of ``model`` are protected, deliver right tables and show right buffers."""
+    """Assert that the rotary modules of ``model`` are protected, and deliver and show what is right."""
     stock = stock_module(family)
     for path, module in families.rotary_modules(model).items():
         assert is_protected(module), path
@@ -133,7 +133,7 @@ def assert_applied_exactly(
 
 
 def rotate(states: torch.Tensor, tables: families.Tables) -> torch.Tensor:
-    """The rotary embedding in float64: element i pairs with i + rotary_dim / 2, what is beyond passes through.
+    """The rotary embedding in float64: element i pairs with i + rotary_dim / 2, the rest passes through.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34, with GPT-NeoX's order of the elements.
     """
