@@ -116,11 +116,11 @@ def test_compiled_layers_in_an_eager_model_rotate_as_eager_ones(family: str) -> 
     survival.assert_right(model, family, "exact")
 
 
-@pytest.mark.parametrize("family", ["llama"])
-def test_a_longer_sequence_compiles_no_more_often_than_in_stock(family: str) -> None:
-    _require(family, fullgraph=True, backend="aot_eager")
+def test_a_longer_sequence_compiles_no_more_often_than_in_stock() -> None:
     counts = []
-    for model in (families.build(family), survival.build(family, layers=1)):
+    for build in (families.build, survival.build):
+        # Eager attention: 4.36 asks SDPA with an argument that no compiler takes for a variable length.
+        model = build("llama", layers=1, attn_implementation="eager")
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)

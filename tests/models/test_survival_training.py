@@ -139,7 +139,7 @@ def test_empty_weights_then_a_checkpoint_dispatched(
 
 
 def _materialize_other_buffers(model: Any, stock: Any) -> None:
-    # 4.36's GPT-NeoX has masks in buffers, which nobody makes again: that is for whoever asked to include them.
+    # 4.36's GPT-NeoX has masks in buffers, which whoever put them on meta has to make again.
     for name, buffer in list(model.named_buffers()):
         if buffer.is_meta and "rotary" not in name:
             parent, _, own = name.rpartition(".")
