@@ -78,6 +78,7 @@ def _stock_runs(family: str, change: str) -> bool:
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_tables_survive(family: str, tables: str, change: str) -> None:
     model = CHANGES[change](survival.build(family, tables))
+    survival.assert_shown_right(model, family, tables)
     if change not in ("type", "double") or _stock_runs(family, change):
         survival.assert_runs(model)
     survival.assert_right(model, family, tables)
