@@ -98,6 +98,8 @@ class Inference:
         inner = self.value(node.operand, place)
         if isinstance(node.op, ast.USub) and inner.constant is not None:
             return number(-inner.constant)
+        if isinstance(node.op, ast.Invert) and inner.sort in ("tensor", "unknown"):
+            return tensors.BOOL  # or integers: nothing else has a complement
         if isinstance(node.op, ast.Not):
             return Value("number", True, False, bound=1)
         return inner
