@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
 
 import click
 
+from safe_rope.scan.names import nearest
 from safe_rope.scan.rules import RULES, Rule
 
 
@@ -21,8 +21,8 @@ def command(name: str | None) -> None:
     rule_id = name.strip().upper()
     if rule_id not in RULES:
         by_name = [rule.id for rule in RULES.values() if rule.name.lower() == name.strip().lower()]
-        near = by_name or difflib.get_close_matches(rule_id, RULES, 1)
-        hint = f"did you mean {near[0]}?" if near else "`safe-rope rule` lists them"
+        near = by_name[0] if by_name else nearest(rule_id, RULES)
+        hint = f"did you mean {near}?" if near else "`safe-rope rule` lists them"
         raise click.UsageError(f"there is no rule {name!r}; {hint}")
     click.echo(_explain(RULES[rule_id]), nl=False)
 

@@ -118,7 +118,7 @@ def load(data: bytes, path: str) -> Notebook:
     sources: list[str] = []
     length = 0
     for number, texts in enumerate(_code_cells(document), start=1):
-        code = "".join(text.value for text in texts)
+        code = _SURROGATE.sub("?", "".join(text.value for text in texts))
         python, problem = _as_python(code)
         place = length
         for text in texts:
@@ -133,7 +133,7 @@ def load(data: bytes, path: str) -> Notebook:
             before = raw[: texts[0].start]
             line = before.count("\n") + 1
             notebook.errors.append(Diagnostic(path, line, 1, f"code cell {number}: {problem}"))
-    notebook.source = _SURROGATE.sub("?", "".join(sources))
+    notebook.source = "".join(sources)
     notebook.starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", notebook.source))]
     return notebook
 

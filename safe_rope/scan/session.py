@@ -117,13 +117,11 @@ def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, 
             before = read(result.path)
             # Offsets are those of the bytes in hand, whatever happened to the file since it was scanned.
             fixed = fix_source(before, scan_source(before, result.path), selection.fixable, unsafe=unsafe)
-            if fixed.source == before:
+            if not write:
                 changes.errors += fixed.result.errors
-                continue
-            if write:
-                write_atomically(result.path, fixed.source, expected=before)
-            else:
                 changes.diff += diff(result.path, before, fixed.source)
+            elif fixed.source != before:
+                write_atomically(result.path, fixed.source, expected=before)
         except UnreadableError as error:
             changes.errors.append(Diagnostic(result.path, 0, 0, str(error)))
         except OSError as error:
@@ -131,6 +129,7 @@ def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, 
                 Diagnostic(result.path, 0, 0, f"cannot be fixed: {error.strerror or error}")
             )
         else:
-            changes.counts[result.path] = fixed.count
+            if fixed.count:
+                changes.counts[result.path] = fixed.count
             changes.results[result.path] = fixed.result
     return changes

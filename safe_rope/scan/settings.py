@@ -11,7 +11,6 @@ Patterns are relative to the directory of the pyproject.toml; one without a slas
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import os
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safe_rope.errors import ConfigError
+from safe_rope.scan.names import nearest
 
 _KEYS = ("select", "ignore", "per-file-ignores", "exclude")
 
@@ -133,8 +133,8 @@ def check_rules(names: Iterable[str], known: Collection[str], where: str) -> fro
 
 def _nearest_of(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"known are {', '.join(known)}"
 
 
 def _strings(file: str, key: str, value: Any) -> list[str]:
@@ -147,7 +147,8 @@ def _nearest(directory: str) -> tuple[str, dict[str, Any]] | None:
     while True:
         file = os.path.join(directory, "pyproject.toml")
         if os.path.isfile(file):
-            table = _read(file)
+            status = os.stat(file)
+            table = _read(file, status.st_mtime_ns, status.st_size)
             if table is not None:
                 return file, table
         above = os.path.dirname(directory)
@@ -157,7 +158,8 @@ def _nearest(directory: str) -> tuple[str, dict[str, Any]] | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _read(file: str) -> dict[str, Any] | None:
+def _read(file: str, modified: int, size: int) -> dict[str, Any] | None:
+    # Time and size are part of the cache's key only.
     try:
         with open(file, "rb") as opened:
             data = opened.read()

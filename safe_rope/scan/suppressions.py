@@ -9,12 +9,12 @@ names silence every rule. Names of other linters in a `noqa` are none of our bus
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
 import tokenize
 from collections.abc import Collection, Container, Iterator, Sequence
 
+from safe_rope.scan.names import nearest
 from safe_rope.scan.result import Suppression
 
 _CANDIDATE = re.compile(rb"noqa|safe-rope:", re.IGNORECASE)
@@ -97,8 +97,8 @@ def problems(
     for index, suppression in enumerate(suppressions):
         for rule in suppression.rules or ():
             if rule not in known:
-                near = difflib.get_close_matches(rule, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                near = nearest(rule, known)
+                hint = f"; did you mean {near}?" if near else ""
                 yield suppression, f"suppression names no rule of safe-rope: {rule}{hint}"
             elif rule in enabled and (index, rule) not in used:
                 yield suppression, f"unused suppression: {rule} finds nothing in this statement"
