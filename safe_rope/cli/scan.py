@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -13,9 +14,11 @@ from safe_rope.errors import SafeRopeError
 from safe_rope.scan import session
 from safe_rope.scan.baseline import DEFAULT as DEFAULT_BASELINE
 from safe_rope.scan.baseline import Baseline
+from safe_rope.scan.baseline import load as load_baseline
 from safe_rope.scan.result import Diagnostic, FileResult, Hit
 from safe_rope.scan.rules import RULES, RULES_VERSION
 from safe_rope.scan.selection import Selection
+from safe_rope.scan.settings import check_rules
 from safe_rope.scan.settings import load as load_settings
 
 FORMATS = ("text", "json", "sarif", "github")
@@ -48,42 +51,22 @@ def _names(context: click.Context, parameter: click.Parameter, value: tuple[str,
 @click.option("--stdin-filename", metavar="NAME", help="What to call the source that `-` reads from stdin.")
 @click.option("--quiet", "-q", is_flag=True, help="Findings and errors only.")
 @click.pass_context
-def command(
-    context: click.Context,
-    paths: tuple[str, ...],
-    packages: tuple[str, ...],
-    style: str,
-    select: tuple[str, ...],
-    ignore: tuple[str, ...],
-    fix: bool,
-    unsafe_fixes: bool,
-    diff: bool,
-    baseline: str | None,
-    write_baseline: bool,
-    statistics: bool,
-    jobs: int | None,
-    no_cache: bool,
-    stdin_filename: str | None,
-    quiet: bool,
-) -> None:
+def command(context: click.Context, /, **values: Any) -> None:
     """Find positions, distances and frequency tables that a lower dtype can round.
 
     PATH is a file, a directory, a notebook, or - for stdin. Nothing that is scanned is imported or run.
     Exit status: 0 nothing found, 1 findings, 2 a file could not be scanned or the call is wrong.
     """
-    if not paths and not packages:
+    options = _Options(**values)
+    if not options.paths and not options.packages:
         raise click.UsageError("give a file, a directory, --package NAME, or - for stdin")
-    if "-" in paths and (len(paths) > 1 or packages):
+    if "-" in options.paths and (len(options.paths) > 1 or options.packages):
         raise click.UsageError("- reads stdin and stands alone")
-    if diff and style != "text":
+    if options.diff and options.style != "text":
         raise click.UsageError("--diff prints a diff; leave --format out")
     try:
-        run = _Run(style, quiet, unsafe_fixes, select, ignore, baseline)
-        if paths == ("-",):
-            name = stdin_filename or "<stdin>"
-            status = run.stdin(name, fix, diff, write_baseline, statistics)
-        else:
-            status = run.files(paths, packages, jobs, no_cache, fix, diff, write_baseline, statistics)
+        run = _Run(options)
+        status = run.stdin() if options.paths == ("-",) else run.files()
     except SafeRopeError as error:
         raise _Failure(str(error)) from error
     except BrokenPipeError:  # `| head` is no error of ours
@@ -92,75 +75,79 @@ def command(
     context.exit(status)
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The command line."""
+
+    paths: tuple[str, ...]
+    packages: tuple[str, ...]
+    style: str
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fix: bool
+    unsafe_fixes: bool
+    diff: bool
+    baseline: str | None
+    write_baseline: bool
+    statistics: bool
+    jobs: int | None
+    no_cache: bool
+    stdin_filename: str | None
+    quiet: bool
+
+
 class _Run:
     """One call of the command."""
 
-    def __init__(
-        self,
-        style: str,
-        quiet: bool,
-        unsafe: bool,
-        select: tuple[str, ...],
-        ignore: tuple[str, ...],
-        baseline: str | None,
-    ) -> None:
-        self.style = style
-        self.quiet = quiet
-        self.unsafe = unsafe
-        self.baseline_file = baseline
-        self.settings = functools.cache(lambda directory: load_settings(directory, RULES, select, ignore))
-        self.settings(os.curdir)  # a wrong rule name is an error even where nothing is scanned
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+        # A wrong rule name is an error even where nothing is scanned.
+        check_rules(options.select, RULES, "--select")
+        check_rules(options.ignore, RULES, "--ignore")
+        self.settings = functools.cache(
+            lambda directory: load_settings(directory, RULES, options.select, options.ignore)
+        )
 
-    def files(
-        self,
-        paths: Sequence[str],
-        packages: Sequence[str],
-        jobs: int | None,
-        no_cache: bool,
-        fix: bool,
-        diff: bool,
-        write_baseline: bool,
-        statistics: bool,
-    ) -> int:
+    def files(self) -> int:
+        """Scan what the paths and packages name; return the exit status."""
         from safe_rope.scan.cache import Cache, open_cache
         from safe_rope.scan.runner import scan_files
 
-        baseline = None if write_baseline else self._baseline()
-        targets = session.collect(paths, packages, self.settings)
-        cache = Cache(None) if no_cache else open_cache(RULES_VERSION)
+        options = self.options
+        baseline = self._baseline()
+        targets = session.collect(options.paths, options.packages, self.settings)
+        cache = Cache(None) if options.no_cache else open_cache(RULES_VERSION)
         try:
-            results = scan_files(list(targets.settings), cache, jobs=jobs, quiet=self.quiet)
+            results = scan_files(list(targets.settings), cache, jobs=options.jobs, quiet=options.quiet)
         finally:
             cache.close()
         if not results and not targets.errors:
             self._note(f"nothing to scan: no Python file or notebook ({targets.excluded} excluded)")
         selection = Selection(targets.settings, results, baseline)
         errors = targets.errors
-        if fix or diff:
-            changes = session.fix(selection, results.values(), unsafe=self.unsafe, write=not diff)
+        if options.fix or options.diff:
+            write = not options.diff
+            changes = session.fix(selection, results.values(), unsafe=options.unsafe_fixes, write=write)
             errors += changes.errors
-            if diff:
-                _write(changes.diff)
-                self._note(_fixed(changes.counts, "would be fixed"))
-            else:
+            if changes.counts:
+                self._note(_fixed(changes.counts, "fixed" if write else "would be fixed"))
+            if write:
                 results = {path: changes.results.get(path, result) for path, result in results.items()}
                 selection = Selection(targets.settings, results, baseline)
-                if changes.counts:
-                    self._note(_fixed(changes.counts, "fixed"))
-        errors += [error for result in results.values() for error in result.errors]
-        if write_baseline:
-            return self._write_baseline(selection, results, errors)
-        hits = session.shown(selection, results)
-        self._problems(selection)
-        return self._report(hits, errors, len(results), statistics, listing=not diff)
+            else:
+                _write(changes.diff)
+        return self._finish(selection, results, errors)
 
-    def stdin(self, name: str, fix: bool, diff: bool, write_baseline: bool, statistics: bool) -> int:
+    def stdin(self) -> int:
+        """Scan stdin; return the exit status."""
         from safe_rope.scan.analysis import scan_source
         from safe_rope.scan.fixer import diff as unified_diff
         from safe_rope.scan.fixer import fix_source
         from safe_rope.scan.source import UnreadableError, limited
 
-        baseline = None if write_baseline else self._baseline()
+        options = self.options
+        baseline = self._baseline()
+        name = options.stdin_filename or "<stdin>"
         settings = self.settings(os.path.dirname(name) or os.curdir)
         try:
             data = limited(sys.stdin.buffer)
@@ -169,30 +156,56 @@ class _Run:
             data, result = b"", FileResult(name, errors=(Diagnostic(name, 0, 0, str(error)),))
         results = {} if settings.excludes(name) else {name: result}
         selection = Selection({name: settings}, results, baseline)
-        if fix or diff:
-            fixed = fix_source(data, result, selection.fixable, unsafe=self.unsafe) if results else None
-            after = data if fixed is None else fixed.source
-            _write(unified_diff(name, data, after) if diff else after)
-            if fixed is not None and not diff:
+        after = data
+        if results and (options.fix or options.diff):
+            fixed = fix_source(data, result, selection.fixable, unsafe=options.unsafe_fixes)
+            after = fixed.source
+            if not options.diff:
                 results[name] = fixed.result
-        errors = [error for result in results.values() for error in result.errors]
-        if write_baseline:
+        if options.diff:
+            _write(unified_diff(name, data, after))
+        elif options.fix:
+            _write(after)
+        return self._finish(selection, results, [], to_stderr=options.fix)
+
+    def _finish(
+        self,
+        selection: Selection,
+        results: dict[str, FileResult],
+        errors: list[Diagnostic],
+        *,
+        to_stderr: bool = False,
+    ) -> int:
+        errors = errors + [error for result in results.values() for error in result.errors]
+        if self.options.write_baseline:
             return self._write_baseline(selection, results, errors)
-        self._problems(selection)
+        for problem in selection.problems(RULES):
+            self._note(f"warning: {problem}")
         hits = session.shown(selection, results)
-        return self._report(hits, errors, len(results), statistics, listing=not diff, to_stderr=fix)
+        _errors(errors)
+        counted = ""
+        if self.options.statistics:
+            from safe_rope.scan.statistics import table
+
+            counted = table(hits)
+        counted_only = self.options.statistics and self.options.style == "text"
+        if not self.options.diff:
+            output = counted if counted_only else self._render(hits, errors)
+            _write(_encoded(output), to_stderr=to_stderr)
+        if self.options.diff or not counted_only:
+            _write(_encoded(counted), to_stderr=True)
+        self._note(_summary(hits, len(results)))
+        return 2 if errors else 1 if hits else 0
 
     def _baseline(self) -> Baseline | None:
-        if self.baseline_file is None:
+        if self.options.baseline is None or self.options.write_baseline:
             return None
-        from safe_rope.scan.baseline import load
-
-        return load(self.baseline_file)
+        return load_baseline(self.options.baseline)
 
     def _write_baseline(
         self, selection: Selection, results: dict[str, FileResult], errors: list[Diagnostic]
     ) -> int:
-        file = self.baseline_file or DEFAULT_BASELINE
+        file = self.options.baseline or DEFAULT_BASELINE
         try:
             count = Baseline(file).write(file, session.recorded(selection, results))
         except OSError as error:
@@ -201,40 +214,16 @@ class _Run:
         _errors(errors)
         return 2 if errors else 0
 
-    def _report(
-        self,
-        hits: list[Hit],
-        errors: list[Diagnostic],
-        scanned: int,
-        statistics: bool,
-        *,
-        listing: bool,
-        to_stderr: bool = False,
-    ) -> int:
-        _errors(errors)
-        counted = ""
-        if statistics:
-            from safe_rope.scan.statistics import table
-
-            counted = table(hits)
-        if listing:
-            output = counted if statistics and self.style == "text" else self._render(hits, errors)
-            _write(_encoded(output), to_stderr=to_stderr)
-        if statistics and (self.style != "text" or not listing):
-            _write(_encoded(counted), to_stderr=True)
-        self._note(_summary(hits, scanned))
-        return 2 if errors else 1 if hits else 0
-
     def _render(self, hits: list[Hit], errors: list[Diagnostic]) -> str:
-        if self.style == "json":
+        if self.options.style == "json":
             from safe_rope.scan.formats import json
 
             return json.render(hits, errors)
-        if self.style == "sarif":
+        if self.options.style == "sarif":
             from safe_rope.scan.formats import sarif
 
             return sarif.render(hits, errors)
-        if self.style == "github":
+        if self.options.style == "github":
             from safe_rope.scan.formats import github
 
             return github.render(hits, errors)
@@ -243,12 +232,8 @@ class _Run:
         colored, width = text.terminal()
         return text.render(hits, colored=colored, width=width)
 
-    def _problems(self, selection: Selection) -> None:
-        for problem in selection.problems(RULES):
-            self._note(f"warning: {problem}")
-
     def _note(self, message: str) -> None:
-        if not self.quiet:
+        if not self.options.quiet:
             _write(_encoded(message + "\n"), to_stderr=True)
 
 

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 # A larger file is data, not code; parsing it would take about 40 times its size of memory.
 MAX_BYTES = 20_000_000
+# Most of a notebook is the pictures in its outputs.
+MAX_NOTEBOOK_BYTES = 200_000_000
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 
@@ -30,24 +32,24 @@ def read(path: str) -> bytes:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise UnreadableError("not a regular file")
         with open(path, "rb", buffering=0) as file:
-            return limited(file)
+            return limited(file, MAX_NOTEBOOK_BYTES if path.endswith(".ipynb") else MAX_BYTES)
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
 
 
-def limited(file: BinaryIO | io.RawIOBase) -> bytes:
+def limited(file: BinaryIO | io.RawIOBase, limit: int = MAX_BYTES) -> bytes:
     """Return all bytes of an open file.
 
     Raises:
-        UnreadableError: there are more than `MAX_BYTES`.
+        UnreadableError: there are more than the limit.
     """
     pieces: list[bytes] = []
     size = 0
-    while piece := file.read(min(1 << 20, MAX_BYTES + 1 - size)):
+    while piece := file.read(min(1 << 20, limit + 1 - size)):
         pieces.append(piece)
         size += len(piece)
-        if size > MAX_BYTES:
-            raise UnreadableError(f"larger than {MAX_BYTES:,} bytes, not scanned")
+        if size > limit:
+            raise UnreadableError(f"larger than {limit:,} bytes, not scanned")
     return b"".join(pieces)
 
 
