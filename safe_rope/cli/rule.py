@@ -6,7 +6,7 @@ import textwrap
 
 import click
 
-from safe_rope.scan.names import nearest
+from safe_rope.scan.nearest import nearest
 from safe_rope.scan.rules import RULES, Rule
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from safe_rope.errors import ConfigError
-from safe_rope.scan.names import nearest
+from safe_rope.scan.nearest import nearest
 
 _KEYS = ("select", "ignore", "per-file-ignores", "exclude")
 

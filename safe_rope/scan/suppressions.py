@@ -14,7 +14,7 @@ import re
 import tokenize
 from collections.abc import Collection, Container, Iterator, Sequence
 
-from safe_rope.scan.names import nearest
+from safe_rope.scan.nearest import nearest
 from safe_rope.scan.result import Suppression
 
 _CANDIDATE = re.compile(rb"noqa|safe-rope:", re.IGNORECASE)

@@ -28,6 +28,8 @@ def test_a_finding_stays_known_when_its_line_moves_or_is_laid_out_anew(project: 
     assert scan(".", *ONLY, *FILE).exit_code == 0
     (project / "a.py").write_text(BAD.replace("max_positions, dtype", "max_positions,\n            dtype"))
     assert scan(".", *ONLY, *FILE).exit_code == 0
+    (project / "a.py").write_text(BAD.replace("t = " + CALL, f"t = 2 * {CALL} + 1  # more"))
+    assert scan(".", *ONLY, *FILE).exit_code == 0
     (project / "a.py").write_text(BAD.replace("torch.arange(max", "torch.arange(1, max"))
     assert scan(".", *ONLY, *FILE).exit_code == 1
 

@@ -1,0 +1,199 @@
+"""Byte search: which files, and which functions in them, can hold a finding. Parsing costs most of a scan."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+# What cannot matter holds none of these.
+_TOKENS = (b"arange", b"linspace", b"logspace", b"cumsum", b"inv_freq", b"slopes", b"alibi", b".range(")
+_TABLES = (b"cos_cache", b"sin_cache", b"_cached_cos", b"_cached_sin")
+# Where a rule's construct can begin, once its function is kept.
+_TRIGGERS = (
+    *_TOKENS, *_TABLES, b"register_buffer", b"Buffer(", b"Parameter(", b"einsum", b"matmul", b"invfreq",
+    b"tensor(", b"Tensor(", b"full(", b"ones(",
+)  # fmt: skip
+_FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *= *\w+\.(?:tensor|full)\(")
+# Another name for such a function: calls through it hold no token, so that everything counts.
+_MENTIONED = re.compile(rb" as\b|[,)\n;\]]")
+# A count of whole numbers that nothing on its line divides, multiplies or casts.
+_COUNT = re.compile(
+    rb"arange\([\w., \[\]:+\-]*(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
+    rb"(?:, (?:device|dtype)=[\w.]+)*\)(?P<rest>[^\n/*]*)(?=\n)"
+)
+_FLOATING = re.compile(
+    rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|pow|exp|log|sin|cos|sqrt"
+)
+_INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
+_USES = (
+    rb"\b%s(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*(?: *[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
+    rb"|[/*] *\(?%s\b|\b%s\b[^\n]*\d\.|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\b%s\b"
+)
+_TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
+_MEMBER = re.compile(rb"\n(?=    [A-Za-z_@])")
+_DEFINITION = re.compile(
+    rb"(?:    )?(?:@[^\n]*\n(?:[ )\]}][^\n]*\n)*?(?:    )?)*(?:async )?(def|class) (\w+)"
+)
+
+
+def occurrences(text: bytes) -> list[int]:
+    """Return the offsets, ascending, of what a finding can hang on; none spares the parse."""
+    if b"torch" not in text and b"arange" not in text:
+        return []
+    found = [offset for token in _TOKENS for offset in _all(text, token)]
+    if found and not aliased(text):
+        found = [offset for offset in found if not _is_count(text, offset)]
+    found += [offset for token in _TABLES for offset in _all(text, token)]
+    if b".tensor(" in text or b".full(" in text:
+        found += [match.start() for match in _FACTOR.finditer(text)]
+    return sorted(found)
+
+
+def aliased(text: bytes) -> bool:
+    """Say whether a constructor is reachable under a name that the search does not know."""
+    return any(
+        _MENTIONED.match(text, offset + len(token)) is not None
+        for token in (b".arange", b".linspace", b".logspace", b"import arange", b"import linspace")
+        for offset in _all(text, token)
+    )
+
+
+def trigger_lines(text: bytes) -> list[int] | None:
+    """Return the lines, ascending, on which a rule's construct can begin; None: any line."""
+    return None if aliased(text) else lines_of(text, _TRIGGERS)
+
+
+def lines_of(text: bytes, tokens: Iterable[bytes]) -> list[int]:
+    """Return the lines, ascending, that hold one of the tokens."""
+    lines: list[int] = []
+    line, position = 1, 0
+    newline = b"\n" if b"\n" in text else b"\r"
+    for offset in sorted(offset for token in tokens for offset in _all(text, token)):
+        line += text.count(newline, position, offset)
+        position = offset
+        if not lines or lines[-1] != line:
+            lines.append(line)
+    return lines
+
+
+def _all(text: bytes, token: bytes) -> Iterator[int]:
+    position = text.find(token)
+    while position >= 0:
+        yield position
+        position = text.find(token, position + 1)
+
+
+def _is_count(text: bytes, offset: int) -> bool:
+    """Say whether an ``arange`` is integer and stays so, as far as one line and its variable's uses show."""
+    match = _COUNT.match(text, offset)
+    if match is None:
+        return False
+    begin = text.rfind(b"\n", 0, offset) + 1
+    line = text[begin : match.end()]
+    if b"dtype" in line:
+        line = _INTEGER_DTYPE.sub(b"", line)
+    if b"/" in line or b"*" in line or b"dtype" in line or _FLOATING.search(line):
+        return False
+    name, equals, _ = line.partition(b" = ")
+    if not equals:
+        return line.lstrip().startswith((b"return", b"torch.arange")) and line.endswith((b",", b")", b"]"))
+    name = name.strip()
+    if not name.replace(b"_", b"a").isalnum():
+        return False
+    end = text.find(b"\n    def ", offset)
+    scope = text[offset : end if end >= 0 else len(text)]
+    return re.search(_USES.replace(b"%s", name), scope) is None
+
+
+def reduce(text: bytes, hits: list[int]) -> bytes | None:
+    """Blank the functions and methods that cannot matter; None where that is not known to be sound.
+
+    Kept: module-level statements, whatever holds a hit, the constructors and statements of the classes
+    of such methods, and whatever calls a kept function. Lines stay where they stood.
+    """
+    if len(text) < 4096 or b"\r" in text or b"\t" in text or aliased(text):
+        return None
+    starts, pieces = _pieces(text, hits)
+    definitions = [_DEFINITION.match(piece) for piece in pieces]
+    keep = [
+        definition is None and not piece.startswith(b" ")
+        for definition, piece in zip(definitions, pieces, strict=True)
+    ]
+    _keep_at(hits, starts, keep)
+    for name in _called_names(pieces, definitions, keep):
+        _keep_at(_all(text, name), starts, keep)
+    header = 0
+    for number, piece in enumerate(pieces):
+        if not piece.startswith(b" "):
+            header = number
+        elif keep[number]:
+            keep[header] = True
+    result = []
+    for number, piece in enumerate(pieces):
+        if not piece.startswith(b" "):
+            header = number
+        if keep[number] or keep[header] and (definitions[number] is None or b" __init__(" in piece):
+            result.append(piece)
+        elif piece.count(b'"""') % 2 or piece.count(b"'''") % 2:
+            return None
+        else:
+            result.append(b"\n" * piece.count(b"\n"))
+    return b"".join(result)
+
+
+def _keep_at(offsets: Iterable[int], starts: list[int], keep: list[bool]) -> None:
+    for offset in offsets:
+        keep[bisect_right(starts, offset) - 1] = True
+
+
+def _pieces(text: bytes, hits: list[int]) -> tuple[list[int], list[bytes]]:
+    """Cut at top level, and between the members of the classes that hold a hit."""
+    starts: list[int] = []
+    cuts = _cut(text, 0, len(text), _TOP_LEVEL)
+    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        definition = _DEFINITION.match(text, start)
+        if (
+            definition is None
+            or definition[1] != b"class"
+            or bisect_right(hits, start) == bisect_right(hits, end)
+        ):
+            starts.append(start)
+        else:
+            starts += _cut(text, start, end, _MEMBER)
+    return starts, [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
+def _cut(text: bytes, start: int, end: int, pattern: re.Pattern[bytes]) -> list[int]:
+    """Return where the pieces begin; a decorator stays with what it decorates."""
+    cuts = [start]
+    decorated = text.startswith(b"@", start) and pattern is _TOP_LEVEL
+    for match in pattern.finditer(text, start, end):
+        if not decorated:
+            cuts.append(match.end())
+        decorated = text.startswith((b"@", b"    @"), match.end())
+    return cuts
+
+
+def _called_names(
+    pieces: list[bytes], definitions: list[re.Match[bytes] | None], keep: list[bool]
+) -> Iterator[bytes]:
+    """Yield the names, each with a bracket, whose call sites tell what a kept function is given."""
+    owner = b""
+    for piece, definition, kept in zip(pieces, definitions, keep, strict=True):
+        if definition is None:
+            continue
+        kind, name = definition[1], definition[2]
+        if kind == b"class":
+            owner = name
+        signature = piece[definition.end() : piece.find(b":\n", definition.end())]
+        if (
+            kept
+            and kind == b"def"
+            and name != b"forward"
+            and re.search(rb"\w+(?:,|\)|=None|: torch.dtype)", signature)
+        ):
+            if name != b"__init__":
+                yield name + b"("
+            elif b"config" not in signature:
+                yield owner + b"("

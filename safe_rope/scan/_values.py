@@ -1,0 +1,98 @@
+"""What the analysis knows about an expression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Sort = Literal["number", "numbers", "tensor", "dtype", "device", "none", "unknown"]
+
+PINNED = {"float32", "float64"}
+LOW = {"bfloat16", "float16", "float8"}
+# "default": torch.get_default_dtype(); "inherited": that of something a cast or a caller can lower;
+# "float": some floating dtype. "" is unknown.
+FLOATING = {*PINNED, *LOW, "default", "inherited", "float"}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number, sequence of numbers, tensor or dtype; None and "" where nothing is known."""
+
+    sort: Sort = "unknown"
+    whole: bool | None = None  # numbers and tensors: every value is an integer, of whatever type
+    floating: bool | None = None  # numbers: a Python float
+    constant: int | float | None = None
+    bound: float | None = None  # numbers: no larger in magnitude
+    dtype: str = ""  # tensors and dtypes
+    source: str = ""  # dtypes: the expression or parameter it comes from
+    exponent: bool = False  # tensors: derived from an arange by division or a power
+
+    @property
+    def is_int(self) -> bool:
+        """Whether this is a tensor of integers or booleans, or such a dtype."""
+        return self.dtype in ("int", "bool")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether this is surely a Python float."""
+        return self.sort == "number" and self.floating is True
+
+    @property
+    def lowerable(self) -> bool:
+        """Whether a cast, a default or a caller can lower this floating dtype."""
+        return self.dtype in ("default", "inherited", "float", *LOW)
+
+
+UNKNOWN = Value()
+INT = Value("number", whole=True, floating=False)
+INTS = Value("numbers", whole=True, floating=False)
+FLOAT = Value("number", floating=True)
+NONE = Value("none")
+DEVICE = Value("device")
+
+
+def number(constant: int | float) -> Value:
+    """Return what is known of a literal."""
+    floating = isinstance(constant, float)
+    whole = not floating or constant.is_integer()
+    return Value("number", whole, floating, constant, abs(constant))
+
+
+def tensor(dtype: str, whole: bool | None = None, exponent: bool = False) -> Value:
+    """Return a tensor of a dtype; integers are whole."""
+    return Value("tensor", True if dtype in ("int", "bool") else whole, dtype=dtype, exponent=exponent)
+
+
+def join(values: list[Value]) -> Value:
+    """Return what holds whichever of the values it is; None among them is ignored."""
+    some = [value for value in values if value.sort != "none"]
+    if not some:
+        return NONE if values else UNKNOWN
+    first = some[0]
+    if all(value == first for value in some):
+        return first
+    sorts = {value.sort for value in some}
+    sort = first.sort if len(sorts) == 1 else "tensor" if sorts == {"tensor", "unknown"} else "unknown"
+    dtypes = {value.dtype for value in some}
+    if len(dtypes) == 1:
+        dtype = first.dtype
+    elif dtypes <= {"int", "bool"}:
+        dtype = "int"
+    elif "" in dtypes and sort != "dtype":
+        dtype = ""
+    else:
+        dtype = "inherited"
+    bounds = [value.bound for value in some]
+    return Value(
+        sort,
+        whole=_common([value.whole for value in some]),
+        floating=_common([value.floating for value in some]),
+        bound=None if None in bounds else max(filter(None, bounds), default=0),
+        dtype=dtype,
+        source=next((value.source for value in some if value.source), ""),
+        exponent=any(value.exponent for value in some),
+    )
+
+
+def _common(flags: list[bool | None]) -> bool | None:
+    return flags[0] if all(flag is flags[0] for flag in flags) else None

@@ -1,0 +1,207 @@
+"""Follows an arange to the first operation that gives it a floating dtype, through views and variables."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from safe_rope.scan import tensors
+from safe_rope.scan._scopes import Place, Scope, Site, Walk
+from safe_rope.scan._values import PINNED, Value
+from safe_rope.scan.inference import Inference
+
+_MAX_VARIABLES = 3
+_NUMERIC = tensors._FLOATED - {"mean", "std", "softmax", "log_softmax"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What first makes the values floating: ``operand`` is the expression that holds them until then."""
+
+    how: Literal["arithmetic", "cast", "pinned"]
+    node: ast.expr
+    operand: ast.expr
+    place: Place
+    same_statement: bool
+    target: str = ""  # of a cast
+
+
+class Flow:
+    """Follows values in one file."""
+
+    def __init__(self, walk: Walk, inference: Inference) -> None:
+        self._walk = walk
+        self._inference = inference
+        self._by_scope: dict[int, list[tuple[ast.AST, Place]]] | None = None
+
+    def steps(self, site: Site, *, through_casts: bool = False) -> Iterator[Step]:
+        """Yield the first floating operations on a value; ``through_casts``: of a value that already floats."""
+        yield from self._climb(site.node, site.ancestors, site.place, through_casts, 0)
+
+    def is_exponent(self, site: Site) -> bool:
+        """Say whether the values are divided, scaled or raised: a table of frequencies rather than of counts."""
+        return any(step.how == "arithmetic" for step in self.steps(site, through_casts=True))
+
+    def _climb(
+        self, node: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, casts: bool, variables: int
+    ) -> Iterator[Step]:
+        current = node
+        index = len(ancestors) - 1
+        while index >= 0:
+            parent = ancestors[index]
+            if isinstance(parent, ast.Attribute) and index > 0:
+                call = ancestors[index - 1]
+                if isinstance(call, ast.Call) and call.func is parent:
+                    step = self._method(call, parent, current, place, casts, variables)
+                    if step is not None:
+                        if isinstance(step, Step):
+                            yield step
+                        return
+                    current = call
+                    index -= 2
+                    continue
+                if parent.attr not in ("T", "mT", "data"):
+                    return
+            elif isinstance(parent, ast.Call):
+                step = self._function(parent, current, place, variables)
+                if isinstance(step, Step):
+                    yield step
+                if step is not None:
+                    return
+            elif isinstance(parent, ast.BinOp):
+                step = self._operation(parent, current, place, casts, variables)
+                if isinstance(step, Step):
+                    yield step
+                if step is not None:
+                    return
+            elif isinstance(parent, ast.Subscript):
+                if parent.value is not current:
+                    return
+            elif isinstance(parent, ast.Assign):
+                yield from self._follow(parent, current, place, casts, variables)
+                return
+            elif not isinstance(parent, ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp):
+                return
+            if not isinstance(parent, ast.expr):
+                return
+            current = parent
+            index -= 1
+
+    def _method(
+        self,
+        call: ast.Call,
+        function: ast.Attribute,
+        current: ast.expr,
+        place: Place,
+        casts: bool,
+        variables: int,
+    ) -> Step | bool | None:
+        """Return the step that a method is, True if the trail ends there, None if it goes on."""
+        name = function.attr
+        if name in ("to", "type", "type_as"):
+            target = tensors.cast_target(self._inference, self._inference.call(call, place))
+            if target is None or casts:
+                return None
+            if target.dtype in PINNED or target.is_int:
+                return Step("pinned", call, current, place, variables == 0)
+            return Step("cast", call, current, place, variables == 0, target.dtype)
+        if name in ("float", "double", "half", "bfloat16"):
+            if casts:
+                return None
+            how: Literal["cast", "pinned"] = "pinned" if name in ("float", "double") else "cast"
+            return Step(how, call, current, place, variables == 0, {"half": "float16"}.get(name, name))
+        if name in _NUMERIC:
+            return Step("arithmetic", call, current, place, variables == 0)
+        if name in tensors._OPERATORS and len(call.args) == 1:
+            operation = tensors._OPERATORS[name]
+            return self._arithmetic(
+                operation, call, current, call.args[0], place, casts, variables, on_left=True
+            )
+        return None if name in tensors._KEPT or name in ("long", "int", "round", "floor") else True
+
+    def _function(
+        self, call: ast.Call, current: ast.expr, place: Place, variables: int
+    ) -> Step | bool | None:
+        if not any(argument is current for argument in call.args):
+            return True
+        module, _, name = self._inference.call(call, place).function.rpartition(".")
+        if module != "torch":
+            return True
+        if name in _NUMERIC:
+            return Step("arithmetic", call, current, place, variables == 0)
+        if (
+            name in ("pow", "div", "mul", "true_divide")
+            and len(call.args) == 2
+            and "rounding_mode" not in [keyword.arg for keyword in call.keywords]
+        ):
+            other = call.args[1] if call.args[0] is current else call.args[0]
+            left = call.args[0] is current
+            return self._arithmetic(
+                tensors._OPERATORS[name], call, current, other, place, False, variables, left
+            )
+        return None if name in tensors._KEPT or name in tensors._JOINED else True
+
+    def _operation(
+        self, node: ast.BinOp, current: ast.expr, place: Place, casts: bool, variables: int
+    ) -> Step | bool | None:
+        left = node.left is current
+        other = node.right if left else node.left
+        return self._arithmetic(node.op, node, current, other, place, casts, variables, left)
+
+    def _arithmetic(
+        self, operation: ast.operator, node: ast.expr, current: ast.expr, other_node: ast.expr, place: Place,
+        casts: bool, variables: int, on_left: bool,
+    ) -> Step | bool | None:  # fmt: skip
+        other = self._inference.value(other_node, place)
+        if casts:
+            scaled = isinstance(operation, ast.Div | ast.Pow) or isinstance(operation, ast.Mult) and (
+                other.is_float or (other.sort == "number" and not other.whole)
+            )  # fmt: skip
+            return Step("arithmetic", node, current, place, variables == 0) if scaled else None
+        if other.sort == "tensor" and not other.is_int:
+            return True  # the other tensor's dtype decides
+        if _makes_float(operation, other, on_left):
+            return Step("arithmetic", node, current, place, variables == 0)
+        return None
+
+    def _follow(
+        self, assign: ast.Assign, value: ast.expr, place: Place, casts: bool, variables: int
+    ) -> Iterator[Step]:
+        target = assign.targets[0]
+        if variables >= _MAX_VARIABLES or len(assign.targets) != 1 or not isinstance(target, ast.Name):
+            return
+        for statement, where in self._statements(place.scope):
+            if where.order <= place.order:
+                continue
+            for name, ancestors in _uses(statement, target.id):
+                reaching = self._inference.names.bindings(target.id, where)
+                if any(binding.value is value for binding in reaching):
+                    yield from self._climb(name, ancestors, where, casts, variables + 1)
+
+    def _statements(self, scope: Scope) -> list[tuple[ast.AST, Place]]:
+        if self._by_scope is None:
+            self._by_scope = {}
+            for statement, place in self._walk.statements:
+                self._by_scope.setdefault(id(place.scope), []).append((statement, place))
+        return self._by_scope.get(id(scope), [])
+
+
+def _makes_float(operation: ast.operator, other: Value, on_left: bool) -> bool:
+    """Say whether an operation of integers with a number gives the default dtype."""
+    if isinstance(operation, ast.Div):
+        return True
+    if isinstance(operation, ast.Mult | ast.Add | ast.Sub | ast.Mod | ast.FloorDiv | ast.Pow):
+        return other.is_float
+    return False
+
+
+def _uses(statement: ast.AST, name: str) -> Iterator[tuple[ast.Name, tuple[ast.AST, ...]]]:
+    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
+    while stack:
+        node, ancestors = stack.pop()
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            yield node, ancestors
+        below = (*ancestors, node)
+        stack += [(child, below) for child in ast.iter_child_nodes(node)]

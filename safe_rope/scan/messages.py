@@ -1,0 +1,54 @@
+"""What a value becomes once its dtype is lowered, in numbers."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+
+_POSITION = 4095
+_DIMENSION = 128
+_BASE = 10000.0
+# The first whole number that a dtype cannot hold is one more than this.
+LIMITS = {"bfloat16": 256, "float16": 2048, "float8": 16, "float32": 2**24}
+
+
+def in_bfloat16(value: float) -> float:
+    """Round to nearest even, as a cast from FP32 does."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    rounded: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return rounded
+
+
+def position(dtype: str = "bfloat16", last: float | None = None) -> str:
+    """Say what becomes of a count that is held in a low dtype."""
+    limit = LIMITS.get(dtype, 256)
+    name = dtype if dtype in LIMITS and dtype != "float32" else "bfloat16"
+    if name == "bfloat16" and last is not None and limit < last < 1e9 and in_bfloat16(last) != last:
+        return f"{last:,.0f} rounds to {in_bfloat16(last):,.0f} in bfloat16"
+    return f"{limit + 1:,} rounds to {limit:,} in {name}"
+
+
+@cache
+def exponent(base: float = _BASE, dimension: int = _DIMENSION) -> str:
+    """Say what becomes of inv_freq when its exponents, and so all that follows, are held in bfloat16."""
+    relative = phase = 0.0
+    for index in range(0, dimension, 2):
+        exact = base ** (-index / dimension)
+        low = in_bfloat16(1 / in_bfloat16(base ** in_bfloat16(in_bfloat16(index) / dimension)))
+        relative = max(relative, abs(low / exact - 1))
+        phase = max(phase, abs(low - exact) * _POSITION)
+    return _off("inv_freq", relative, phase)
+
+
+@cache
+def stored(base: float = _BASE, dimension: int = _DIMENSION) -> str:
+    """Say what becomes of inv_freq when a cast of its module stores it in bfloat16."""
+    exact = [base ** (-index / dimension) for index in range(0, dimension, 2)]
+    relative = max(abs(in_bfloat16(value) / value - 1) for value in exact)
+    phase = max(abs(in_bfloat16(value) - value) * _POSITION for value in exact)
+    return _off("inv_freq", relative, phase)
+
+
+def _off(name: str, relative: float, phase: float) -> str:
+    return f"{name} off by {100 * relative:.1f} %, {phase:.0f} rad at position {_POSITION:,}, in bfloat16"

@@ -1,0 +1,76 @@
+"""Where a call stands, and how severe a hazard is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Literal
+
+from safe_rope.scan._scopes import Scope, Walk
+from safe_rope.scan.finding import Severity
+
+Kind = Literal["constructor", "forward", "script"]
+
+_SCRIPT = re.compile(
+    r"convert_|export_|.*_to_(?:hf|pytorch|pt)\b|.*conversion|(?:image|video|audio)_process|(?:pre)?process(?:ing|or)_"
+    r"|feature_extraction|tokeniz|prepare_|download_"
+)
+_SCRIPT_FOLDERS = {"scripts", "tools", "examples", "benchmarks", "tests", "test"}
+_CONSTRUCTORS = {
+    "__init__", "__new__", "__post_init__", "reset_parameters", "setup", "build", "__init_subclass__", "rope_init",
+}  # fmt: skip
+_CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
+_ROTARY = re.compile(
+    r"rope|rotary|rotate|sinus|inv_?freq|freqs?_?cis|alibi|pos(?:ition)?(?:al)?_?(?:emb|enc|table)|timescale|cos_sin",
+    re.IGNORECASE,
+)
+_FORWARD = re.compile(r"forward|__call__|_*forward\w*|call")
+
+
+def kind(scope: Scope, path: str, walk: Walk, script: bool) -> Kind:
+    """Return where the code of a scope runs."""
+    if script or is_script(path):
+        return "script"
+    function: Scope | None = scope
+    while function is not None and function.kind != "function":
+        function = function.parent
+    if function is None:
+        return "constructor"
+    return _function_kind(function, walk)
+
+
+def _function_kind(function: Scope, walk: Walk) -> Kind:
+    name = function.name
+    if name in _CONSTRUCTORS or _CONSTRUCTING.match(name):
+        return "constructor"
+    if _FORWARD.fullmatch(name):
+        return "forward"
+    outer = function.parent
+    while outer is not None and outer.kind != "function":
+        outer = outer.parent
+    if outer is not None:
+        return _function_kind(outer, walk)
+    owner = function.owner
+    if _ROTARY.search(name) or (owner is not None and _ROTARY.search(owner.name)):
+        return "constructor"
+    return "forward"
+
+
+def is_script(path: str) -> bool:
+    """Say whether a file converts checkpoints or prepares data, by what such files are called."""
+    file = PurePath(path)
+    return _SCRIPT.match(file.name) is not None or bool(_SCRIPT_FOLDERS & set(file.parts[-4:-1]))
+
+
+def severity(base: Severity, where: Kind, *, follows_activations: bool) -> Severity:
+    """Return a hazard's severity at a place.
+
+    Args:
+        base: what it is in a constructor or rotary helper.
+        follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
+    """
+    if where == "script":
+        return "note"
+    if where == "forward" and not follows_activations:
+        return "note"
+    return base

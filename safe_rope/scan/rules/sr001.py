@@ -1,0 +1,81 @@
+"""A count or an exponent grid that `torch.arange` makes in a floating dtype.
+
+DeepSpeed's `zero.Init` replaces `torch.arange` while a module is built and casts what it returns to
+bfloat16 or float16 when that is floating, whatever dtype was asked for. bfloat16 holds whole numbers only
+up to 256: 257 becomes 256, and an inverse frequency computed from such exponents is off by half a
+percent, which is several radians at position 4,095.
+
+An integer tensor is left alone. Count in int64 and cast afterwards: the FP32 values are the same bit for
+bit, with and without `zero.Init`. The fix is offered only where every bound is provably a whole number:
+`arange(0, 1, 0.25)` must stay as it is.
+
+Not reported: counts that provably stay within 256 and that nothing divides or raises.
+"""
+
+from __future__ import annotations
+
+from safe_rope.scan import fixes, messages
+from safe_rope.scan._scopes import Site
+from safe_rope.scan._values import LOW, PINNED
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report an arange whose dtype is a floating literal, seen through variables and defaults."""
+    if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
+        return None
+    dtype = file.value(given.value, given.place)
+    if dtype.dtype not in PINNED | LOW or file.is_harmless(site, call):
+        return None
+    fix = fixes.through_integers(
+        file, call, site.place, None if dtype.dtype in PINNED else _float32(file, site)
+    )
+    return Report(
+        call.node,
+        file.severity("error", site, follows_activations=dtype.dtype in LOW),
+        f"arange in {dtype.dtype}: {effect(file, site, call, dtype.dtype)}; count in int64, then cast",
+        fix,
+    )
+
+
+def _float32(file: File, site: Site) -> str:
+    return f"{fixes.torch_name(file, site.place) or 'torch'}.float32"
+
+
+def effect(file: File, site: Site, call: Call, dtype: str) -> str:
+    """Say what the values become once something lowers them."""
+    how = "" if dtype in LOW else " once zero.Init or a cast lowers it"
+    if file.flow.is_exponent(site):
+        return f"{messages.exponent()}{how}"
+    return f"{messages.position(dtype, file.largest(call))}{how}"
+
+
+RULE = Rule(
+    id="SR001",
+    name="float-arange",
+    severity="error",
+    summary="torch.arange with a floating dtype",
+    explanation=__doc__,
+    functions=("arange",),
+    check=check,
+    VALID=(
+        "import torch\nx = torch.arange(n, dtype=torch.int64).to(torch.float32)\n",
+        "import torch\nx = torch.arange(0, d, 2).float() / d\n",
+        "import torch\nx = torch.arange(200, dtype=torch.float32)\n",
+        "import numpy as np\nx = np.arange(4096, dtype=np.float32)\n",
+        "import torch\ndtype = torch.long\nx = torch.arange(n, dtype=dtype)\n",
+    ),
+    INVALID=(
+        "import torch\ninv_freq = 1.0 / (base ** (torch.arange(0, 128, 2, dtype=torch.float) / 128))\n",
+        "import torch as th\nt = th.arange(len(x), dtype=th.float32)\n",
+        "from torch import arange, float32\nt = arange(4096, dtype=float32)\n",
+        "import torch\ndtype = torch.float32\nt = torch.arange(n, dtype=dtype)\n",
+        "import torch\ndef table(n, dtype=torch.float32):\n    return torch.arange(n, dtype=dtype)\n",
+        "import torch\nfrom functools import partial\ncount = partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
+        "import torch\noptions = {'dtype': torch.float32}\nt = torch.arange(n, **options)\n",
+        "import torch\ncount = torch.arange\nt = count(n, dtype=torch.float64)\n",
+        "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",
+    ),
+)

@@ -1,0 +1,65 @@
+"""A count that `torch.arange` makes in the dtype of something else.
+
+`dtype=x.dtype` follows an activation, a buffer or a parameter, and a dtype parameter follows the caller.
+In bfloat16 training all of them are bfloat16, where whole numbers end at 256: positions 256 and 257 become
+the same one. Here forward is no safer than a constructor.
+
+Count in int64 and compute in float32; cast the finished table, if anything, to the activation's dtype. The
+fix changes the dtype of the result and is therefore never applied without `--unsafe-fixes`.
+"""
+
+from __future__ import annotations
+
+from safe_rope.scan import fixes
+from safe_rope.scan._scopes import Site
+from safe_rope.scan._values import LOW, PINNED
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.rules.sr001 import effect
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report an arange whose dtype is another tensor's, the caller's or the default."""
+    if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
+        return None
+    dtype = file.value(given.value, given.place)
+    if dtype.sort == "none" or dtype.is_int or dtype.dtype in PINNED | LOW | {"complex"}:
+        return None
+    if file.is_harmless(site, call):
+        return None
+    torch = fixes.torch_name(file, site.place)
+    fix = fixes.through_integers(file, call, site.place, f"{torch}.float32") if torch else None
+    source = dtype.source or file.source.segment(given.value) if given.direct else dtype.source
+    return Report(
+        call.node,
+        file.severity("error", site, follows_activations=True),
+        f"arange in the dtype of {source or 'something else'}: {effect(file, site, call, 'bfloat16')}"
+        "; count in int64, compute in float32",
+        fix,
+    )
+
+
+RULE = Rule(
+    id="SR002",
+    name="inherited-arange",
+    severity="error",
+    summary="torch.arange with the dtype of another tensor, or of the caller",
+    explanation=__doc__,
+    functions=("arange",),
+    check=check,
+    VALID=(
+        "import torch\ndef forward(self, input_ids):\n    return torch.arange(9999, dtype=input_ids.dtype)\n",
+        "import torch\ndef f(lengths):\n    n = lengths.long()\n    return torch.arange(n.max(), dtype=n.dtype)\n",
+        "import torch\nt = torch.arange(len(x), dtype=None)\n",
+        "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",
+        "import torch\ndef f(x):\n    return torch.arange(100, dtype=x.dtype)\n",
+    ),
+    INVALID=(
+        "import torch\ndef forward(self, x):\n    return torch.arange(x.shape[1], dtype=x.dtype)\n",
+        "import torch\ndef f(self):\n    return torch.arange(self.n, dtype=self.inv_freq.dtype)\n",
+        "import torch\ndef f(x, n):\n    dtype, device = x.dtype, x.device\n    return torch.arange(n, dtype=dtype)\n",
+        "import torch\ndef table(n, dtype):\n    return torch.arange(n, dtype=dtype)\n",
+        "import torch\nt = torch.arange(n, dtype=torch.get_default_dtype())\n",
+    ),
+)

@@ -1,0 +1,57 @@
+"""`torch.arange` with a float bound and no dtype: it counts in the default dtype.
+
+`torch.set_default_dtype(torch.bfloat16)`, as loading in bfloat16 does around a model's constructor, and
+DeepSpeed's `zero.Init` both lower it. Where all bounds are whole numbers, as in `arange(0.0, d, 2.0)`,
+counting in int64 gives the same FP32 values and no default can touch them; where they are fractions there is
+no fix, for integers would change the values.
+"""
+
+from __future__ import annotations
+
+from safe_rope.scan import fixes
+from safe_rope.scan._scopes import Site
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.rules.sr001 import effect
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report an arange that is floating only because of its bounds."""
+    if call is None or call.function != "torch.arange" or not call.complete:
+        return None
+    given = call.keywords.get("dtype")
+    if given is not None and file.value(given.value, given.place).sort != "none":
+        return None
+    if not any(value.is_float for value in file.bounds(call)) or file.is_harmless(site, call):
+        return None
+    fix = fixes.through_integers(file, call, site.place) if given is None else None
+    return Report(
+        call.node,
+        file.severity("error", site),
+        f"arange of floats in the default dtype: {effect(file, site, call, 'default')}; give whole bounds and cast",
+        fix,
+    )
+
+
+RULE = Rule(
+    id="SR003",
+    name="float-bounds-arange",
+    severity="error",
+    summary="torch.arange with float bounds and no dtype",
+    explanation=__doc__,
+    functions=("arange",),
+    check=check,
+    VALID=(
+        "import torch\nt = torch.arange(0, d, 2)\n",
+        "import torch\nt = torch.arange(0.0, d, 2.0, dtype=torch.int64)\n",
+        "import torch\nt = torch.arange(0.0, 100.0)\n",
+        "import torch\nt = torch.arange(n // 2)\n",
+    ),
+    INVALID=(
+        "import torch\ninv_freq = 1 / (10000 ** (torch.arange(0.0, d, 2.0) / d))\n",
+        "import torch\ndef f(beg, end):\n    return torch.arange(beg, end, -1.0)\n",
+        "import torch\nt = torch.arange(0, 1, 1 / n)\n",
+        "import torch\nt = torch.arange(float(n))\n",
+    ),
+)

@@ -1,0 +1,64 @@
+"""Integers that an operation turns into the default dtype.
+
+`torch.arange(0, d, 2) / d`, `torch.exp(torch.arange(d) * -0.1)` and the like leave integers in the default
+dtype. Loading a model in bfloat16 sets that to bfloat16 around its constructor, and the exponents or
+positions are rounded to 8 bits.
+
+Cast to float32 before the operation: it then computes the same FP32 values, whatever the default is.
+"""
+
+from __future__ import annotations
+
+from safe_rope.scan import fixes, messages
+from safe_rope.scan._scopes import Site
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report an integer arange that is divided, scaled by a float or put through exp and its like."""
+    if call is None or call.function != "torch.arange":
+        return None
+    if not file.value(call.node, site.place).is_int:
+        return None
+    for step in file.flow.steps(site):
+        if step.how == "arithmetic":
+            fix = fixes.cast_operand(file, step.operand, step.place) or (
+                fixes.cast_operand(file, call.node, site.place) if step.same_statement else None
+            )
+            return Report(
+                call.node,
+                file.severity("warning", site),
+                "integers become the default dtype here: in bfloat16 "
+                f"{messages.exponent().removesuffix(', in bfloat16')}; cast to float32 first",
+                fix,
+            )
+    return None
+
+
+RULE = Rule(
+    id="SR004",
+    name="integers-to-default-dtype",
+    severity="warning",
+    summary="an integer arange that arithmetic turns into the default dtype",
+    explanation=__doc__,
+    functions=("arange",),
+    check=check,
+    VALID=(
+        "import torch\nx = torch.arange(0, d, 2).to(torch.float32) / d\n",
+        "import torch\nx = torch.arange(0, d, 2).float() / d\n",
+        "import torch\nx = torch.arange(n)[None, :] + 1\n",
+        "import torch\nx = torch.arange(n) // 2\n",
+        "import torch\nx = torch.exp(torch.arange(n).to(torch.float32) * 0.5)\n",
+        "import torch\nx = torch.div(torch.arange(n), 2, rounding_mode='floor')\n",
+    ),
+    INVALID=(
+        "import torch\ninv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2) / dim))\n",
+        "import torch, math\nx = torch.exp(torch.arange(0, d, 2) * -(math.log(10000.0) / d))\n",
+        "import torch\nx = torch.exp(torch.arange(n))\n",
+        "import torch\ndef f(n, ratio):\n    t = torch.arange(n)\n    return t / ratio\n",
+        "import torch\nx = (torch.arange(0, d, 2)[: d // 2].view(1, -1) + 0.5).sin()\n",
+        "import torch\nfreqs = 10000.0 ** torch.arange(n, dtype=torch.int64)\n",
+    ),
+)

@@ -1,0 +1,94 @@
+"""A grid of positions or frequencies from `linspace` or `logspace` in a default or inherited dtype.
+
+`zero.Init` leaves `linspace` alone, the default dtype and an inherited one do not: a pixel's centre k + 0.5
+needs 9 bits above 128, and bfloat16 has 8. Ask for float32; the result's dtype changes, so that the fix needs
+`--unsafe-fixes`.
+
+Not reported: grids that are read back as Python numbers (stochastic depth), ramps from 0 to 1, and grids
+named as bins, bounds, rates, schedules or windows: none of them are positions.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from safe_rope.scan import fixes
+from safe_rope.scan._scopes import Site
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+
+_NO_POSITIONS = re.compile(
+    r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|edge|quantile|threshold|beta|sigma|noise|alpha|schedule|timestep"
+    r"|decay|window|fade|weight|prob|lower|upper|level",
+    re.IGNORECASE,
+)
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report a linspace or logspace of positions whose dtype is not pinned."""
+    if call is None or call.function not in ("torch.linspace", "torch.logspace"):
+        return None
+    given = call.keywords.get("dtype")
+    dtype = file.value(given.value, given.place) if given is not None else None
+    inherited = dtype is not None and dtype.sort != "none"
+    if dtype is not None and inherited and not (dtype.lowerable or not dtype.dtype):
+        return None
+    if _is_ramp(file, call) or _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
+        return None
+    what = "an inherited dtype" if inherited else "the default dtype"
+    return Report(
+        call.node,
+        file.severity("warning", site, follows_activations=inherited),
+        f"{call.function.removeprefix('torch.')} in {what}: 128.5 rounds to 128 in bfloat16; ask for float32",
+        fixes.with_dtype(file, call, site.place),
+    )
+
+
+def _is_ramp(file: File, call: Call) -> bool:
+    ends = [call.argument(0, "start"), call.argument(1, "end")]
+    constants = [None if end is None else file.value(end.value, end.place).constant for end in ends]
+    return constants in ([0, 1], [1, 0])
+
+
+def _is_read_back(site: Site) -> bool:
+    """Say whether the statement turns the grid into Python numbers."""
+    if not site.ancestors:
+        return False
+    attributes = (node.attr for node in ast.walk(site.ancestors[0]) if isinstance(node, ast.Attribute))
+    return any(attribute in ("item", "tolist") for attribute in attributes)
+
+
+def _words(site: Site) -> str:
+    """Return the names in the call and in the target of its statement."""
+    words = [node.id for node in ast.walk(site.node) if isinstance(node, ast.Name)]
+    words += [node.attr for node in ast.walk(site.node) if isinstance(node, ast.Attribute)]
+    statement = site.ancestors[0] if site.ancestors else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    words += [ast.unparse(target) for target in targets]
+    words += [node.arg for node in site.ancestors if isinstance(node, ast.keyword) and node.arg]
+    return " ".join(words)
+
+
+RULE = Rule(
+    id="SR006",
+    name="linspace-dtype",
+    severity="warning",
+    summary="linspace or logspace of positions in a default or inherited dtype",
+    explanation=__doc__,
+    functions=("linspace", "logspace"),
+    check=check,
+    VALID=(
+        "import torch\nx = torch.linspace(0.5, h - 0.5, h, dtype=torch.float32)\n",
+        "import torch\ndpr = [x.item() for x in torch.linspace(0, config.drop_path_rate, n)]\n",
+        "import torch\nx = torch.linspace(0, 1, n)\n",
+        "import torch\nboundaries = torch.linspace(0, 20, n)\n",
+        "import numpy as np\nx = np.linspace(0, 4096, 4096)\n",
+    ),
+    INVALID=(
+        "import torch\ndef f(h, x):\n    return torch.linspace(0.5, h - 0.5, h, dtype=x.dtype)\n",
+        "import torch\nbands = torch.linspace(1.0, max_freq / 2, n)\n",
+        "import torch\nx = torch.logspace(0, 4, n, dtype=torch.bfloat16)\n",
+    ),
+)

@@ -1,0 +1,72 @@
+"""Positions counted by `cumsum` over a mask in a floating dtype.
+
+The running sum of a mask numbers the tokens or pixels. In bfloat16 it stops at 256: 256 + 1 rounds to 256,
+and every later position is the same one. Sum integers or booleans, or ask for `dtype=torch.float32`; the
+result's dtype changes, so that the fix needs `--unsafe-fixes`.
+
+Not reported: sums of probabilities, widths or values, which count nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from safe_rope.scan import fixes, messages
+from safe_rope.scan._scopes import Site
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Argument, Call
+from safe_rope.scan.rules._rule import Rule
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report a cumsum of whole numbers in a floating dtype that something can lower."""
+    if call is None or (operand := _operand(call, site)) is None:
+        return None
+    value = file.value(operand.value, operand.place)
+    if value.sort != "tensor" or not value.whole or value.is_int:
+        return None
+    given = call.keywords.get("dtype")
+    dtype = file.value(given.value, given.place) if given is not None else value
+    if given is not None and dtype.sort == "none":
+        dtype = value
+    if not dtype.lowerable:
+        return None
+    return Report(
+        call.node,
+        file.severity("warning", site, follows_activations=True),
+        f"cumsum of a mask in a floating dtype: 256 + 1 stays 256 ({messages.position()}); sum integers",
+        fixes.with_dtype(file, call, site.place),
+    )
+
+
+def _operand(call: Call, site: Site) -> Argument | None:
+    if call.function == "torch.cumsum":
+        return call.argument(0, "input")
+    function = call.node.func
+    if call.function in ("", "cumsum") or call.function.split(".")[0] not in ("numpy", "jax", "tensorflow"):
+        return Argument(function.value, site.place) if isinstance(function, ast.Attribute) else None
+    return None
+
+
+RULE = Rule(
+    id="SR007",
+    name="float-cumsum",
+    severity="warning",
+    summary="cumsum of a mask in a floating dtype",
+    explanation=__doc__,
+    functions=("cumsum",),
+    check=check,
+    VALID=(
+        "import torch\ndef f(mask, x):\n    return (~mask).cumsum(1, dtype=torch.float32)\n",
+        "import torch\ndef f(ids, pad):\n    mask = ids.ne(pad).int()\n    return torch.cumsum(mask, dim=1)\n",
+        "import torch\ndef f(logits):\n    return logits.softmax(dim=-1).cumsum(dim=-1)\n",
+        "import torch\ndef f(mask):\n    return mask.long().cumsum(-1) - 1\n",
+        "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",
+    ),
+    INVALID=(
+        "import torch\ndef f(ids, pad, x):\n    mask = ids.ne(pad).to(x.dtype)\n    return mask.cumsum(1)\n",
+        "import torch\ndef f(b, n):\n    return torch.cumsum(torch.ones(b, n), dim=-1) - 1\n",
+        "import torch\ndef f(log_duration):\n    duration = torch.ceil(torch.exp(log_duration))\n"
+        "    return torch.cumsum(duration, -1)\n",
+    ),
+)

@@ -1,0 +1,87 @@
+"""Inverse frequencies that a module keeps as a buffer or parameter.
+
+`module.to(torch.bfloat16)`, `module.half()` and DeepSpeed's engine cast every floating buffer and parameter.
+`inv_freq` in bfloat16 is off by up to 0.4 %, and no later `.float()` brings it back.
+
+There is no edit that is right for every model: keep the frequencies where casts do not reach them, or build
+them again, in float32, when they are used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from safe_rope.scan import messages
+from safe_rope.scan._scopes import Site
+from safe_rope.scan._values import FLOATING
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+
+_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?", re.IGNORECASE)
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report a registration of inverse frequencies."""
+    if call is None or (kept := registration(site, call)) is None:
+        return None
+    name, tensor, parameter = kept
+    value = file.value(tensor, site.place)
+    if value.sort == "none" or value.is_int:
+        return None
+    if not _FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in FLOATING):
+        return None
+    how = "parameter" if parameter else "buffer"
+    return Report(
+        call.node,
+        file.severity("warning", site, follows_activations=True),
+        f"{how} {name!r} holds inverse frequencies, and a cast of the module lowers it: {messages.stored()}",
+    )
+
+
+def registration(site: Site, call: Call) -> tuple[str, ast.expr, bool] | None:
+    """Return name, tensor and whether it is a parameter, of what a call makes a part of a module's state."""
+    function = call.node.func
+    if isinstance(function, ast.Attribute) and function.attr == "register_buffer":
+        name, tensor = call.argument(0, "name"), call.argument(1, "tensor")
+        if name is None or tensor is None or not isinstance(name.value, ast.Constant):
+            return None
+        return str(name.value.value), tensor.value, False
+    last = call.function.rpartition(".")[2]
+    if last not in ("Buffer", "Parameter") or not call.function.startswith("torch.") or not call.positional:
+        return None
+    statement = site.ancestors[0] if site.ancestors else None
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    return (
+        target.attr if isinstance(target, ast.Attribute) else "",
+        call.positional[0].value,
+        last == "Parameter",
+    )
+
+
+RULE = Rule(
+    id="SR008",
+    name="inv-freq-buffer",
+    severity="warning",
+    summary="inverse frequencies as a buffer or parameter, which a module cast lowers",
+    explanation=__doc__,
+    functions=("register_buffer", "Buffer", "Parameter"),
+    check=check,
+    VALID=(
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        self.register_buffer('position_ids', torch.arange(512))\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        self.register_buffer('inv_freq', None)\n",
+    ),
+    INVALID=(
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        inv_freq = 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d))\n"
+        "        self.register_buffer('inv_freq', inv_freq, persistent=False)\n",
+        "import torch\nfrom torch import nn\nclass R(nn.Module):\n    def __init__(self, inv_freq):\n"
+        "        self.inv_freq = nn.Buffer(inv_freq, persistent=False)\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        theta = 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d))\n"
+        "        self.register_buffer('theta', theta)\n",
+    ),
+)

@@ -1,0 +1,168 @@
+"""Phases computed as a matrix product, in reach of autocast or TF32.
+
+`inv_freq @ positions` is an outer product, yet autocast runs it in bfloat16 and
+`torch.set_float32_matmul_precision("high")` in TF32, which has 11 bits: positions above 2,048 lose their last
+digits. Switching autocast off around it leaves TF32 (a note).
+
+An elementwise product gives the same FP32 bits and neither touches it. The fix is offered where one side
+provably ends in a dimension of one, so that the two are the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from safe_rope.scan import fixes, messages
+from safe_rope.scan._scopes import Place, Site
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.finding import Fix
+from safe_rope.scan.names import Call
+from safe_rope.scan.rules._rule import Rule
+
+_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
+_PRODUCTS = ("torch.matmul", "torch.bmm", "torch.einsum", "torch.mm")
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report a matrix product of inverse frequencies."""
+    node = site.node
+    if call is not None:
+        if call.function not in _PRODUCTS or not any(_mentions(item.value) for item in call.positional):
+            return None
+        if call.function == "torch.einsum" and not _is_outer(call):
+            return None
+        fix = None
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        if not _mentions(node.left) and not _mentions(node.right):
+            return None
+        fix = _elementwise(file, node, site.place)
+    else:
+        return None
+    off = _autocast_off(site)
+    exposed = (
+        "TF32 rounds the positions to 11 bits"
+        if off
+        else f"autocast makes it bfloat16, {messages.position()}"
+    )
+    return Report(
+        node,
+        "note" if off else file.severity("warning", site, follows_activations=True),
+        f"phases by a matrix product: {exposed}; use an elementwise product",
+        fix,
+    )
+
+
+def _mentions(node: ast.expr) -> bool:
+    for inner in ast.walk(node):
+        name = (
+            inner.id
+            if isinstance(inner, ast.Name)
+            else inner.attr
+            if isinstance(inner, ast.Attribute)
+            else ""
+        )
+        if _FREQUENCIES.fullmatch(name):
+            return True
+    return False
+
+
+def _is_outer(call: Call) -> bool:
+    """Say whether an einsum sums over nothing: only then is it a product of positions and frequencies."""
+    equation = call.positional[0].value
+    if not isinstance(equation, ast.Constant) or not isinstance(equation.value, str):
+        return False
+    inputs, _, output = equation.value.replace(" ", "").partition("->")
+    return set(inputs) - {","} <= set(output)
+
+
+def _autocast_off(site: Site) -> bool:
+    decorators = getattr(site.place.scope.node, "decorator_list", [])
+    for context in (*site.place.contexts, *decorators):
+        if isinstance(context, ast.Call) and "autocast" in ast.unparse(context.func):
+            for keyword in context.keywords:
+                if keyword.arg == "enabled" and isinstance(keyword.value, ast.Constant):
+                    return keyword.value.value is False
+    return False
+
+
+def _elementwise(file: File, node: ast.BinOp, place: Place) -> Fix | None:
+    """Replace the operator where the sides are provably [..., n, 1] and [..., 1, m]: the same products."""
+    if not _ends_in_one(file, node.left, place, -1) or not _ends_in_one(file, node.right, place, -2):
+        return None
+    start, end = file.source.end(node.left), file.source.start(node.right)
+    between = file.source.text[start:end]
+    if between.count(b"@") != 1 or b"#" in between:
+        return None
+    at = start + between.index(b"@")
+    return Fix((fixes.edit(file, at, at + 1, "*"),), True, "Multiply elementwise.")
+
+
+def _ends_in_one(file: File, node: ast.expr, place: Place, dimension: int, depth: int = 0) -> bool:
+    """Say whether a dimension, counted from the end, is one because ``None`` made it."""
+    if depth > 6:
+        return False
+    if isinstance(node, ast.Name):
+        bindings = file.names.bindings(node.id, place)
+        return bool(bindings) and all(
+            binding.how == "value"
+            and binding.value is not None
+            and _ends_in_one(file, binding.value, binding.place, dimension, depth + 1)
+            for binding in bindings
+        )
+    if isinstance(node, ast.Subscript):
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
+        if len(items) < 2 or any(isinstance(item, ast.Starred) for item in items):
+            return False
+        # An ellipsis, or slices that name every dimension: what follows counts from the end.
+        chosen = items[dimension]
+        tail_is_plain = all(isinstance(item, ast.Slice) or _is_none(item) for item in items[dimension:])
+        return _is_none(chosen) and tail_is_plain and _names_all(file, node, items)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        name = node.func.attr
+        if name in ("float", "to", "double", "contiguous", "type"):
+            return _ends_in_one(file, node.func.value, place, dimension, depth + 1)
+        if name == "expand" and len(node.args) >= -dimension:
+            size = node.args[dimension]
+            kept = isinstance(size, ast.Constant) and size.value == 1 or ast.unparse(size) == "-1"
+            return kept and _ends_in_one(file, node.func.value, place, dimension, depth + 1)
+    return False
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _names_all(file: File, node: ast.Subscript, items: list[ast.expr]) -> bool:
+    """Say whether the subscript reaches the last dimension: with an ellipsis, or one slice for each known one."""
+    if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items):
+        return True
+    named = sum(isinstance(item, ast.Slice) for item in items)
+    text = ast.unparse(node.value)
+    # inv_freq has one dimension and position_ids two in every rotary class there is; elsewhere no fix is offered.
+    return (
+        named == 1 if _FREQUENCIES.fullmatch(text.rpartition(".")[2]) else named == 2 and "position" in text
+    )
+
+
+RULE = Rule(
+    id="SR010",
+    name="rotary-matmul",
+    severity="warning",
+    summary="rotary phases as a matrix product, in reach of autocast or TF32",
+    explanation=__doc__,
+    functions=("@", "matmul", "bmm", "einsum", "mm"),
+    check=check,
+    VALID=(
+        "import torch\ndef forward(self, t):\n    return self.inv_freq[None, :, None] * t[:, None, :].float()\n",
+        "import torch\ndef forward(self, t):\n    return torch.outer(t, self.inv_freq)\n",
+        "import torch\ndef forward(self, q, k):\n    return torch.einsum('bhid,bhjd->bhij', q, k)\n",
+    ),
+    INVALID=(
+        "import torch\ndef forward(self, t):\n    return torch.einsum('i,j->ij', t, self.inv_freq)\n",
+        "import torch\ndef forward(self, position_ids):\n    inv = self.inv_freq[None, :, None].float()\n"
+        "    return (self.inv_freq[None, :, None].float() @ position_ids[:, None, :].float()).transpose(1, 2)\n",
+        "import torch\ndef forward(self, x):\n    with torch.autocast('cuda', enabled=False):\n"
+        "        return self.inv_freq @ x\n",
+    ),
+)

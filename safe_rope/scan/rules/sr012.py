@@ -1,0 +1,88 @@
+"""Float scale factors made as tensors while a module is built.
+
+`torch.tensor`, `torch.Tensor`, `torch.full` and `torch.ones` are among the constructors that `zero.Init`
+casts: long factors of LongRoPE, slopes or a scaling kept as such a tensor come out in 8 bits, 1.1 as 1.1016.
+`torch.range` also counts in the default dtype. Keep Python floats, or build the tensor where it is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from safe_rope.scan import messages
+from safe_rope.scan._scopes import Site
+from safe_rope.scan._values import PINNED
+from safe_rope.scan.file import File, Report
+from safe_rope.scan.names import Call
+from safe_rope.scan.places import kind
+from safe_rope.scan.rules._rule import Rule
+
+_FACTORS = re.compile(
+    r"(?:\w+_)?(?:factors?|scale|scaling|slopes?|freqs?|theta|timescales?)(?:_\w+)?", re.IGNORECASE
+)
+_ROTARY = re.compile(r"rope|rotary|alibi|freq|sinus|yarn|ntk|pos(?:ition)?_?emb", re.IGNORECASE)
+
+
+def check(file: File, site: Site, call: Call | None) -> Report | None:
+    """Report a float factor of a rotary or ALiBi table that is made as a tensor."""
+    if call is None or not call.function.startswith("torch."):
+        return None
+    severity = file.severity("note", site)
+    if call.function == "torch.range":
+        message = f"torch.range counts in the default dtype: {messages.position()}; use an integer arange"
+        return Report(call.node, severity, message)
+    if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones") or not _is_factor(
+        site
+    ):
+        return None
+    given = call.keywords.get("dtype")
+    dtype = file.value(given.value, given.place) if given is not None else None
+    where = kind(site.place.scope, file.path, file.walk, False)
+    if (dtype is not None and dtype.is_int) or where != "constructor" or not _is_rotary(site):
+        return None
+    if file.value(call.node, site.place).is_int:
+        return None
+    pinned = dtype is not None and dtype.dtype in PINNED
+    how = "zero.Init" if pinned else "zero.Init or the default dtype"
+    message = (
+        f"a scale factor as a tensor: {how} makes 1.1 {messages.in_bfloat16(1.1):.4f}; keep a Python float"
+    )
+    return Report(call.node, severity, message)
+
+
+def _is_factor(site: Site) -> bool:
+    statement = site.ancestors[0] if site.ancestors else None
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    names = [target.id if isinstance(target, ast.Name) else getattr(target, "attr", "") for target in targets]
+    return any(_FACTORS.fullmatch(name) for name in names)
+
+
+def _is_rotary(site: Site) -> bool:
+    scope, names = site.place.scope, [site.place.scope.name]
+    while scope.parent is not None:
+        scope = scope.parent
+        names.append(scope.name)
+    return any(_ROTARY.search(name) for name in names)
+
+
+RULE = Rule(
+    id="SR012",
+    name="tensor-scale-factor",
+    severity="note",
+    summary="a float scale factor of a position table made as a tensor",
+    explanation=__doc__,
+    functions=("tensor", "Tensor", "full", "ones", "range"),
+    check=check,
+    VALID=(
+        "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self):\n        self.scaling = 1.1\n"
+        "        self.ids = torch.arange(7)\n",
+        "import torch\ndef rope_init(n):\n    factors = torch.tensor([1, 2], dtype=torch.int64)\n"
+        "    return torch.arange(n)\n",
+    ),
+    INVALID=(
+        "import torch\ndef compute_rope_parameters(config):\n"
+        "    ext_factors = torch.tensor(config.long_factor, dtype=torch.float32)\n    return ext_factors\n",
+        "import torch\nt = torch.range(0, 4096)\n",
+    ),
+)
