@@ -28,7 +28,7 @@ BROKEN = {
     "blocks": b"import torch\n"
     + b"".join(b" " * n + b"if x:\n" for n in range(150))
     + b" " * 150
-    + b"torch.arange(1)\n",
+    + b"torch.arange(n, dtype=torch.float32)\n",
     "binary": bytes(range(256)) * 50 + b"torch.arange(",
 }
 
