@@ -1,0 +1,277 @@
+"""`safe-rope scan`: find and fix source whose positions a lower dtype can round."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from safe_rope.errors import SafeRopeError
+from safe_rope.scan import session
+from safe_rope.scan.baseline import DEFAULT as DEFAULT_BASELINE
+from safe_rope.scan.baseline import Baseline
+from safe_rope.scan.baseline import load as load_baseline
+from safe_rope.scan.result import Diagnostic, FileResult, Hit
+from safe_rope.scan.rules import RULES, RULES_VERSION
+from safe_rope.scan.selection import Selection
+from safe_rope.scan.settings import check_rules
+from safe_rope.scan.settings import load as load_settings
+
+FORMATS = ("text", "json", "sarif", "github")
+
+
+class _Failure(click.ClickException):
+    exit_code = 2
+
+
+def _names(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.strip() for item in value for name in item.split(",") if name.strip())
+
+
+@click.command("scan")
+@click.argument("paths", nargs=-1, metavar="PATH...")
+@click.option("--package", "packages", multiple=True, metavar="NAME", help="Scan an installed package.")
+@click.option("--format", "style", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option("--select", multiple=True, callback=_names, metavar="RULES", help="Report only these rules.")
+@click.option("--ignore", multiple=True, callback=_names, metavar="RULES", help="Do not report these rules.")
+@click.option("--fix", is_flag=True, help="Write the safe fixes into the files.")
+@click.option(
+    "--unsafe-fixes", is_flag=True, help="With --fix or --diff: also fixes that can change results."
+)
+@click.option("--diff", is_flag=True, help="Print what --fix would change; write nothing.")
+@click.option("--baseline", metavar="FILE", help="Report only findings that FILE does not hold.")
+@click.option("--write-baseline", is_flag=True, help=f"Record the findings in FILE ({DEFAULT_BASELINE}).")
+@click.option("--statistics", is_flag=True, help="Count findings by rule and by identical code.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), metavar="N", help="Processes (default: the cores).")
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
+@click.option("--stdin-filename", metavar="NAME", help="What to call the source that `-` reads from stdin.")
+@click.option("--quiet", "-q", is_flag=True, help="Findings and errors only.")
+@click.pass_context
+def command(context: click.Context, /, **values: Any) -> None:
+    """Find positions, distances and frequency tables that a lower dtype can round.
+
+    PATH is a file, a directory, a notebook, or - for stdin. Nothing that is scanned is imported or run.
+    Exit status: 0 nothing found, 1 findings, 2 a file could not be scanned or the call is wrong.
+    """
+    options = _Options(**values)
+    if not options.paths and not options.packages:
+        raise click.UsageError("give a file, a directory, --package NAME, or - for stdin")
+    if "-" in options.paths and (len(options.paths) > 1 or options.packages):
+        raise click.UsageError("- reads stdin and stands alone")
+    if options.diff and options.style != "text":
+        raise click.UsageError("--diff prints a diff; leave --format out")
+    try:
+        run = _Run(options)
+        status = run.stdin() if options.paths == ("-",) else run.files()
+    except SafeRopeError as error:
+        raise _Failure(str(error)) from error
+    except BrokenPipeError:  # `| head` is no error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    context.exit(status)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The command line."""
+
+    paths: tuple[str, ...]
+    packages: tuple[str, ...]
+    style: str
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fix: bool
+    unsafe_fixes: bool
+    diff: bool
+    baseline: str | None
+    write_baseline: bool
+    statistics: bool
+    jobs: int | None
+    no_cache: bool
+    stdin_filename: str | None
+    quiet: bool
+
+
+class _Run:
+    """One call of the command."""
+
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+        # A wrong rule name is an error even where nothing is scanned.
+        check_rules(options.select, RULES, "--select")
+        check_rules(options.ignore, RULES, "--ignore")
+        self.settings = functools.cache(
+            lambda directory: load_settings(directory, RULES, options.select, options.ignore)
+        )
+
+    def files(self) -> int:
+        """Scan what the paths and packages name; return the exit status."""
+        from safe_rope.scan.cache import Cache, open_cache
+        from safe_rope.scan.runner import scan_files
+
+        options = self.options
+        baseline = self._baseline()
+        targets = session.collect(options.paths, options.packages, self.settings)
+        cache = Cache(None) if options.no_cache else open_cache(RULES_VERSION)
+        try:
+            results = scan_files(list(targets.settings), cache, jobs=options.jobs, quiet=options.quiet)
+        finally:
+            cache.close()
+        if not results and not targets.errors:
+            self._note(f"nothing to scan: no Python file or notebook ({targets.excluded} excluded)")
+        selection = Selection(targets.settings, results, baseline)
+        errors = targets.errors
+        if options.fix or options.diff:
+            write = not options.diff
+            changes = session.fix(selection, results.values(), unsafe=options.unsafe_fixes, write=write)
+            errors += changes.errors
+            if changes.counts:
+                self._note(_fixed(changes.counts, "fixed" if write else "would be fixed"))
+            if write:
+                results = {path: changes.results.get(path, result) for path, result in results.items()}
+                selection = Selection(targets.settings, results, baseline)
+            else:
+                _write(changes.diff)
+        return self._finish(selection, results, errors)
+
+    def stdin(self) -> int:
+        """Scan stdin; return the exit status."""
+        from safe_rope.scan.analysis import scan_source
+        from safe_rope.scan.fixer import diff as unified_diff
+        from safe_rope.scan.fixer import fix_source
+        from safe_rope.scan.source import UnreadableError, limited
+
+        options = self.options
+        baseline = self._baseline()
+        name = options.stdin_filename or "<stdin>"
+        settings = self.settings(os.path.dirname(name) or os.curdir)
+        try:
+            data = limited(sys.stdin.buffer)
+            result = scan_source(data, name)
+        except UnreadableError as error:
+            data, result = b"", FileResult(name, errors=(Diagnostic(name, 0, 0, str(error)),))
+        results = {} if settings.excludes(name) else {name: result}
+        selection = Selection({name: settings}, results, baseline)
+        after = data
+        if results and (options.fix or options.diff):
+            fixed = fix_source(data, result, selection.fixable, unsafe=options.unsafe_fixes)
+            after = fixed.source
+            if not options.diff:
+                results[name] = fixed.result
+        if options.diff:
+            _write(unified_diff(name, data, after))
+        elif options.fix:
+            _write(after)
+        return self._finish(selection, results, [], to_stderr=options.fix)
+
+    def _finish(
+        self,
+        selection: Selection,
+        results: dict[str, FileResult],
+        errors: list[Diagnostic],
+        *,
+        to_stderr: bool = False,
+    ) -> int:
+        errors = errors + [error for result in results.values() for error in result.errors]
+        if self.options.write_baseline:
+            return self._write_baseline(selection, results, errors)
+        for problem in selection.problems(RULES):
+            self._note(f"warning: {problem}")
+        hits = session.shown(selection, results)
+        _errors(errors)
+        counted = ""
+        if self.options.statistics:
+            from safe_rope.scan.statistics import table
+
+            counted = table(hits)
+        counted_only = self.options.statistics and self.options.style == "text"
+        if not self.options.diff:
+            output = counted if counted_only else self._render(hits, errors)
+            _write(_encoded(output), to_stderr=to_stderr)
+        if self.options.diff or not counted_only:
+            _write(_encoded(counted), to_stderr=True)
+        self._note(_summary(hits, len(results)))
+        return 2 if errors else 1 if hits else 0
+
+    def _baseline(self) -> Baseline | None:
+        if self.options.baseline is None or self.options.write_baseline:
+            return None
+        return load_baseline(self.options.baseline)
+
+    def _write_baseline(
+        self, selection: Selection, results: dict[str, FileResult], errors: list[Diagnostic]
+    ) -> int:
+        file = self.options.baseline or DEFAULT_BASELINE
+        try:
+            count = Baseline(file).write(file, session.recorded(selection, results))
+        except OSError as error:
+            raise SafeRopeError(f"{file}: baseline cannot be written: {error.strerror or error}") from error
+        self._note(f"recorded {_plural(count, 'finding')} in {file}")
+        _errors(errors)
+        return 2 if errors else 0
+
+    def _render(self, hits: list[Hit], errors: list[Diagnostic]) -> str:
+        if self.options.style == "json":
+            from safe_rope.scan.formats import json
+
+            return json.render(hits, errors)
+        if self.options.style == "sarif":
+            from safe_rope.scan.formats import sarif
+
+            return sarif.render(hits, errors)
+        if self.options.style == "github":
+            from safe_rope.scan.formats import github
+
+            return github.render(hits, errors)
+        from safe_rope.scan.formats import text
+
+        colored, width = text.terminal()
+        return text.render(hits, colored=colored, width=width)
+
+    def _note(self, message: str) -> None:
+        if not self.options.quiet:
+            _write(_encoded(message + "\n"), to_stderr=True)
+
+
+def _errors(errors: list[Diagnostic]) -> None:
+    from safe_rope.scan.formats.plain import printable
+
+    for error in errors:
+        _write(_encoded(f"error: {printable(str(error))}\n"), to_stderr=True)
+
+
+def _summary(hits: list[Hit], scanned: int) -> str:
+    if not hits:
+        return f"no findings in {_plural(scanned, 'file')}"
+    fixes = [hit.finding.fix for hit in hits]
+    safe = sum(fix is not None and fix.safe for fix in fixes)
+    unsafe = sum(fix is not None and not fix.safe for fix in fixes)
+    with_findings = len({hit.finding.path for hit in hits})
+    message = f"{_plural(len(hits), 'finding')} in {with_findings:,} of {_plural(scanned, 'file')}"
+    if safe:
+        message += f"; {safe:,} fixable with --fix"
+    if unsafe:
+        message += f"; {unsafe:,} more with --unsafe-fixes"
+    return message
+
+
+def _fixed(counts: dict[str, int], what: str) -> str:
+    return f"{_plural(sum(counts.values()), 'finding')} {what} in {_plural(len(counts), 'file')}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+
+
+def _write(data: bytes, *, to_stderr: bool = False) -> None:
+    stream = (sys.stderr if to_stderr else sys.stdout).buffer
+    stream.write(data)
+    stream.flush()

@@ -1,0 +1,129 @@
+"""Remembers results by content, so that a second scan only reads and hashes.
+
+One SQLite file per version of the rules, in the user's cache directory: it takes concurrent runs and needs no
+clean-up. Whatever goes wrong with it, the scan goes on without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from safe_rope import __version__
+from safe_rope.scan.result import FileResult, decode, encode
+
+# About 25 MB; the oldest entries go first.
+MAX_ENTRIES = 100_000
+_CHUNK = 500
+
+
+def directory() -> Path:
+    """Return the user's cache directory for safe-rope."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification says to ignore a relative one
+        base = os.environ.get("LOCALAPPDATA", "") if sys.platform == "win32" else ""
+    return Path(base) / "safe-rope" if base else Path.home() / ".cache" / "safe-rope"
+
+
+def key(data: bytes, path: str) -> bytes:
+    """Return what identifies a result: the content, and the path, which tells rules a script from a model."""
+    digest = hashlib.blake2b(os.fsencode(path) + b"\0", digest_size=20)
+    digest.update(data)
+    return digest.digest()
+
+
+@functools.cache
+def version(rules_version: str) -> str:
+    """Return what a result depends on besides the file: rules, this package's code, and Python's grammar."""
+    digest = hashlib.blake2b(f"{rules_version} {__version__} {sys.version_info[:2]}".encode(), digest_size=8)
+    here = Path(__file__).parent
+    names = ("_json_spans", "analysis", "notebooks", "result", "source", "suppressions")
+    for name in names:
+        with contextlib.suppress(OSError):
+            digest.update((here / f"{name}.py").read_bytes())
+    return digest.hexdigest()
+
+
+class Cache:
+    """Results of earlier scans; `None` as file remembers nothing."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._connection = None if file is None else _open(file)
+
+    def get(self, files: Iterable[tuple[bytes, str]]) -> dict[str, FileResult]:
+        """Return the known results among pairs of key and path."""
+        if self._connection is None:
+            return {}
+        paths = dict(files)
+        keys = list(paths)
+        found: dict[str, FileResult] = {}
+        try:
+            for start in range(0, len(keys), _CHUNK):
+                some = keys[start : start + _CHUNK]
+                marks = ",".join("?" * len(some))
+                rows = self._connection.execute(f"SELECT key, data FROM results WHERE key IN ({marks})", some)
+                for known, data in rows:
+                    path = paths[known]
+                    with contextlib.suppress(ValueError, TypeError, LookupError):
+                        found[path] = decode(path, None if data is None else json.loads(data))
+        except sqlite3.Error:
+            self._connection = None
+        return found
+
+    def put(self, results: Iterable[tuple[bytes, FileResult]]) -> None:
+        """Remember results."""
+        if self._connection is None:
+            return
+        rows = []
+        for result_key, result in results:
+            data = encode(result)
+            rows.append((result_key, None if data is None else json.dumps(data)))
+        with contextlib.suppress(sqlite3.Error), self._connection:
+            self._connection.executemany("INSERT OR REPLACE INTO results (key, data) VALUES (?, ?)", rows)
+            self._connection.execute(
+                "DELETE FROM results WHERE id <= (SELECT MAX(id) FROM results) - ?", (MAX_ENTRIES,)
+            )
+
+    def close(self) -> None:
+        """Close the file; what was put is written."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def open_cache(rules_version: str) -> Cache:
+    """Return the cache of this user for this version of the rules."""
+    try:
+        folder = directory()
+    except RuntimeError:  # no home directory
+        return Cache(None)
+    return Cache(folder / f"scan-{version(rules_version)}.sqlite3")
+
+
+def _open(file: Path) -> sqlite3.Connection | None:
+    for attempt in range(2):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(file, timeout=2)
+            # A lost entry costs one analysis; waiting for the disk costs every scan.
+            connection.execute("PRAGMA synchronous=OFF")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS results (id INTEGER PRIMARY KEY, key BLOB UNIQUE, data TEXT)"
+            )
+            return connection
+        except sqlite3.OperationalError:  # locked for long, no space, read-only
+            return None
+        except sqlite3.DatabaseError:  # not a database any more
+            if attempt == 0:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        except OSError:
+            return None
+    return None

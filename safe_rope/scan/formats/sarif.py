@@ -1,0 +1,125 @@
+"""SARIF 2.1.0, as GitHub code scanning and editors read it.
+
+Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0", sarif-schema-2.1.0.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+from safe_rope import __version__
+from safe_rope.scan.finding import Finding
+from safe_rope.scan.result import Diagnostic, Hit
+from safe_rope.scan.rules import RULES
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+
+
+def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
+    """Return a log with one run; files that could not be scanned are notifications of the tool."""
+    rules = sorted({*RULES, *(hit.finding.rule for hit in hits)})
+    seen: Counter[tuple[str, str, str]] = Counter()
+    results = []
+    for hit in hits:
+        identity = (hit.finding.path, hit.finding.rule, hit.snippet)
+        seen[identity] += 1
+        results.append(_result(hit, rules.index(hit.finding.rule), seen[identity]))
+    run = {
+        "tool": {
+            "driver": {
+                "name": "safe-rope",
+                "semanticVersion": __version__,
+                "rules": [_rule(rule) for rule in rules],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": not errors,
+                "toolExecutionNotifications": [_notification(error) for error in errors],
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def _rule(rule_id: str) -> dict[str, Any]:
+    rule = RULES.get(rule_id)
+    if rule is None:
+        return {"id": rule_id}
+    return {
+        "id": rule.id,
+        "name": rule.name,
+        "shortDescription": {"text": rule.summary},
+        "fullDescription": {"text": rule.explanation},
+        "defaultConfiguration": {"level": rule.severity},
+    }
+
+
+def _result(hit: Hit, rule_index: int, occurrence: int) -> dict[str, Any]:
+    finding = hit.finding
+    fingerprint = hashlib.sha256(f"{finding.rule}\0{hit.snippet}\0{occurrence}".encode(errors="replace"))
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "ruleIndex": rule_index,
+        "level": finding.severity,
+        "message": {"text": finding.message},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": {"uri": _uri(finding.path)},
+                    "region": {
+                        "startLine": finding.line,
+                        "startColumn": finding.column,
+                        "endLine": finding.end_line,
+                        "endColumn": finding.end_column,
+                    },
+                }
+            }
+        ],
+        "partialFingerprints": {"safeRopeFinding/v1": fingerprint.hexdigest()},
+    }
+    if finding.fix is not None:
+        result["fixes"] = [_fix(finding)]
+    return result
+
+
+def _fix(finding: Finding) -> dict[str, Any]:
+    assert finding.fix is not None
+    replacements = [
+        {
+            "deletedRegion": {"byteOffset": edit.start, "byteLength": edit.end - edit.start},
+            "insertedContent": {"text": edit.replacement},
+        }
+        for edit in finding.fix.edits
+    ]
+    kind = "safe" if finding.fix.safe else "unsafe"
+    return {
+        "description": {"text": f"{finding.fix.description} ({kind})"},
+        "artifactChanges": [{"artifactLocation": {"uri": _uri(finding.path)}, "replacements": replacements}],
+    }
+
+
+def _notification(error: Diagnostic) -> dict[str, Any]:
+    location: dict[str, Any] = {"artifactLocation": {"uri": _uri(error.path)}}
+    if error.line > 0:
+        location["region"] = {"startLine": error.line, "startColumn": max(error.column, 1)}
+    return {
+        "level": "error",
+        "message": {"text": error.message},
+        "locations": [{"physicalLocation": location}],
+    }
+
+
+def _uri(path: str) -> str:
+    if os.path.isabs(path):
+        return Path(path).as_uri()
+    return quote_from_bytes(os.fsencode(path.replace(os.sep, "/")))

@@ -1,0 +1,25 @@
+"""The nearest known name to a wrong one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+_RULE = re.compile(r"([A-Z]+)0*([0-9]+)")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant; SR1 and SR0001 mean SR001."""
+    known = list(known)
+    wanted = _RULE.fullmatch(name)
+    best: str | None = None
+    best_ratio = 0.5
+    for candidate in known:
+        rule = _RULE.fullmatch(candidate)
+        if wanted and rule and wanted.groups() == rule.groups():
+            return candidate
+        ratio = SequenceMatcher(None, name, candidate).ratio()
+        if ratio > best_ratio:
+            best, best_ratio = candidate, ratio
+    return best

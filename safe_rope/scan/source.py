@@ -1,0 +1,67 @@
+"""Reads files and splits source into the lines that Python counts."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import tokenize
+from typing import BinaryIO
+
+# A larger file is data, not code; parsing it would take about 40 times its size of memory.
+MAX_BYTES = 20_000_000
+# Most of a notebook is the pictures in its outputs.
+MAX_NOTEBOOK_BYTES = 200_000_000
+
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+
+
+class UnreadableError(Exception):
+    """A file cannot be read, is no regular file, or is larger than `MAX_BYTES`."""
+
+
+def read(path: str) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        UnreadableError: with a message that says why.
+    """
+    try:
+        # A pipe without a writer would block for ever, so that the kind is asked before it is opened.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UnreadableError("not a regular file")
+        with open(path, "rb", buffering=0) as file:
+            return limited(file, MAX_NOTEBOOK_BYTES if path.endswith(".ipynb") else MAX_BYTES)
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
+
+
+def limited(file: BinaryIO | io.RawIOBase, limit: int = MAX_BYTES) -> bytes:
+    """Return all bytes of an open file.
+
+    Raises:
+        UnreadableError: there are more than the limit.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while piece := file.read(min(1 << 20, limit + 1 - size)):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise UnreadableError(f"larger than {limit:,} bytes, not scanned")
+    return b"".join(pieces)
+
+
+def text(source: bytes) -> str:
+    """Decode Python source by its BOM or PEP 263 declaration; undecodable bytes become U+FFFD."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        return source.decode(encoding, "replace")
+    except (SyntaxError, LookupError):
+        return source.decode("utf-8-sig", "replace")
+
+
+def lines(decoded: str) -> list[str]:
+    """Split at the line ends that Python knows: not at form feeds or Unicode separators."""
+    return _NEWLINE.split(decoded)

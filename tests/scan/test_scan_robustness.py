@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from scan_examples import BAD, run_process
+
+from safe_rope.scan import runner, source
+from safe_rope.scan.cache import Cache
+
+BROKEN = {
+    "syntax": b"import torch\ntorch.arange(3, dtype=torch.float32\n",
+    "indent": b"def f():\nx = torch.arange(1)\n",
+    "latin-1 without declaration": b"x = 'caf\xe9'  # torch.arange\n",
+    "unknown encoding": b"# coding: no-such-codec\nx = 1\n",
+    "bom and another encoding": b"\xef\xbb\xbf# coding: latin-1\nx = 1\n",
+    "utf-16": "import torch\n".encode("utf-16"),
+    "null bytes": b"import torch\n\0torch.arange(3)\n",
+    "parentheses": b"x = " + b"(" * 5000 + b"torch.arange(3)" + b")" * 5000,
+    "attributes": b"import torch\nx = torch.arange(3)" + b".x" * 20_000 + b"\n",
+    "operators": b"import torch\nx = torch.arange(3)" + b" + 1" * 20_000 + b"\n",
+    "unary": b"import torch\nx = " + b"-" * 20_000 + b"torch.arange(3)\n",
+    "blocks": b"import torch\n"
+    + b"".join(b" " * n + b"if x:\n" for n in range(150))
+    + b" " * 150
+    + b"torch.arange(n, dtype=torch.float32)\n",
+    "binary": bytes(range(256)) * 50 + b"torch.arange(",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_file_that_cannot_be_analyzed_is_one_diagnostic_and_stops_nothing(
+    project: Path, scan, name: str, jobs: str
+) -> None:
+    (project / "b.py").write_bytes(BROKEN[name])
+    for other in ("a.py", "c.py"):
+        (project / other).write_text(BAD)
+    result = scan(".", "--format", "json", "--select", "SR001", "--quiet", "--jobs", jobs)
+    document = json.loads(result.stdout)
+    assert [found["path"] for found in document["findings"]] == ["a.py", "c.py"]
+    lines = result.stderr.splitlines()
+    if name in ("attributes", "operators", "unary") and not lines:
+        assert result.exit_code == 1  # a Python whose parser takes it
+        return
+    assert result.exit_code == 2
+    (line,) = lines
+    assert line.startswith("error: b.py:")
+    assert "internal error" not in line
+    assert [error["path"] for error in document["errors"]] == ["b.py"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"# only a comment",
+        b"\xef\xbb\xbf",
+        b"\xef\xbb\xbfimport torch\n",
+        "# coding: latin-1\nx = 'é'\n".encode("latin-1"),
+        "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\nx = '€'\n".encode("cp1252"),
+        b"x = '\\d'  # invalid escape\ntorch.arange\n",
+        b"\x0c\nx = 1\r\ny = 2\rz = 3\n",
+    ],
+)
+def test_unusual_files_are_clean(project: Path, scan, content: bytes) -> None:
+    (project / "a.py").write_bytes(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = scan("a.py", "-q", "--jobs", "1")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_huge_file_is_one_diagnostic(project: Path, scan, monkeypatch) -> None:
+    monkeypatch.setattr(source, "MAX_BYTES", 10_000)
+    (project / "a.py").write_text(BAD)
+    (project / "huge.py").write_text("x = 1\n" * 2000)
+    result = scan(".", "-q")
+    assert result.exit_code == 2
+    assert result.stderr == "error: huge.py: larger than 10,000 bytes, not scanned\n"
+    assert "a.py:7" in result.stdout
+
+
+def test_a_large_file_is_scanned(project: Path, findings) -> None:
+    (project / "a.py").write_text("x = 1\n" * 100_000 + BAD)
+    (found,) = findings("a.py")
+    assert found["line"] == 100_007
+
+
+def test_symbolic_links_that_loop_are_one_diagnostic_each(project: Path, scan) -> None:
+    (project / "sub").mkdir()
+    (project / "sub" / "a.py").write_text(BAD)
+    (project / "sub" / "up").symlink_to(project)
+    (project / "one.py").symlink_to("two.py")
+    (project / "two.py").symlink_to("one.py")
+    (project / "self").symlink_to("self")
+    result = scan(".", "--format", "json", "--select", "SR001", "-q")
+    assert result.exit_code == 2
+    assert [error["path"] for error in json.loads(result.stdout)["errors"]] == [
+        "self",
+        "sub/up",
+        "one.py",
+        "two.py",
+    ]
+    assert len(result.stderr.splitlines()) == 4
+    assert [found["path"] for found in json.loads(result.stdout)["findings"]] == ["sub/a.py"]
+
+
+def test_a_directory_that_is_reached_twice_is_scanned_once(project: Path, findings) -> None:
+    (project / "real").mkdir()
+    (project / "real" / "a.py").write_text(BAD)
+    (project / "also").symlink_to("real")
+    assert len(findings(".")) == 1
+
+
+def test_what_is_no_readable_file_is_one_diagnostic(project: Path, scan) -> None:
+    os.mkfifo(project / "pipe.py")
+    (project / "gone.py").symlink_to("nowhere.py")
+    (project / ".#lock.py").symlink_to("user@host.1")
+    (project / "dir.py").mkdir()
+    (project / "dir.py" / "a.py").write_text(BAD)
+    result = scan(".", "missing.py", "-q", "--select", "SR001")
+    assert result.exit_code == 2
+    assert sorted(line.split(": ")[1] for line in result.stderr.splitlines()) == [
+        "gone.py",
+        "missing.py",
+        "pipe.py",
+    ]
+    assert "dir.py/a.py:7" in result.stdout
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_one_diagnostic(project: Path, scan) -> None:
+    (project / "a.py").write_text(BAD)
+    (project / "b.py").write_text(BAD)
+    (project / "b.py").chmod(0)
+    (project / "c").mkdir(mode=0)
+    result = scan(".", "-q")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 2
+    assert "Permission denied" in result.stderr
+
+
+def test_a_read_error_is_one_diagnostic(project: Path, scan) -> None:
+    (project / "a.py").write_text(BAD)
+    result = scan("a.py", "/proc/self/mem", "x" * 300 + ".py", "-q", "--select", "SR001")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 2
+    assert "a.py:7" in result.stdout
+
+
+def test_names_that_are_no_text_are_printed_escaped(project: Path) -> None:
+    name = b"caf\xe9.py"
+    (Path(os.fsdecode(os.fsencode(project) + b"/" + name))).write_text(BAD)
+    for style in ("text", "json", "sarif", "github"):
+        done = run_process("scan", ".", "--format", style, "--select", "SR001")
+        assert done.returncode == 1, done.stderr
+        assert b"SR001" in done.stdout
+
+
+def test_a_process_that_dies_takes_no_other_file_with_it(project: Path, monkeypatch) -> None:
+    for number in range(40):
+        (project / f"m{number}.py").write_text(BAD)
+    monkeypatch.setattr(runner, "scan_file", _die_at_7)
+    monkeypatch.setattr(runner.scan_chunk, "__defaults__", (_die_at_7,))
+    results = runner.scan_files([f"m{number}.py" for number in range(40)], Cache(None), jobs=2)
+    errors = [error for result in results.values() for error in result.errors]
+    assert [error.path for error in errors] == ["m7.py"]
+    assert "killed" in errors[0].message
+    assert sum(bool(result.hits) for result in results.values()) == 39
+
+
+_scan_file = runner.scan_file
+
+
+def _die_at_7(path: str) -> runner.Keyed:
+    if path == "m7.py":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _scan_file(path)
+
+
+def test_several_processes_give_the_same_as_one(project: Path, scan) -> None:
+    for number in range(60):
+        (project / f"m{number}.py").write_text(BAD + f"x = {number}  # noqa: SR001\n")
+    (project / "broken.py").write_text("x = (\n")
+    one = scan(".", "--jobs", "1", "--no-cache", "--format", "json")
+    three = scan(".", "--jobs", "3", "--no-cache", "--format", "json")
+    assert (one.stdout, one.stderr, one.exit_code) == (three.stdout, three.stderr, three.exit_code)
+
+
+def test_progress_is_shown_on_a_terminal_only_and_after_two_seconds(monkeypatch, capsys) -> None:
+    times = iter([0.0, 1.0, 2.5, 2.55, 3.0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = runner.Progress(2000, quiet=False)
+    for done in (100, 200, 300, 400):
+        progress.at(done)
+    progress.clear()
+    shown = capsys.readouterr().err
+    assert "200 of 2,000" in shown
+    assert "400 of 2,000" in shown
+    assert "100 of" not in shown
+    assert "300 of" not in shown
+    assert shown.endswith("\r\x1b[K")
+    times = iter([0.0, 9.0])
+    silent = runner.Progress(2000, quiet=True)
+    silent.at(1)
+    silent.clear()
+    assert capsys.readouterr().err == ""

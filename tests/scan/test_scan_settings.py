@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from scan_examples import BAD
+
+from safe_rope.scan.settings import Settings
+
+
+def _settings(project: Path, text: str) -> None:
+    (project / "pyproject.toml").write_text(f"[tool.safe-rope]\n{text}\n")
+
+
+def _paths(found: list[dict[str, object]]) -> list[object]:
+    return [item["path"] for item in found]
+
+
+def test_select_and_ignore_of_the_file_count(project: Path, scan) -> None:
+    (project / "bad.py").write_text(BAD)
+    _settings(project, 'select = ["SR002"]')
+    assert scan("bad.py").exit_code == 0
+    _settings(project, 'select = ["SR001", "SR002"]\nignore = ["SR001"]')
+    assert scan("bad.py").exit_code == 0
+    _settings(project, 'select = ["SR001"]')
+    assert scan("bad.py").exit_code == 1
+
+
+def test_select_of_the_command_line_replaces_the_files(project: Path, scan) -> None:
+    (project / "bad.py").write_text(BAD)
+    _settings(project, 'select = ["SR002"]\nignore = ["SR001"]')
+    assert scan("bad.py", "--select", "SR001").exit_code == 1
+    _settings(project, 'select = ["SR001"]')
+    assert scan("bad.py", "--ignore", "SR001").exit_code == 0
+
+
+def test_exclude_and_per_file_ignores_are_relative_to_the_file(project: Path, monkeypatch, findings) -> None:
+    for place in ("src/vendor", "tests/deep", "src/tests"):
+        (project / place).mkdir(parents=True)
+        (project / place / "m.py").write_text(BAD)
+    (project / "setup.py").write_text(BAD)
+    _settings(
+        project, 'select = ["SR001"]\nexclude = ["vendor"]\nper-file-ignores = { "tests/**" = ["SR001"] }'
+    )
+    monkeypatch.chdir(project / "src")
+    command = ("--format", "json")
+    assert _paths_of(command, "..") == ["../setup.py", "../src/tests/m.py"]
+    assert _paths_of(command, str(project / "tests")) == []
+    assert _paths_of(command, "vendor/m.py") == []
+    assert _paths_of(command, "tests/m.py") == ["tests/m.py"]
+
+
+def _paths_of(options: tuple[str, ...], *paths: str) -> list[str]:
+    import json
+
+    from click.testing import CliRunner
+
+    from safe_rope.cli.main import cli
+
+    document = json.loads(CliRunner().invoke(cli, ["scan", *options, *paths]).stdout)
+    assert document["errors"] == []
+    return [item["path"] for item in document["findings"]]
+
+
+def test_the_nearest_file_with_a_table_counts(project: Path, scan) -> None:
+    (project / "a" / "b").mkdir(parents=True)
+    (project / "a" / "b" / "m.py").write_text(BAD)
+    _settings(project, 'ignore = ["SR001"]')
+    (project / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert scan("a/b").exit_code == 0
+    _settings(project / "a", "ignore = []")
+    assert scan("a/b", "--ignore", "SR008").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('selct = ["SR001"]', "'select'"),
+        ('per_file_ignores = { "a" = ["SR001"] }', "'per-file-ignores'"),
+        ('select = ["SR1"]', "'SR001'"),
+        ('select = ["SR01"]', "'SR001'"),
+        ('ignore = ["E501"]', "E501"),
+        ('per-file-ignores = { "a" = ["SR0003"] }', "'SR003'"),
+        ('select = "SR001"', "list of strings"),
+        ("exclude = [1]", "list of strings"),
+        ("per-file-ignores = []", "table"),
+        ("= broken", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_an_error_that_names_it(project: Path, scan, text: str, said: str) -> None:
+    (project / "a.py").write_text("x = 1\n")
+    _settings(project, text)
+    result = scan("a.py")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "pyproject.toml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("vendor", "a/vendor/b.py", True),
+        ("vendor", "a/vendored/b.py", False),
+        ("*.py", "a/b/c.py", True),
+        ("a/*.py", "a/b.py", True),
+        ("a/*.py", "a/b/c.py", False),
+        ("a/**/*.py", "a/c.py", True),
+        ("a/**/*.py", "a/b/c/d.py", True),
+        ("a/**", "a/b/c.py", True),
+        ("a/", "a/b.py", True),
+        ("./a/b.py", "a/b.py", True),
+        ("a/b", "x/a/b/c.py", False),
+        ("**/b.py", "b.py", True),
+        ("test_?.py", "test_1.py", True),
+        ("test_[!1].py", "test_1.py", False),
+        ("a.b", "axb", False),
+    ],
+)
+def test_patterns(project: Path, pattern: str, path: str, matches: bool) -> None:
+    settings = Settings(os.getcwd(), frozenset(), exclude=(pattern,))
+    assert settings.excludes(path) is matches
