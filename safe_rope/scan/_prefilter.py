@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-# What cannot matter holds none of these.
-_TOKENS = (b"arange", b"linspace", b"logspace", b"cumsum", b"inv_freq", b"slopes", b"alibi", b".range(")
+# A file, function or method that cannot matter holds none of these.
+_CALLS = (b"arange", b"linspace", b"logspace", b"cumsum", b".range(")
+# numpy's and others' functions of the same name, and sums of what was made integer just before.
+_FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
+_IN_COMPANY = (
+    (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
+    (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
+    (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
+)
+_TOKENS = (*_CALLS, *(token for token, _ in _IN_COMPANY))
 _TABLES = (b"cos_cache", b"sin_cache", b"_cached_cos", b"_cached_sin")
 # Where a rule's construct can begin, once its function is kept.
 _TRIGGERS = (
@@ -30,8 +38,11 @@ _USES = (
     rb"\b%s(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*(?: *[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
     rb"|[/*] *\(?%s\b|\b%s\b[^\n]*\d\.|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\b%s\b"
 )
+# A parameter that says nothing about itself, or only that it is a dtype.
+_UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
 _TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
 _MEMBER = re.compile(rb"\n(?=    [A-Za-z_@])")
+_COMPOUND = re.compile(rb"from |import |if |elif |else\b|try\b|except\b|finally\b|with |for |while ")
 _DEFINITION = re.compile(
     rb"(?:    )?(?:@[^\n]*\n(?:[ )\]}][^\n]*\n)*?(?:    )?)*(?:async )?(def|class) (\w+)"
 )
@@ -41,13 +52,26 @@ def occurrences(text: bytes) -> list[int]:
     """Return the offsets, ascending, of what a finding can hang on; none spares the parse."""
     if b"torch" not in text and b"arange" not in text:
         return []
-    found = [offset for token in _TOKENS for offset in _all(text, token)]
+    found = [
+        offset
+        for token in _CALLS
+        for offset in _all(text, token)
+        if not _FOREIGN.search(text, *_before(offset))
+    ]
     if found and not aliased(text):
         found = [offset for offset in found if not _is_count(text, offset)]
+    for token, company in _IN_COMPANY:
+        found += [
+            offset for offset in _all(text, token) if company.search(text, max(offset - 60, 0), offset + 120)
+        ]
     found += [offset for token in _TABLES for offset in _all(text, token)]
     if b".tensor(" in text or b".full(" in text:
         found += [match.start() for match in _FACTOR.finditer(text)]
     return sorted(found)
+
+
+def _before(offset: int) -> tuple[int, int]:
+    return max(offset - 12, 0), offset
 
 
 def aliased(text: bytes) -> bool:
@@ -117,34 +141,58 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
     starts, pieces = _pieces(text, hits)
     definitions = [_DEFINITION.match(piece) for piece in pieces]
     keep = [
-        definition is None and not piece.startswith(b" ")
+        definition is None and not piece.startswith(b" ") and _may_bind(piece)
         for definition, piece in zip(definitions, pieces, strict=True)
     ]
     _keep_at(hits, starts, keep)
     for name in _called_names(pieces, definitions, keep):
         _keep_at(_all(text, name), starts, keep)
     header = 0
+    uses_self = [
+        any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in _within(hits, start, piece))
+        for start, piece in zip(starts, pieces, strict=True)
+    ]
+    wanted = set()  # the classes whose constructor tells what self.x is
     for number, piece in enumerate(pieces):
         if not piece.startswith(b" "):
             header = number
         elif keep[number]:
             keep[header] = True
+        if uses_self[number]:
+            wanted.add(header)
     result = []
     for number, piece in enumerate(pieces):
         if not piece.startswith(b" "):
             header = number
-        if keep[number] or keep[header] and (definitions[number] is None or b" __init__(" in piece):
+        if (
+            keep[number]
+            or keep[header]
+            and (definitions[number] is None or header in wanted and b" __init__(" in piece)
+        ):
             result.append(piece)
-        elif piece.count(b'"""') % 2 or piece.count(b"'''") % 2:
+        elif _is_cut_string(piece):
             return None
         else:
             result.append(b"\n" * piece.count(b"\n"))
     return b"".join(result)
 
 
+def _may_bind(piece: bytes) -> bool:
+    """Say whether a module-level statement can matter, or begins or ends within a string."""
+    return len(piece) < 400 or _COMPOUND.match(piece) is not None or _is_cut_string(piece)
+
+
+def _is_cut_string(piece: bytes) -> bool:
+    return piece.count(b'"""') % 2 == 1 or piece.count(b"'''") % 2 == 1
+
+
 def _keep_at(offsets: Iterable[int], starts: list[int], keep: list[bool]) -> None:
     for offset in offsets:
         keep[bisect_right(starts, offset) - 1] = True
+
+
+def _within(hits: list[int], start: int, piece: bytes) -> list[int]:
+    return hits[bisect_left(hits, start) : bisect_left(hits, start + len(piece))]
 
 
 def _pieces(text: bytes, hits: list[int]) -> tuple[list[int], list[bytes]]:
@@ -187,12 +235,7 @@ def _called_names(
         if kind == b"class":
             owner = name
         signature = piece[definition.end() : piece.find(b":\n", definition.end())]
-        if (
-            kept
-            and kind == b"def"
-            and name != b"forward"
-            and re.search(rb"\w+(?:,|\)|=None|: torch.dtype)", signature)
-        ):
+        if kept and kind == b"def" and name != b"forward" and _UNTYPED.search(signature):
             if name != b"__init__":
                 yield name + b"("
             elif b"config" not in signature:

@@ -40,6 +40,8 @@ def of_attribute(inference: Inference, node: ast.Attribute, place: Place) -> Val
     """Return the dtype that ``x.dtype`` is."""
     of = inference.value(node.value, place)
     source = ast.unparse(node)
+    if not of.dtype and "mask" in source:
+        return Value("dtype", source=source)  # as often integers or booleans as not
     if of.sort in ("tensor", "unknown") and of.dtype:
         return Value("dtype", dtype="inherited" if of.dtype == "float" else of.dtype, source=source)
     return Value("dtype", dtype="inherited", source=source)

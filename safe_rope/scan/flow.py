@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from safe_rope.scan import tensors
-from safe_rope.scan._scopes import Place, Scope, Site, Walk
+from safe_rope.scan._scopes import Place, Scope, Site, Walk, children
 from safe_rope.scan._values import PINNED, Value
 from safe_rope.scan.inference import Inference
 
 _MAX_VARIABLES = 3
 _NUMERIC = tensors._FLOATED - {"mean", "std", "softmax", "log_softmax"}
+
+
+Use = tuple[ast.Name, tuple[ast.AST, ...], Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Flow:
         self._walk = walk
         self._inference = inference
         self._by_scope: dict[int, list[tuple[ast.AST, Place]]] | None = None
+        self._reads: dict[int, dict[str, list[Use]]] = {}
 
     def steps(self, site: Site, *, through_casts: bool = False) -> Iterator[Step]:
         """Yield the first floating operations on a value; ``through_casts``: of a value that already floats."""
@@ -172,20 +176,26 @@ class Flow:
         target = assign.targets[0]
         if variables >= _MAX_VARIABLES or len(assign.targets) != 1 or not isinstance(target, ast.Name):
             return
-        for statement, where in self._statements(place.scope):
+        for name, ancestors, where in self._uses(place.scope, target.id):
             if where.order <= place.order:
                 continue
-            for name, ancestors in _uses(statement, target.id):
-                reaching = self._inference.names.bindings(target.id, where)
-                if any(binding.value is value for binding in reaching):
-                    yield from self._climb(name, ancestors, where, casts, variables + 1)
+            reaching = self._inference.names.bindings(target.id, where)
+            if any(binding.value is value for binding in reaching):
+                yield from self._climb(name, ancestors, where, casts, variables + 1)
 
-    def _statements(self, scope: Scope) -> list[tuple[ast.AST, Place]]:
-        if self._by_scope is None:
-            self._by_scope = {}
-            for statement, place in self._walk.statements:
-                self._by_scope.setdefault(id(place.scope), []).append((statement, place))
-        return self._by_scope.get(id(scope), [])
+    def _uses(self, scope: Scope, name: str) -> list[Use]:
+        """Return where a scope reads a name; one walk per scope serves every name."""
+        if id(scope) not in self._reads:
+            if self._by_scope is None:
+                self._by_scope = {}
+                for statement, place in self._walk.statements:
+                    self._by_scope.setdefault(id(place.scope), []).append((statement, place))
+            reads: dict[str, list[Use]] = {}
+            for statement, place in self._by_scope.get(id(scope), []):
+                for node, ancestors in _names_in(statement):
+                    reads.setdefault(node.id, []).append((node, ancestors, place))
+            self._reads[id(scope)] = reads
+        return self._reads[id(scope)].get(name, [])
 
 
 def _makes_float(operation: ast.operator, other: Value, on_left: bool) -> bool:
@@ -197,11 +207,13 @@ def _makes_float(operation: ast.operator, other: Value, on_left: bool) -> bool:
     return False
 
 
-def _uses(statement: ast.AST, name: str) -> Iterator[tuple[ast.Name, tuple[ast.AST, ...]]]:
+def _names_in(statement: ast.AST) -> Iterator[tuple[ast.Name, tuple[ast.AST, ...]]]:
     stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
     while stack:
         node, ancestors = stack.pop()
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            yield node, ancestors
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                yield node, ancestors
+            continue
         below = (*ancestors, node)
-        stack += [(child, below) for child in ast.iter_child_nodes(node)]
+        stack += [(child, below) for child in children(node)]

@@ -102,7 +102,8 @@ def _function(inference: Inference, call: Call, name: str, place: Place) -> Valu
     if given is not None and name not in ("softmax",):
         dtype = inference.value(given.value, given.place)
         if dtype.sort != "none":
-            return tensor(dtype.dtype or "inherited", whole=True if name in ("ones", "zeros") else None)
+            unknown = "" if dtype.sort == "dtype" else "inherited"
+            return tensor(dtype.dtype or unknown, whole=True if name in ("ones", "zeros") else None)
     if name in _FILLED:
         return tensor("default", whole=True if name in ("ones", "zeros") else None)
     if name in _RANDOM:

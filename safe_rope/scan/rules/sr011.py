@@ -23,7 +23,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a registration of a cos or sin table."""
     if call is None or (kept := registration(site, call)) is None:
         return None
-    name, tensor, _ = kept
+    name, tensor, parameter = kept
+    if parameter:
+        return None
     value = file.value(tensor, site.place)
     if (
         value.sort == "none"
@@ -58,7 +60,7 @@ RULE = Rule(
     severity="note",
     summary="cos and sin tables cached where a cast lowers them",
     explanation=__doc__,
-    functions=("register_buffer", "Buffer", "Parameter"),
+    functions=("register_buffer", "Buffer"),
     check=check,
     VALID=(
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self):\n"
