@@ -7,7 +7,8 @@ import textwrap
 import click
 
 from safe_rope.scan.nearest import nearest
-from safe_rope.scan.rules import RULES, Rule
+from safe_rope.scan.rules import RULES
+from safe_rope.scan.rules._rule import Rule
 
 
 @click.command("rule")

@@ -23,12 +23,13 @@ def scan_source(data: bytes, path: str) -> FileResult:
     findings, errors = _analyze(data, path)
     if errors:
         return FileResult(path, errors=errors)
+    commented = suppressions.matter(data, has_findings=bool(findings))
+    if not findings and not commented:
+        return FileResult(path)
     decoded = source.text(data)
-    comments = suppressions.find(data, decoded)
-    hits: tuple[Hit, ...] = ()
-    if findings:
-        lines = source.lines(decoded)
-        hits = tuple(_hit(finding, finding, lines, comments) for finding in findings)
+    comments = suppressions.find(decoded) if commented else ()
+    lines = source.lines(decoded)
+    hits = tuple(_hit(finding, finding, lines, comments) for finding in findings)
     return FileResult(path, hits, comments, generated_from(data) if hits else None)
 
 
@@ -61,7 +62,9 @@ def _scan_notebook(data: bytes, path: str) -> FileResult:
         return FileResult(path, errors=(Diagnostic(path, 0, 0, str(error)),))
     code = notebook.source.encode()
     findings, errors = _analyze(code, path)
-    comments = suppressions.find(code, notebook.source)
+    comments: tuple[Suppression, ...] = ()
+    if suppressions.matter(code, has_findings=bool(findings)):
+        comments = suppressions.find(notebook.source)
     lines = notebook.raw.split("\n")
     hits = tuple(_hit(finding, _in_file(finding, notebook), lines, comments) for finding in findings)
     moved = []

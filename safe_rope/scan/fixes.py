@@ -49,7 +49,11 @@ def through_integers(file: File, call: Call, place: Place, cast: str | None = No
     to the same dtype, once, whatever the allocating call is intercepted by.
     """
     values = file.bounds(call)
-    if not is_editable(call) or not values or any(value.whole is False for value in values):
+    if (
+        not is_editable(call)
+        or not values
+        or any(value.whole is not True and (value.is_float or value.whole is False) for value in values)
+    ):
         return None
     whole = all(value.whole for value in values)
     given = call.keywords.get("dtype")

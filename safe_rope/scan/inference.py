@@ -15,7 +15,7 @@ from safe_rope.scan.names import Argument, Call, Names
 _DEPTH = 40
 # Tensors of these names hold indices or counts whatever their dtype is called elsewhere.
 _INTEGER_TENSORS = re.compile(
-    r"(?:\w+_)?(?:ids?|idx|indices|index|labels?|lengths?|lens|cu_seqlens|seqlens|tokens)"
+    r"(?:\w+_)?(?:ids?|idx|indices|index|labels?|lengths?|lens|cu_seqlens|seqlens|tokens|positions)"
 )
 _DEVICES = re.compile(r"(?:\w+_)?(?:device|dev|cuda|gpu|rank|device_type)\d?")
 _SHAPES = re.compile(r"(?:\w+_)?(?:shape|size|sizes|dims)")
@@ -152,6 +152,8 @@ class Inference:
         if not bindings:
             return dtypes.named(self.names.qualify(node, place)) or self._by_name(node.id)
         value = self._joined(bindings)
+        if value.sort == "tensor" and not value.dtype and _INTEGER_TENSORS.fullmatch(node.id):
+            return tensors.tensor("int")
         return value if value.sort not in ("unknown", "none") else join([self._by_name(node.id)])
 
     @staticmethod

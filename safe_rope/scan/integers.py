@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Fields of configurations (and attributes copied from them) that are counts or sizes.
 _KNOWN_INTEGERS = re.compile(
     r"(?:num|n)_\w+|(?:\w+_)?(?:size|dim|dims|hidden_size|d_model|d_head|d_ff|ndim|width|height|depth|length|len|stride)"
-    r"|(?:\w+_)?max_(?:position_embeddings|positions|seq_len|seq_length|length|len|seqlen)\w*"
+    r"|dim_\w+|(?:\w+_)?max_(?:position_embeddings|positions|seq_len|seq_length|length|len|seqlen)\w*"
     r"|(?:\w+_)?(?:layers|heads|tokens|channels|patches|positions|codebooks|classes|labels|timescales)"
     r"|n_(?:embd|head|ctx|positions|layer)|block_size|vocab_size|rotary_ndims|embedding_dim|demb"
 )

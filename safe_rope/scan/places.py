@@ -21,7 +21,7 @@ _CONSTRUCTORS = {
 }  # fmt: skip
 _CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
 _ROTARY = re.compile(
-    r"rope|rotary|rotate|sinus|inv_?freq|freqs?_?cis|alibi|pos(?:ition)?(?:al)?_?(?:emb|enc|table)|timescale|cos_sin",
+    r"rope|yarn|rotary|rotate|sinus|inv_?freq|freqs?_?cis|alibi|pos(?:ition)?(?:al)?_?(?:emb|enc|table)|timescale|cos_sin",
     re.IGNORECASE,
 )
 _FORWARD = re.compile(r"forward|__call__|_*forward\w*|call")

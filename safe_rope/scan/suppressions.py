@@ -17,7 +17,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from safe_rope.scan.nearest import nearest
 from safe_rope.scan.result import Suppression
 
-_CANDIDATE = re.compile(rb"noqa|safe-rope:", re.IGNORECASE)
+_NAMES_OURS = re.compile(rb"noqa[^\r\n]*sr\d|safe-rope:")
 _CODE = r"[A-Za-z]+[0-9]+"
 _NOQA = re.compile(rf"#\s*noqa\b(?P<colon>\s*:\s*(?P<codes>{_CODE}(?:[\s,]+{_CODE}\b)*)?)?", re.IGNORECASE)
 _IGNORE = re.compile(r"#\s*safe-rope:\s*ignore\b(?:\s*\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
@@ -27,10 +27,19 @@ _LAYOUT = frozenset(
 )
 
 
-def find(source: bytes, decoded: str) -> tuple[Suppression, ...]:
-    """Return the suppressions of one file that parses; the prefilter makes this free for most files."""
-    if not _CANDIDATE.search(source):
-        return ()
+def matter(source: bytes, *, has_findings: bool) -> bool:
+    """Return whether a file need be tokenized for its suppressions; most need not.
+
+    Without findings only comments that name a rule matter: they are unused.
+    """
+    lowered = source.lower()
+    if b"noqa" not in lowered and b"safe-rope:" not in lowered:
+        return False
+    return has_findings or _NAMES_OURS.search(lowered) is not None
+
+
+def find(decoded: str) -> tuple[Suppression, ...]:
+    """Return the suppressions of one file that parses."""
     found: list[Suppression] = []
     try:
         for first, last, comments in _statements(decoded):

@@ -28,7 +28,7 @@ _NO_POSITIONS = re.compile(
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a linspace or logspace of positions whose dtype is not pinned."""
-    if call is None or call.function not in ("torch.linspace", "torch.logspace"):
+    if call is None or not call.complete or call.function not in ("torch.linspace", "torch.logspace"):
         return None
     given = call.keywords.get("dtype")
     dtype = file.value(given.value, given.place) if given is not None else None

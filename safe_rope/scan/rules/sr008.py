@@ -19,7 +19,7 @@ from safe_rope.scan.file import File, Report
 from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
 
-_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?", re.IGNORECASE)
+_FREQUENCIES = re.compile(r"(?:\w*_)?inv_?freqs?(?:_\w*)?", re.IGNORECASE)
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -45,9 +45,14 @@ def registration(site: Site, call: Call) -> tuple[str, ast.expr, bool] | None:
     function = call.node.func
     if isinstance(function, ast.Attribute) and function.attr == "register_buffer":
         name, tensor = call.argument(0, "name"), call.argument(1, "tensor")
-        if name is None or tensor is None or not isinstance(name.value, ast.Constant):
+        if name is None or tensor is None:
             return None
-        return str(name.value.value), tensor.value, False
+        parts = name.value.values if isinstance(name.value, ast.JoinedStr) else [name.value]
+        return (
+            "".join(str(part.value) for part in parts if isinstance(part, ast.Constant)),
+            tensor.value,
+            False,
+        )
     last = call.function.rpartition(".")[2]
     if last not in ("Buffer", "Parameter") or not call.function.startswith("torch.") or not call.positional:
         return None
