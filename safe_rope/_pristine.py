@@ -7,7 +7,7 @@ a lock until it has put it back, so that two threads can neither see nor restore
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -22,6 +22,16 @@ class _ThreadState(threading.local):
 
 thread = _ThreadState()
 """``depth``: open pristine sections of this thread; ``outer_default``: the default dtype before."""
+
+
+def remember_device_constructors(names: Iterable[str]) -> None:
+    """Tell torch that a ``torch.device`` context redirects the true constructors of these ``names``.
+
+    torch asks once in a process which functions those are, and keeps the answer. Asked while zero.Init's
+    wrappers stand there it remembers the wrappers, and no ``torch.device("meta")`` works any more, ever.
+    """
+    known = torch.utils._device._device_constructors()
+    known.update(getattr(torch._C._VariableFunctions, name) for name in names)
 
 
 @contextmanager

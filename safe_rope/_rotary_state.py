@@ -118,10 +118,14 @@ class RotaryState:
         length = position_ids.max() + 1
         if frequencies.long_table is None:
             self._follow_dynamic_ntk(module, frequencies, length)
-            return frequencies.table.lookup(position_ids)
+            if frequencies.table is frequencies.original_table:
+                return frequencies.table.lookup(position_ids)
+            # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
+            cos, sin = frequencies.table.lookup(position_ids.cpu())
+            return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
-            # Asking which set applies would stop the device: both are looked up, and one is chosen there.
+            # Asking which set applies would stop the device: both are looked up, one is chosen.
             long = frequencies.long_table.lookup(position_ids)
             short = frequencies.original_table.lookup(position_ids)
             return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])
@@ -152,6 +156,11 @@ class RotaryState:
 
     def _follow_dynamic_ntk(self, module: nn.Module, frequencies: Frequencies, length: torch.Tensor) -> None:
         spec = frequencies.spec
+        if not hasattr(module, "original_max_seq_len"):
+            # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
+            if length > (spec.max_position_embeddings or 0):
+                self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu()))
+            return
         # Grow with the longest sequence seen, come back once a sequence fits the trained length.
         name = f"{frequencies.prefix}max_seq_len_cached"
         trained = spec.max_position_embeddings or 0
@@ -179,7 +188,7 @@ class RotaryState:
         self.row_cache, self._rows = shared_rows(frequencies.table, length, self.layout), None
         self._placed.pop("cos_cached", None)
         self._placed.pop("sin_cached", None)
-        module.max_seq_len_cached = length
+        module.max_seq_len_cached = length  # type: ignore[assignment]
 
     # ------------------------------------------------------------------ the buffers that outside code reads
 
@@ -281,7 +290,8 @@ def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor)
             divisor = spec.factor or 1.0
         else:
             inv_freq = spec.inv_freq()
-    return shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
+    table: Table = shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
+    return table
 
 
 def _divides_positions(module: nn.Module, spec: RopeSpec) -> bool:

@@ -20,7 +20,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 class RowCache:
     """cos and sin for positions 0 to length - 1, for every module that asks for the same.
 
-    Two copies a device: one that only ``forward`` reads, and one that modules show as their buffers, where
+    Two copies a device: one that only ``forward`` reads, and one that the modules show as buffers, where
     outside code can write to it (through ``.data`` even unnoticed).
     """
 

@@ -2,19 +2,21 @@
 
 A truthful constructor returns FP32 where zero.Init would have returned BF16. A buffer should stay so; a
 parameter must not, or partitions, memory and optimizer groups change. So such a tensor is marked with its
-*shadow dtype*. A torch function mode replays every operation that has a marked input on meta tensors of the
-shadow dtypes, marks the outputs whose dtype comes out different, and ``nn.Parameter`` casts marked data once.
+*shadow dtype*. A torch function mode applies torch's rules of type promotion to the shadow dtypes of every
+operation with a marked input, marks the outputs whose dtype comes out different, and ``nn.Parameter`` casts
+marked data once.
+
+The rules, and not the operation itself on meta tensors: on first use torch imports the Python code of its
+meta kernels, and that import fails half way while zero.Init has ``torch.Tensor.__new__`` replaced.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,8 +31,21 @@ logger = logging.getLogger(__name__)
 _marks: dict[int, tuple[weakref.ref[torch.Tensor], torch.dtype]] = {}
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_SAME_DTYPE = (torch.Tensor.__deepcopy__, torch.Tensor.cpu, torch.Tensor.cuda)
-_DEVICE_NAME = re.compile(r"(cpu|cuda|xpu|mps|npu|hpu|mlu|ipu|xla)(:\d+)?")
+_LIKE_FIRST = {
+    torch.Tensor.__deepcopy__,
+    torch.Tensor.view_as,
+    torch.Tensor.expand_as,
+    torch.Tensor.reshape_as,
+}
+_CONVERSIONS = {
+    torch.Tensor.to,
+    torch.Tensor.type,
+    torch.Tensor.type_as,
+    torch.Tensor.float,
+    torch.Tensor.double,
+    torch.Tensor.half,
+    torch.Tensor.bfloat16,
+}
 
 
 def mark(tensor: torch.Tensor, shadow: torch.dtype | None) -> None:
@@ -69,6 +84,9 @@ class _ShadowMode(TorchFunctionMode):
         if func == _SET_DATA:
             return _set_data(func, *args)
         result = func(*args, **kwargs)
+        if func in _CONVERSIONS and result is args[0]:
+            # Nothing to convert here, but without the guard this would be another tensor of another dtype.
+            result = result.view_as(result)
         try:
             _mark_outputs(func, args, kwargs, inputs, result)
         except Exception:
@@ -88,66 +106,49 @@ def _set_data(func: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any
 def _mark_outputs(
     func: Callable[..., Any], args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], result: Any
 ) -> None:
-    outputs = list(_tensors(result))
     known = {id(tensor) for tensor in inputs}  # an in-place result keeps the mark it has
-    fresh = [i for i, tensor in enumerate(outputs) if tensor.is_floating_point() and id(tensor) not in known]
-    if not fresh:
-        return
-    if func in _SAME_DTYPE:
-        mark(outputs[0], shadow_dtype(args[0]))
-        return
-    try:
-        replayed = list(_tensors(_replay(func, args, kwargs)))
-        shadows = [replayed[i].dtype for i in fresh]
-    except Exception:
-        shadows = _promoted(args, kwargs, inputs, [outputs[i].dtype for i in fresh])
-    for i, shadow in zip(fresh, shadows, strict=True):
-        mark(outputs[i], shadow)
+    for output in _tensors(result):
+        if output.is_floating_point() and id(output) not in known:
+            mark(output, _output_shadow(func, args, kwargs, inputs, output.dtype))
 
 
-def _replay(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.device("meta"))
-        outer = _pristine.thread.outer_default
-        if outer is not None:
-            stack.enter_context(_default_dtype(outer))
-        return func(*_on_meta(args), **_on_meta(kwargs))
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(previous)
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        dtype = shadow_dtype(value) or value.dtype
-        return torch.empty_strided(value.size(), value.stride(), dtype=dtype, device="meta")
-    if isinstance(value, torch.device) or (isinstance(value, str) and _DEVICE_NAME.fullmatch(value)):
-        return torch.device("meta")
-    if type(value) in (list, tuple):
-        return type(value)(_on_meta(item) for item in value)
-    if type(value) is dict:
-        return {key: _on_meta(item) for key, item in value.items()}
-    return value
-
-
-def _promoted(
-    args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], actual: list[torch.dtype]
-) -> list[torch.dtype]:
-    """Type promotion of the shadow dtypes, for an operation that meta tensors cannot do."""
-    floating = [tensor for tensor in inputs if tensor.is_floating_point()]
-    if not floating or any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+def _output_shadow(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    inputs: list[torch.Tensor],
+    actual: torch.dtype,
+) -> torch.dtype:
+    """Return the dtype that an output of dtype ``actual`` would have had."""
+    if func in _LIKE_FIRST:
+        return _dtype_without_guard(inputs[0])
+    if func in _CONVERSIONS and (len(inputs) > 1 or not _keeps_dtype(func, args, kwargs)):
+        return _dtype_without_guard(inputs[1]) if len(inputs) > 1 else actual
+    if any(hasattr(value, "dtype") and not isinstance(value, torch.Tensor) for value in args):
+        return actual  # a NumPy array brings its own
+    if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
         return actual
+    floating = [tensor for tensor in inputs if tensor.is_floating_point()]
+    if not floating:
+        outer = _pristine.thread.outer_default
+        return outer if outer is not None and actual == torch.get_default_dtype() else actual
+    # A tensor of no dimensions does not take part where there is one that has some.
+    floating = [tensor for tensor in floating if tensor.dim() > 0] or floating
     real = functools.reduce(torch.promote_types, [tensor.dtype for tensor in floating])
-    shadow = functools.reduce(torch.promote_types, [shadow_dtype(t) or t.dtype for t in floating])
-    return [shadow if dtype == real else dtype for dtype in actual]
+    if actual != real:
+        return actual  # autocast, or an operation with a rule of its own
+    return functools.reduce(torch.promote_types, [_dtype_without_guard(tensor) for tensor in floating])
+
+
+def _dtype_without_guard(tensor: torch.Tensor) -> torch.dtype:
+    return shadow_dtype(tensor) or tensor.dtype
+
+
+def _keeps_dtype(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a conversion of one tensor names a device and no dtype."""
+    if func != torch.Tensor.to:
+        return False
+    return not any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -220,11 +221,15 @@ def tidy() -> None:
 
 
 def _put_on_stack(mode: _ShadowMode) -> None:
-    # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. A torch.device
-    # context insists on the very bottom where torch places it there itself.
+    # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. Only the mode of
+    # torch.set_default_device insists on being below everything; that of `with torch.device(...)` does not.
     modes = _pop_all()
-    at = 1 if modes and isinstance(modes[0], DeviceContext) and hasattr(modes[0], "prev_mode") else 0
+    at = 1 if modes and isinstance(modes[0], DeviceContext) and _insists_on_bottom(modes[0]) else 0
     _push_all([*modes[:at], mode, *modes[at:]])
+
+
+def _insists_on_bottom(context: DeviceContext) -> bool:
+    return hasattr(context, "prev_mode") and hasattr(context, "old_device")
 
 
 def _take_off_stack(mode: _ShadowMode) -> bool:

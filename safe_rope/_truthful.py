@@ -10,10 +10,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from safe_rope import _pristine, _shadow
 
 logger = logging.getLogger(__name__)
+
+CONSTRUCTORS = ("tensor", "empty", "zeros", "ones", "full", "arange", "eye", "randn")
+"""The functions of ``torch`` that zero.Init replaces, besides ``torch.Tensor.__new__``."""
 
 
 class _ThreadState(threading.local):
@@ -44,17 +48,31 @@ class _Policy(NamedTuple):
     device: torch.device | None
 
 
+class _DeviceProbe(TorchFunctionMode):
+    """Sees which device the function under ours asks torch for, before any ambient device takes part."""
+
+    device: torch.device | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") is not None:
+            self.device = torch.device(kwargs["device"])
+        elif getattr(func, "__name__", None) in CONSTRUCTORS:
+            kwargs["device"] = torch.device("cpu")  # never meta: see _shadow on importing its kernels here
+        return func(*args, **kwargs)
+
+
 def _learn(inner: Callable[..., Any], name: str) -> _Policy | None:
     """Ask ``inner`` for empty FP32 and FP16 tensors; None if it lowers nothing or does not understand."""
     sample: tuple[Any, ...] = {"tensor": ([],), "full": ((0,), 0.0), "__new__": (torch.Tensor, 0)}.get(
         name, (0,)
     )
     try:
-        with torch.device("meta"), torch.no_grad():  # a device of its own shows only against another one
+        with torch.no_grad(), _DeviceProbe() as probe:
             single, half = (inner(*sample, dtype=dtype) for dtype in (torch.float32, torch.float16))
-        if single.dtype != half.dtype:
-            return None
-        return _Policy(single.dtype, None if single.device.type == "meta" else single.device)
+        return _Policy(single.dtype, probe.device) if single.dtype == half.dtype else None
     except Exception:
         logger.debug("cannot learn what %r does to a dtype; leaving it as it is", inner, exc_info=True)
         return None
@@ -78,6 +96,7 @@ class Session:
 
     def install(self, targets: list[Target]) -> None:
         """Put ours around every target; all of them or none."""
+        _pristine.remember_device_constructors(name for owner, name, _ in targets if owner is torch)
         try:
             for owner, name, plain in targets:
                 before = vars(owner)[name]

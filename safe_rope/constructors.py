@@ -22,11 +22,10 @@ import torch
 import wrapt
 
 from safe_rope import _pristine, _shadow
-from safe_rope._truthful import Session, Target, new_tensor
+from safe_rope._truthful import CONSTRUCTORS, Session, Target, new_tensor
 from safe_rope.errors import IncompatibleVersionError
 
-CONSTRUCTORS = ("tensor", "empty", "zeros", "ones", "full", "arange", "eye", "randn")
-"""The functions of ``torch`` that zero.Init replaces, besides ``torch.Tensor.__new__``."""
+__all__ = ["CONSTRUCTORS", "ConstructorGuard", "interception_active", "pristine"]
 
 _MODULE = "deepspeed.runtime.zero.partition_parameters"
 _CLASS = "InsertPostInitMethodToModuleSubClasses"

@@ -123,7 +123,7 @@ class _Registry:
                         self._add(patch)
                 except Exception as error:  # a broken plugin must not take the others with it
                     warnings.warn(
-                        f"the safe_rope patch {point.name!r} ({point.value}) cannot be loaded and is ignored: "
+                        f"safe_rope patch {point.name!r} ({point.value}) cannot be loaded and is left out: "
                         f"{type(error).__name__}: {error}",
                         PrecisionWarning,
                         stacklevel=2,

@@ -63,16 +63,16 @@ class CosSin(torch.Tensor):
 
     @staticmethod
     def __new__(cls, table: torch.Tensor) -> CosSin:
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self = torch.Tensor._make_wrapper_subclass(
             cls, table.size(), strides=table.stride(), dtype=table.dtype, device=table.device
         )
         self.table = table
-        return self  # type: ignore[no-any-return]
+        return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
@@ -109,7 +109,7 @@ class CosSin(torch.Tensor):
     def data_ptr(self) -> int:
         return self.table.data_ptr()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CosSin({self.table!r})"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

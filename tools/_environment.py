@@ -128,6 +128,7 @@ class Environment:
         """
         self._claim_folder()
         with open(self.folder / LOCK_NAME, "a") as lock:
+            self._forget_broken_helper(lock.fileno())
             self._lock(lock.fileno(), fcntl.LOCK_SH)
             while self._missing_steps():
                 fcntl.flock(lock, fcntl.LOCK_UN)
@@ -136,6 +137,16 @@ class Environment:
                 # Not atomic, hence the loop: somebody else may get in between.
                 fcntl.flock(lock, fcntl.LOCK_SH)
             yield
+
+    def _forget_broken_helper(self, descriptor: int) -> None:
+        """Have the helper built again if a program was killed in it: torch waits for ever for such a lock."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # somebody uses the environment: the lock may be theirs
+        if any(self.extensions.glob("*/lock")):
+            say("DeepSpeed's C++ helper is half built; making it again")
+            self._record({step: digest for step, digest in self._done().items() if step != "helper"})
 
     def _lock(self, descriptor: int, kind: int) -> None:
         try:
@@ -176,6 +187,11 @@ class Environment:
             return {}
         return done if isinstance(done, dict) and self.python.exists() else {}
 
+    def _record(self, done: dict[str, str]) -> None:
+        unfinished = self.folder / f"{STEPS_NAME}.new"
+        unfinished.write_text(json.dumps(done, indent=1))
+        unfinished.replace(self.folder / STEPS_NAME)
+
     def _missing_steps(self) -> list[str]:
         done = self._done()
         return [step for step, digest in self._wanted().items() if done.get(step) != digest]
@@ -188,7 +204,7 @@ class Environment:
             steps[step]()
             done = {} if step == "packages" else self._done()
             done[step] = self._wanted()[step]
-            _write_whole(self.folder / STEPS_NAME, json.dumps(done, indent=1))
+            self._record(done)
             say(f"  done in {time.monotonic() - started:.0f} s")
 
     def _packages(self) -> None:
@@ -245,9 +261,3 @@ class Environment:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(path)

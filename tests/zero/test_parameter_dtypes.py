@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ def view_of_filled() -> torch.Tensor:
 
 def masked() -> torch.Tensor:
     table = torch.arange(12, dtype=FP32) / 7
-    return table[table > 0.5]  # its shape depends on data: there is no meta replay
+    return table[table > 0.5]  # its shape depends on data
 
 
 def assigned() -> torch.Tensor:
@@ -63,6 +65,20 @@ RECIPES: dict[str, Callable[[], torch.Tensor]] = {
     ".float()": lambda: torch.arange(5, dtype=FP32).div(3).float(),
     "linspace": lambda: torch.linspace(0, 1, 5),
     "integer division": lambda: torch.arange(0, 10) / 7,
+    "times a scalar tensor": lambda: torch.full((3,), 0.1, dtype=FP32) * torch.linspace(2, 3, 1)[0],
+    "scalar times linspace": lambda: torch.linspace(0, 1, 5) * torch.full((), 0.1, dtype=FP32),
+    "times linspace": lambda: torch.linspace(0, 1, 5) * torch.full((5,), 0.1, dtype=FP32),
+    "integers times": lambda: torch.arange(5) * torch.full((5,), 0.1, dtype=FP32),
+    "integers times scalar": lambda: torch.arange(5) * torch.full((), 0.1, dtype=FP32),
+    "to another": lambda: torch.linspace(0, 1, 5).to(torch.ones(1, dtype=FP32)),
+    "type_as another": lambda: torch.ones(5, dtype=FP32).type_as(torch.linspace(0, 1, 5)),
+    "expand_as": lambda: torch.ones(1, dtype=FP32).expand_as(torch.linspace(0, 1, 5)).contiguous(),
+    "where": lambda: torch.where(torch.arange(5) > 2, torch.full((5,), 0.1, dtype=FP32), 0.0),
+    "matmul": lambda: torch.eye(5, dtype=FP32) @ torch.full((5, 2), 0.1, dtype=FP32),
+    "outer": lambda: torch.outer(torch.arange(3, dtype=FP32), torch.full((4,), 0.1, dtype=FP32)),
+    "deepcopy": lambda: copy.deepcopy(torch.full((3,), 0.1, dtype=FP32)),
+    "ones_like with dtype": lambda: torch.ones_like(torch.ones(3, dtype=FP32), dtype=torch.float64),
+    "numpy": lambda: torch.from_numpy(np.linspace(0, 1, 5, dtype=np.float32)),
     "uniform_": lambda: torch.empty(5, dtype=FP32).uniform_(),
 }
 
@@ -75,8 +91,6 @@ class Holder(nn.Module):
         self.weight = nn.Parameter(recipe())
         self.keyword = nn.Parameter(data=recipe(), requires_grad=False)
         self.linear = nn.Linear(3, 3, dtype=FP32)
-        self.linear.bias_dtype = self.linear.bias.dtype
-        self.lazy = nn.LazyLinear(3, dtype=FP32)
         self.replaced = nn.Parameter(torch.linspace(0, 1, 3))
         self.replaced.data = torch.ones(3, dtype=FP32)
         self.seen = {name: p.dtype for name, p in self.named_parameters()}
@@ -134,12 +148,12 @@ def test_buffers_stay_what_they_were_asked_to_be() -> None:
             super().__init__()
             positions = torch.arange(0, 8, 2, dtype=FP32)
             self.register_buffer("inv_freq", 1.0 / 10000 ** (positions / 8))
-            self.register_buffer("half", torch.ones(3, dtype=torch.float16))
+            self.register_buffer("fp16", torch.ones(3, dtype=torch.float16))
             self.register_buffer("low", torch.ones(3))
 
     with ConstructorGuard(), zero_init():
         buffers = Buffers()
-    assert (buffers.inv_freq.dtype, buffers.half.dtype, buffers.low.dtype) == (
+    assert (buffers.inv_freq.dtype, buffers.fp16.dtype, buffers.low.dtype) == (
         FP32,
         torch.float16,
         torch.bfloat16,
@@ -156,7 +170,20 @@ def test_a_parameter_and_its_data_keep_sharing_storage() -> None:
         assert first.data_ptr() == second.data_ptr() == data.data_ptr()
 
 
-PRISTINE = ["ones", "no dtype", "float64", "mamba A_log", "cat", "linspace", "integer division", ".float()"]
+def test_an_uninitialized_parameter_has_the_dtype_it_has_without_the_guard() -> None:
+    def made() -> torch.dtype:
+        parameter = nn.UninitializedParameter(dtype=FP32)
+        parameter.materialize((2, 3))
+        return parameter.dtype
+
+    with zero_init():
+        stock = made()
+        with ConstructorGuard():
+            assert made() == stock == torch.bfloat16
+
+
+NOT_HERE = ["uniform_", "data", "assigned data"]
+PRISTINE = [name for name in RECIPES if name not in NOT_HERE]
 
 
 @pytest.mark.parametrize("guard", [False, True], ids=["no guard", "guard"])

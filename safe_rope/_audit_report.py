@@ -1,0 +1,220 @@
+"""What an audit found: findings, one row for each measured position, and their text and JSON forms."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from safe_rope.errors import DamagedTablesError
+
+Severity = Literal["damaged", "note", "unknown"]
+Verdict = Literal["ok", "damaged", "unknown"]
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about one rotary module that somebody should know.
+
+    Attributes:
+        path: the module's path in the model.
+        module_class: the module's class, with its Python module.
+        what: the tensor ("inv_freq", "cos_cached, sin_cached"), "forward", "config" or "application".
+        severity: "damaged": the positions are wrong. "unknown": the audit cannot tell. "note": neither.
+        source: where it comes from, in words.
+        dtype: the dtype of what was measured.
+        phase_error_rad: the largest error of a phase, in radians; see `safe_rope.audit.audit`.
+        cos_error: the largest absolute error of cos or sin, where these were measured.
+        first_bad_position: the first measured position whose phase is off by more than 0.1 rad.
+        first_damaged_position: the first measured position beyond the tolerance.
+        protected: whether the module is protected by safe_rope.
+    """
+
+    path: str
+    module_class: str
+    what: str
+    severity: Severity
+    source: str
+    dtype: str | None = None
+    phase_error_rad: float | None = None
+    cos_error: float | None = None
+    first_bad_position: int | None = None
+    first_damaged_position: int | None = None
+    protected: bool = False
+
+    def describe(self) -> str:
+        """Return the finding in one line, without its path."""
+        parts = [f"{self.severity}: {self.what}: {self.source}"]
+        if self.phase_error_rad is not None:
+            parts.append(f"phase error {self.phase_error_rad:.3g} rad")
+        if self.cos_error is not None:
+            parts.append(f"cos error {self.cos_error:.3g}")
+        if self.first_damaged_position is not None:
+            parts.append(f"wrong from position {self.first_damaged_position}")
+        if self.first_bad_position is not None:
+            parts.append(f"over 0.1 rad from {self.first_bad_position}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """What ``forward`` returned for one position, against float64.
+
+    Attributes:
+        position: the position.
+        phase_error_rad: the largest error of a phase, modulo 2 pi, so at most pi.
+        cos_error: the largest absolute error of cos or sin.
+        layer_type: which of the module's rotary embeddings, where it has several.
+        within_tolerance: whether correct FP32 arithmetic explains the error.
+    """
+
+    position: int
+    phase_error_rad: float
+    cos_error: float
+    within_tolerance: bool
+    layer_type: str | None = None
+
+
+@dataclass
+class ModuleAudit:
+    """One rotary module: its verdict and what was measured."""
+
+    path: str
+    module_class: str
+    family: str | None
+    protected: bool
+    verdict: Verdict = "ok"
+    rows: list[MeasuredRow] = field(default_factory=list)
+
+    @property
+    def worst(self) -> MeasuredRow | None:
+        """The row with the largest phase error."""
+        return max(self.rows, key=lambda row: (row.phase_error_rad, row.cos_error), default=None)
+
+
+@dataclass
+class AuditReport:
+    """Every rotary module of a model, measured. ``str()`` is a plain-text table.
+
+    Attributes:
+        model_class: the class of the model that was audited.
+        tolerance: relative to a phase, and absolute for phases below 1 rad.
+        findings: what was found, in the order of the modules.
+        modules: one entry a rotary module, whether something was found or not.
+    """
+
+    model_class: str
+    tolerance: float
+    findings: list[Finding] = field(default_factory=list)
+    modules: list[ModuleAudit] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged and nothing stayed unknown."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+    @property
+    def damaged(self) -> list[Finding]:
+        """The findings of severity "damaged"."""
+        return [finding for finding in self.findings if finding.severity == "damaged"]
+
+    def raise_if_damaged(self) -> None:
+        """Raise if a position table is wrong; what is unknown raises nothing.
+
+        Raises:
+            DamagedTablesError: names the damaged tables, where the damage comes from, and the remedy.
+        """
+        damaged = self.damaged
+        if not damaged:
+            return
+        count = len({finding.path for finding in damaged})
+        lines = [f"  {line}" for line in _grouped(damaged, lambda f: (f.path, f.describe()))]
+        if len(lines) > _SHOWN:
+            lines[_SHOWN:] = [f"  and {len(lines) - _SHOWN} more; see the report's findings"]
+        raise DamagedTablesError(
+            f"expected position tables within FP32 arithmetic of what {self.model_class}'s config asks "
+            f"for, got {count} of {len(self.modules)} rotary modules damaged; build the model inside "
+            "safe_rope.guard(), or repair it with safe_rope.protect(model):\n" + "\n".join(lines)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data for strict JSON; a number that is not finite becomes None."""
+        return {
+            "model_class": self.model_class,
+            "ok": self.ok,
+            "tolerance": self.tolerance,
+            "findings": [_plain(finding) for finding in self.findings],
+            "modules": [
+                _plain(module) | {"rows": [_plain(row) for row in module.rows]} for module in self.modules
+            ],
+        }
+
+    def __str__(self) -> str:
+        if not self.modules:
+            return f"{self.model_class}: no rotary module, so there is nothing to audit"
+        counts = {verdict: 0 for verdict in ("ok", "damaged", "unknown")}
+        for module in self.modules:
+            counts[module.verdict] += 1
+        said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+        lines = [f"{self.model_class}: {len(self.modules)} rotary module(s): {said}"]
+        lines += _table([_cells(module) for module in self.modules])
+        if self.findings:
+            lines += [""]
+            lines += _grouped(self.findings, lambda finding: (finding.path, finding.describe()))
+        return "\n".join(lines)
+
+
+_HEADER = ("module", "class", "protected", "verdict", "phase error (rad)", "cos error", "at position")
+
+
+def _cells(module: ModuleAudit) -> tuple[str, ...]:
+    worst = module.worst
+    measured = (
+        ("-", "-", "-")
+        if worst is None
+        else (f"{worst.phase_error_rad:.3g}", f"{worst.cos_error:.3g}", str(worst.position))
+    )
+    name = module.module_class.rpartition(".")[2]
+    return (_name(module.path), name, "yes" if module.protected else "no", module.verdict, *measured)
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Align the rows; modules that differ in nothing but the layer's number share one."""
+    counted: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        counted.setdefault((_NUMBER.sub("*", row[0]), *row[1:]), []).append(row[0])
+    merged = [_HEADER, *((_merged(paths), *key[1:]) for key, paths in counted.items())]
+    widths = [max(len(row[column]) for row in merged) for column in range(len(_HEADER))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in merged
+    ]
+
+
+def _grouped(findings: list[Finding], split: Callable[[Finding], tuple[str, str]]) -> list[str]:
+    counted: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        path, text = split(finding)
+        counted.setdefault((_NUMBER.sub("*", _name(path)), text), []).append(_name(path))
+    return [f"{_merged(paths)}: {key[1]}" for key, paths in counted.items()]
+
+
+def _name(path: str) -> str:
+    return path or "(the model itself)"
+
+
+def _merged(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{_NUMBER.sub('*', paths[0])} ({len(paths)} modules)"
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {entry.name: _finite(getattr(record, entry.name)) for entry in fields(record)}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

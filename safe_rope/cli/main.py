@@ -1,0 +1,59 @@
+"""The command's root: finds the subcommand's file and turns errors into one clear line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from safe_rope import __version__
+from safe_rope.errors import SafeRopeError
+
+# name -> (module, help line). Importing the modules of `scan` and `rule` must not import torch.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="safe-rope")
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Keep position embeddings exact: find the damage in source, measure it in models, prevent it in runs."""
+    context.obj = {"debug": debug}
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command; exit 2 with one line on stderr for every error that is not a bug."""
+    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = cli.main(args=arguments, prog_name="safe-rope", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("error: interrupted", err=True)
+        status = 2
+    except click.ClickException as error:
+        error.show()
+        status = 2
+    except (SafeRopeError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"error: {error}", err=True)
+        status = 2
+    sys.exit(status if isinstance(status, int) else 0)
