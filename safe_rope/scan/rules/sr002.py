@@ -16,7 +16,7 @@ from safe_rope.scan._values import LOW, PINNED
 from safe_rope.scan.file import File, Report
 from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
-from safe_rope.scan.rules.sr001 import effect
+from safe_rope.scan.rules.sr001 import effect, is_anothers
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -24,7 +24,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
         return None
     dtype = file.value(given.value, given.place)
-    if dtype.sort == "none" or dtype.is_int or dtype.dtype in PINNED | LOW | {"complex"}:
+    if dtype.sort == "none" or dtype.is_int or dtype.dtype == "complex":
+        return None
+    if dtype.dtype in PINNED | LOW and not is_anothers(dtype):
         return None
     if file.is_harmless(site, call):
         return None
@@ -33,7 +35,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     source = dtype.source or file.source.segment(given.value) if given.direct else dtype.source
     return Report(
         call.node,
-        file.severity("error", site, follows_activations=True),
+        file.severity("error", site, follows_activations=dtype.dtype not in PINNED),
         f"arange in the dtype of {source or 'something else'}: {effect(file, site, call, 'bfloat16')}"
         "; count in int64, compute in float32",
         fix,
