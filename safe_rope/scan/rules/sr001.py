@@ -78,7 +78,8 @@ RULE = Rule(
         "from torch import arange, float32\nt = arange(4096, dtype=float32)\n",
         "import torch\ndtype = torch.float32\nt = torch.arange(n, dtype=dtype)\n",
         "import torch\ndef table(n, dtype=torch.float32):\n    return torch.arange(n, dtype=dtype)\n",
-        "import torch\nfrom functools import partial\ncount = partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
+        "import torch\nfrom functools import partial\n"
+        "count = partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
         "import torch\noptions = {'dtype': torch.float32}\nt = torch.arange(n, **options)\n",
         "import torch\ncount = torch.arange\nt = count(n, dtype=torch.float64)\n",
         "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",

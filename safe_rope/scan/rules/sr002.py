@@ -52,7 +52,8 @@ RULE = Rule(
     check=check,
     VALID=(
         "import torch\ndef forward(self, input_ids):\n    return torch.arange(9999, dtype=input_ids.dtype)\n",
-        "import torch\ndef f(lengths):\n    n = lengths.long()\n    return torch.arange(n.max(), dtype=n.dtype)\n",
+        "import torch\ndef f(lengths):\n    n = lengths.long()\n"
+        "    return torch.arange(n.max(), dtype=n.dtype)\n",
         "import torch\nt = torch.arange(len(x), dtype=None)\n",
         "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",
         "import torch\ndef f(x):\n    return torch.arange(100, dtype=x.dtype)\n",
@@ -60,7 +61,8 @@ RULE = Rule(
     INVALID=(
         "import torch\ndef forward(self, x):\n    return torch.arange(x.shape[1], dtype=x.dtype)\n",
         "import torch\ndef f(self):\n    return torch.arange(self.n, dtype=self.inv_freq.dtype)\n",
-        "import torch\ndef f(x, n):\n    dtype, device = x.dtype, x.device\n    return torch.arange(n, dtype=dtype)\n",
+        "import torch\ndef f(x, n):\n    dtype, device = x.dtype, x.device\n"
+        "    return torch.arange(n, dtype=dtype)\n",
         "import torch\ndef table(n, dtype):\n    return torch.arange(n, dtype=dtype)\n",
         "import torch\nt = torch.arange(n, dtype=torch.get_default_dtype())\n",
     ),
