@@ -1,1 +1,1 @@
-"""`safe-rope scan`: finds source whose positions a lower dtype can round. Imports the standard library only."""
+"""`safe-rope scan`: finds source whose positions a lower dtype can round. Standard library only."""

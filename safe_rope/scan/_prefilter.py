@@ -19,8 +19,8 @@ _TOKENS = (*_CALLS, *(token for token, _ in _IN_COMPANY))
 _TABLES = (b"cos_cache", b"sin_cache", b"_cached_cos", b"_cached_sin")
 # Where a rule's construct can begin, once its function is kept.
 _TRIGGERS = (
-    *_TOKENS, *_TABLES, b"register_buffer", b"Buffer(", b"Parameter(", b"einsum", b"matmul", b"invfreq",
-    b"tensor(", b"Tensor(", b"full(", b"ones(",
+    *_TOKENS, *_TABLES, b"register_buffer", b"Buffer(", b"Parameter(", b"einsum", b"matmul", b" @ ",
+    b"invfreq", b"tensor(", b"Tensor(", b"full(", b"ones(",
 )  # fmt: skip
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *= *\w+\.(?:tensor|full)\(")
 # Another name for such a function: calls through it hold no token, so that everything counts.
@@ -35,7 +35,8 @@ _FLOATING = re.compile(
 )
 _INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
 _USES = (
-    rb"\b%s(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*(?: *[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
+    rb"\b%s(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*(?: *[/*]|\.(?:to|type\w*|half|bfloat16)\()"
+    rb"|\b%s(?:\[[^\n\]]*\])?\.(?:exp|log|sin|cos|sqrt|pow|div|mul)\("
     rb"|[/*] *\(?%s\b|\b%s\b[^\n]*\d\.|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\b%s\b"
 )
 # A parameter that says nothing about itself, or only that it is a dtype.
@@ -120,8 +121,10 @@ def _is_count(text: bytes, offset: int) -> bool:
     if b"/" in line or b"*" in line or b"dtype" in line or _FLOATING.search(line):
         return False
     name, equals, _ = line.partition(b" = ")
+    if line.count(b"(") != line.count(b")") or line.count(b"[") != line.count(b"]"):
+        return False  # goes on in another line
     if not equals:
-        return line.lstrip().startswith((b"return", b"torch.arange")) and line.endswith((b",", b")", b"]"))
+        return line.lstrip().startswith(b"return ")
     name = name.strip()
     if not name.replace(b"_", b"a").isalnum():
         return False
@@ -164,10 +167,8 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
     for number, piece in enumerate(pieces):
         if not piece.startswith(b" "):
             header = number
-        if (
-            keep[number]
-            or keep[header]
-            and (definitions[number] is None or header in wanted and b" __init__(" in piece)
+        if keep[number] or (
+            keep[header] and (definitions[number] is None or (header in wanted and b" __init__(" in piece))
         ):
             result.append(piece)
         elif _is_cut_string(piece):

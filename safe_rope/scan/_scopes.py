@@ -262,7 +262,7 @@ _LEAVES = (ast.expr_context, ast.operator, ast.Constant, ast.unaryop, ast.cmpop,
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes right below a node, leaves without names left out; quicker than ``iter_child_nodes``."""
+    """Return the nodes right below a node, but no leaves; quicker than ``iter_child_nodes``."""
     found: list[ast.AST] = []
     for name in node._fields:
         child = getattr(node, name, None)

@@ -57,7 +57,8 @@ class Source:
 
     def end(self, node: ast.expr) -> int:
         """Return the offset after a node's last byte in ``text``."""
-        assert node.end_lineno is not None and node.end_col_offset is not None
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
         return self.offset(node.end_lineno, node.end_col_offset)
 
     def segment(self, node: ast.expr) -> str:

@@ -54,7 +54,7 @@ DEVICE = Value("device")
 def number(constant: int | float) -> Value:
     """Return what is known of a literal."""
     floating = isinstance(constant, float)
-    whole = not floating or constant.is_integer()
+    whole = not isinstance(constant, float) or constant.is_integer()
     return Value("number", whole, floating, constant, abs(constant))
 
 

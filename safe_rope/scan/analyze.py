@@ -92,7 +92,7 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
 
 
 def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Call | None]:
-    """Return the last part of the name of what a site calls; "@" for a matrix product, "" for other operators."""
+    """Return the last part of the name of what a site calls; "@" for a matrix product, "" else."""
     node = site.node
     if not isinstance(node, ast.Call):
         return ("@" if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) else ""), None

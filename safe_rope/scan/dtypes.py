@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _DTYPES = {
     "float32": "float32", "float": "float32", "float64": "float64", "double": "float64",
     "bfloat16": "bfloat16", "float16": "float16", "half": "float16",
-    "bool": "bool", "complex64": "complex", "cfloat": "complex", "complex128": "complex", "cdouble": "complex",
+    "bool": "bool",
+    "complex64": "complex", "cfloat": "complex", "complex128": "complex", "cdouble": "complex",
 } | dict.fromkeys(
     ("int64", "long", "int32", "int", "int16", "short", "int8", "uint8", "uint16", "uint32", "uint64"), "int"
 )  # fmt: skip

@@ -29,7 +29,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One hazard. Lines and columns count from 1, columns in characters; the end is exclusive, as in SARIF."""
+    """One hazard. Lines and columns count from 1, columns in characters; the end is exclusive."""
 
     rule: str
     severity: Severity

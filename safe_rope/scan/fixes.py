@@ -105,7 +105,7 @@ def with_dtype(file: File, call: Call, place: Place, dtype: str = "float32") -> 
 
 
 def cast_operand(file: File, operand: ast.expr, place: Place) -> Fix | None:
-    """Cast integers to float32 where an operation would give them the default dtype: the same FP32 numbers."""
+    """Cast integers to float32 where an operation would give them the default dtype."""
     torch = torch_name(file, place)
     if torch is None or not isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute):
         return None

@@ -41,11 +41,11 @@ class Flow:
         self._reads: dict[int, dict[str, list[Use]]] = {}
 
     def steps(self, site: Site, *, through_casts: bool = False) -> Iterator[Step]:
-        """Yield the first floating operations on a value; ``through_casts``: of a value that already floats."""
+        """Yield the first floating operations; ``through_casts``: on a value that floats already."""
         yield from self._climb(site.node, site.ancestors, site.place, through_casts, 0)
 
     def is_exponent(self, site: Site) -> bool:
-        """Say whether the values are divided, scaled or raised: a table of frequencies rather than of counts."""
+        """Say whether the values are divided, scaled or raised: frequencies rather than counts."""
         return any(step.how == "arithmetic" for step in self.steps(site, through_casts=True))
 
     def _climb(
@@ -160,9 +160,9 @@ class Flow:
     ) -> Step | bool | None:  # fmt: skip
         other = self._inference.value(other_node, place)
         if casts:
-            scaled = isinstance(operation, ast.Div | ast.Pow) or isinstance(operation, ast.Mult) and (
+            scaled = isinstance(operation, ast.Div | ast.Pow) or (isinstance(operation, ast.Mult) and (
                 other.is_float or (other.sort == "number" and not other.whole)
-            )  # fmt: skip
+            ))  # fmt: skip
             return Step("arithmetic", node, current, place, variables == 0) if scaled else None
         if other.sort == "tensor" and not other.is_int:
             return True  # the other tensor's dtype decides

@@ -8,8 +8,17 @@ import re
 from safe_rope.scan import dtypes, integers, tensors
 from safe_rope.scan._scopes import Binding, Function, Place, Scope, Walk
 from safe_rope.scan._values import (
-    DEVICE, FLOAT, INT, INTS, NONE, UNKNOWN, Value, join, number,
-)  # fmt: skip
+    DEVICE,
+    FLOAT,
+    INT,
+    INTS,
+    NONE,
+    UNKNOWN,
+    Value,
+    join,
+    number,
+    tensor,
+)
 from safe_rope.scan.names import Argument, Call, Names
 
 _DEPTH = 40
@@ -133,7 +142,7 @@ class Inference:
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "module"):
             owner = place.scope.owner
             if owner is not None and node.attr in owner.buffers:
-                return tensors.tensor("inherited", exponent=True)
+                return tensor("inherited", exponent=True)
             value = (
                 self._joined(self.names.attributes(node.attr, place))
                 if node.value.id != "module"
@@ -144,7 +153,7 @@ class Inference:
         if integers.known_integer(node.attr):
             return INT
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
-            return tensors.tensor("inherited")
+            return tensor("inherited")
         return Value(dtype="int") if _INTEGER_TENSORS.fullmatch(node.attr) else UNKNOWN
 
     def _name(self, node: ast.Name, place: Place) -> Value:
@@ -153,7 +162,7 @@ class Inference:
             return dtypes.named(self.names.qualify(node, place)) or self._by_name(node.id)
         value = self._joined(bindings)
         if value.sort == "tensor" and not value.dtype and _INTEGER_TENSORS.fullmatch(node.id):
-            return tensors.tensor("int")
+            return tensor("int")
         return value if value.sort not in ("unknown", "none") else join([self._by_name(node.id)])
 
     @staticmethod
@@ -212,7 +221,7 @@ class Inference:
             return DEVICE
         if annotated.sort == "tensor":
             found = _INTEGER_TENSORS.fullmatch(binding.parameter)
-            return tensors.tensor("int") if found else annotated
+            return tensor("int") if found else annotated
         scope = binding.place.scope
         given = [
             self.value(site.value, site.place)
@@ -229,7 +238,7 @@ class Inference:
             )
         else:
             value = default
-        if value.sort in ("unknown", "none") or value.sort == "dtype" and not value.dtype:
+        if value.sort in ("unknown", "none") or (value.sort == "dtype" and not value.dtype):
             if annotated.sort == "dtype" or binding.parameter.endswith("dtype"):
                 return Value("dtype", dtype="inherited", source=binding.parameter)
             return annotated

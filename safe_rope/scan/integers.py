@@ -27,8 +27,9 @@ _INTEGER_CALLS = {
     "math.comb", "math.factorial", "math.lcm", "operator.index",
 }  # fmt: skip
 _FLOAT_CALLS = {
-    "float", "math.log", "math.log2", "math.log10", "math.exp", "math.sqrt", "math.sin", "math.cos", "math.tan",
-    "math.atan", "math.atan2", "math.radians", "math.fabs", "math.tanh", "math.log1p", "math.expm1",
+    "float", "math.log", "math.log2", "math.log10", "math.exp", "math.sqrt", "math.sin", "math.cos",
+    "math.tan", "math.atan", "math.atan2", "math.radians", "math.fabs", "math.tanh", "math.log1p",
+    "math.expm1",
 }  # fmt: skip
 _INTEGER_METHODS = {
     "size",
@@ -105,7 +106,7 @@ def _fold(operation: ast.operator, left: int | float | None, right: int | float 
 
 def of_call(inference: Inference, node: ast.Call, function: str, place: Place) -> Value:
     """Return what is known of a call's result, if it is a number."""
-    if function in _INTEGER_CALLS or function == "round" and len(node.args) == 1 and not node.keywords:
+    if function in _INTEGER_CALLS or (function == "round" and len(node.args) == 1 and not node.keywords):
         if function == "int" and node.args:
             inner = inference.value(node.args[0], place)
             if inner.constant is not None:

@@ -17,7 +17,8 @@ _SCRIPT = re.compile(
 )
 _SCRIPT_FOLDERS = {"scripts", "tools", "examples", "benchmarks", "tests", "test"}
 _CONSTRUCTORS = {
-    "__init__", "__new__", "__post_init__", "reset_parameters", "setup", "build", "__init_subclass__", "rope_init",
+    "__init__", "__new__", "__post_init__", "reset_parameters", "setup", "build", "__init_subclass__",
+    "rope_init",
 }  # fmt: skip
 _CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
 _ROTARY = re.compile(
@@ -67,6 +68,7 @@ def severity(base: Severity, where: Kind, *, follows_activations: bool) -> Sever
 
     Args:
         base: what it is in a constructor or rotary helper.
+        where: the place.
         follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
     """
     if where == "script":

@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 
 BOOL = tensor("bool")
 _KEPT = {
-    "view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "repeat", "flatten", "transpose", "permute",
-    "contiguous", "clone", "detach", "cpu", "cuda", "repeat_interleave", "tile", "flip", "roll", "index_select",
-    "narrow", "view_as", "unflatten", "movedim", "t", "masked_fill", "requires_grad_", "pin_memory", "swapaxes",
-    "broadcast_to", "triu", "tril", "clamp", "clip", "clamp_min", "clamp_max", "abs", "neg", "max", "min", "amax",
-    "amin", "gather", "unbind", "split", "chunk", "relu",
+    "view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "repeat", "flatten", "transpose",
+    "permute", "contiguous", "clone", "detach", "cpu", "cuda", "repeat_interleave", "tile", "flip",
+    "roll", "index_select", "narrow", "view_as", "unflatten", "movedim", "t", "masked_fill",
+    "requires_grad_", "pin_memory", "swapaxes", "broadcast_to", "triu", "tril", "clamp", "clip",
+    "clamp_min", "clamp_max", "abs", "neg", "max", "min", "amax", "amin", "gather", "unbind", "split",
+    "chunk", "relu",
 }  # fmt: skip
 _ROUNDED = {"ceil", "floor", "round", "trunc"}
 _COMPARED = {
-    "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan", "isinf",
-    "any", "all", "bool", "not_equal", "greater", "less",
+    "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan",
+    "isinf", "any", "all", "bool", "not_equal", "greater", "less",
 }  # fmt: skip
 _SUMMED = {"sum", "cumsum", "prod", "cumprod", "count_nonzero"}
 _FLOATED = {
-    "exp", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "sigmoid", "tanh", "reciprocal", "softmax",
-    "log_softmax", "mean", "std", "exp2", "expm1", "log1p", "erf", "acos", "asin", "atan", "deg2rad",
+    "exp", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "sigmoid", "tanh", "reciprocal",
+    "softmax", "log_softmax", "mean", "std", "exp2", "expm1", "log1p", "erf", "acos", "asin", "atan",
+    "deg2rad",
 }  # fmt: skip
 _FILLED = {"zeros", "ones", "full", "empty"}
 _RANDOM = {"rand", "randn", "normal", "linspace", "logspace", "range", "eye"}
@@ -90,7 +92,7 @@ def of_call(inference: Inference, call: Call, place: Place) -> Value:
     if module and not module.startswith(".") and isinstance(call.node.func, ast.Attribute):
         # A method of something that only looks like a module, as ``x.float()`` with x unbound.
         base = inference.value(call.node.func.value, place)
-        if base.sort == "tensor" or base.dtype or name in _CASTS and "." not in module:
+        if base.sort == "tensor" or base.dtype or (name in _CASTS and "." not in module):
             return _method(inference, call, call.node.func, place)
     return UNKNOWN
 
@@ -169,7 +171,8 @@ def _operation(of: Value, name: str) -> Value:
         return BOOL
     if name in _INDEXED:
         return tensor("int")
-    if of.sort not in ("tensor", "unknown") or of.sort == "unknown" and not of.dtype and name not in _ROUNDED:
+    known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in _ROUNDED))
+    if not known:
         return UNKNOWN
     if name in _KEPT:
         return tensor(of.dtype, of.whole, of.exponent)

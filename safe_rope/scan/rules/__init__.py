@@ -8,7 +8,18 @@ from functools import cache
 from pathlib import Path
 
 from safe_rope.scan.rules import (
-    sr001, sr002, sr003, sr004, sr005, sr006, sr007, sr008, sr009, sr010, sr011, sr012,
+    sr001,
+    sr002,
+    sr003,
+    sr004,
+    sr005,
+    sr006,
+    sr007,
+    sr008,
+    sr009,
+    sr010,
+    sr011,
+    sr012,
 )  # fmt: skip
 from safe_rope.scan.rules._rule import Rule
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from safe_rope.scan import fixes, messages
 from safe_rope.scan._scopes import Site
-from safe_rope.scan._values import LOW, PINNED
+from safe_rope.scan._values import LOW, PINNED, Value
 from safe_rope.scan.file import File, Report
 from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
@@ -27,7 +27,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
         return None
     dtype = file.value(given.value, given.place)
-    if dtype.dtype not in PINNED | LOW or file.is_harmless(site, call):
+    if dtype.dtype not in PINNED | LOW or is_anothers(dtype) or file.is_harmless(site, call):
         return None
     fix = fixes.through_integers(
         file, call, site.place, None if dtype.dtype in PINNED else _float32(file, site)
@@ -38,6 +38,11 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         f"arange in {dtype.dtype}: {effect(file, site, call, dtype.dtype)}; count in int64, then cast",
         fix,
     )
+
+
+def is_anothers(dtype: Value) -> bool:
+    """Say whether a dtype is read from a tensor: SR002 reports that, whatever it turns out to be."""
+    return dtype.source.endswith(".dtype")
 
 
 def _float32(file: File, site: Site) -> str:
@@ -73,7 +78,8 @@ RULE = Rule(
         "from torch import arange, float32\nt = arange(4096, dtype=float32)\n",
         "import torch\ndtype = torch.float32\nt = torch.arange(n, dtype=dtype)\n",
         "import torch\ndef table(n, dtype=torch.float32):\n    return torch.arange(n, dtype=dtype)\n",
-        "import torch\nfrom functools import partial\ncount = partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
+        "import torch\nfrom functools import partial\n"
+        "count = partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
         "import torch\noptions = {'dtype': torch.float32}\nt = torch.arange(n, **options)\n",
         "import torch\ncount = torch.arange\nt = count(n, dtype=torch.float64)\n",
         "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",

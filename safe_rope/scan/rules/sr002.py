@@ -16,7 +16,7 @@ from safe_rope.scan._values import LOW, PINNED
 from safe_rope.scan.file import File, Report
 from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
-from safe_rope.scan.rules.sr001 import effect
+from safe_rope.scan.rules.sr001 import effect, is_anothers
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -24,7 +24,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
         return None
     dtype = file.value(given.value, given.place)
-    if dtype.sort == "none" or dtype.is_int or dtype.dtype in PINNED | LOW | {"complex"}:
+    if dtype.sort == "none" or dtype.is_int or dtype.dtype == "complex":
+        return None
+    if dtype.dtype in PINNED | LOW and not is_anothers(dtype):
         return None
     if file.is_harmless(site, call):
         return None
@@ -33,7 +35,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     source = dtype.source or file.source.segment(given.value) if given.direct else dtype.source
     return Report(
         call.node,
-        file.severity("error", site, follows_activations=True),
+        file.severity("error", site, follows_activations=dtype.dtype not in PINNED),
         f"arange in the dtype of {source or 'something else'}: {effect(file, site, call, 'bfloat16')}"
         "; count in int64, compute in float32",
         fix,
@@ -50,7 +52,8 @@ RULE = Rule(
     check=check,
     VALID=(
         "import torch\ndef forward(self, input_ids):\n    return torch.arange(9999, dtype=input_ids.dtype)\n",
-        "import torch\ndef f(lengths):\n    n = lengths.long()\n    return torch.arange(n.max(), dtype=n.dtype)\n",
+        "import torch\ndef f(lengths):\n    n = lengths.long()\n"
+        "    return torch.arange(n.max(), dtype=n.dtype)\n",
         "import torch\nt = torch.arange(len(x), dtype=None)\n",
         "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",
         "import torch\ndef f(x):\n    return torch.arange(100, dtype=x.dtype)\n",
@@ -58,7 +61,8 @@ RULE = Rule(
     INVALID=(
         "import torch\ndef forward(self, x):\n    return torch.arange(x.shape[1], dtype=x.dtype)\n",
         "import torch\ndef f(self):\n    return torch.arange(self.n, dtype=self.inv_freq.dtype)\n",
-        "import torch\ndef f(x, n):\n    dtype, device = x.dtype, x.device\n    return torch.arange(n, dtype=dtype)\n",
+        "import torch\ndef f(x, n):\n    dtype, device = x.dtype, x.device\n"
+        "    return torch.arange(n, dtype=dtype)\n",
         "import torch\ndef table(n, dtype):\n    return torch.arange(n, dtype=dtype)\n",
         "import torch\nt = torch.arange(n, dtype=torch.get_default_dtype())\n",
     ),

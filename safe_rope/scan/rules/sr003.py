@@ -29,7 +29,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     return Report(
         call.node,
         file.severity("error", site),
-        f"arange of floats in the default dtype: {effect(file, site, call, 'default')}; give whole bounds and cast",
+        f"arange of floats in the default dtype: {effect(file, site, call, 'default')}"
+        "; give whole bounds and cast",
         fix,
     )
 

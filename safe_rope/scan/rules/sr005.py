@@ -26,7 +26,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
             return Report(
                 call.node,
                 file.severity("warning", site, follows_activations=True),
-                f"positions cast to {target}: {messages.position(step.target, file.largest(call))}; use float32",
+                f"positions cast to {target}: {messages.position(step.target, file.largest(call))}"
+                "; use float32",
                 fixes.replace_cast(file, step.node, step.place),
             )
     return None

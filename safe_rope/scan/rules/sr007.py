@@ -58,7 +58,8 @@ RULE = Rule(
     check=check,
     VALID=(
         "import torch\ndef f(mask, x):\n    return (~mask).cumsum(1, dtype=torch.float32)\n",
-        "import torch\ndef f(ids, pad):\n    mask = ids.ne(pad).int()\n    return torch.cumsum(mask, dim=1)\n",
+        "import torch\ndef f(ids, pad):\n    mask = ids.ne(pad).int()\n"
+        "    return torch.cumsum(mask, dim=1)\n",
         "import torch\ndef f(logits):\n    return logits.softmax(dim=-1).cumsum(dim=-1)\n",
         "import torch\ndef f(mask):\n    return mask.long().cumsum(-1) - 1\n",
         "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",

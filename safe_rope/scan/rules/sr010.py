@@ -28,13 +28,15 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a matrix product of inverse frequencies."""
     node = site.node
     if call is not None:
-        if call.function not in _PRODUCTS or not any(_mentions(item.value) for item in call.positional):
+        if call.function not in _PRODUCTS or not any(
+            _mentions(file, item.value, site.place) for item in call.positional
+        ):
             return None
         if call.function == "torch.einsum" and not _is_outer(call):
             return None
         fix = None
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        if not _mentions(node.left) and not _mentions(node.right):
+        if not any(_mentions(file, side, site.place) for side in (node.left, node.right)):
             return None
         fix = _elementwise(file, node, site.place)
     else:
@@ -53,7 +55,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     )
 
 
-def _mentions(node: ast.expr) -> bool:
+def _mentions(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
+    """Say whether inverse frequencies are in an expression, or in what a variable in it was made of."""
     for inner in ast.walk(node):
         name = (
             inner.id
@@ -64,6 +67,11 @@ def _mentions(node: ast.expr) -> bool:
         )
         if _FREQUENCIES.fullmatch(name):
             return True
+        if isinstance(inner, ast.Name) and depth == 0:
+            bindings = file.names.bindings(inner.id, place)
+            values = [(binding.value, binding.place) for binding in bindings if binding.how == "value"]
+            if any(value is not None and _mentions(file, value, where, 1) for value, where in values):
+                return True
     return False
 
 
@@ -124,7 +132,7 @@ def _ends_in_one(file: File, node: ast.expr, place: Place, dimension: int, depth
             return _ends_in_one(file, node.func.value, place, dimension, depth + 1)
         if name == "expand" and len(node.args) >= -dimension:
             size = node.args[dimension]
-            kept = isinstance(size, ast.Constant) and size.value == 1 or ast.unparse(size) == "-1"
+            kept = (isinstance(size, ast.Constant) and size.value == 1) or ast.unparse(size) == "-1"
             return kept and _ends_in_one(file, node.func.value, place, dimension, depth + 1)
     return False
 
@@ -134,12 +142,12 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _names_all(file: File, node: ast.Subscript, items: list[ast.expr]) -> bool:
-    """Say whether the subscript reaches the last dimension: with an ellipsis, or one slice for each known one."""
+    """Say whether the subscript reaches the last dimension: by an ellipsis, or a slice for each."""
     if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items):
         return True
     named = sum(isinstance(item, ast.Slice) for item in items)
     text = ast.unparse(node.value)
-    # inv_freq has one dimension and position_ids two in every rotary class there is; elsewhere no fix is offered.
+    # inv_freq has one dimension and position_ids two in every rotary class there is; no fix elsewhere.
     return (
         named == 1 if _FREQUENCIES.fullmatch(text.rpartition(".")[2]) else named == 2 and "position" in text
     )
@@ -154,14 +162,15 @@ RULE = Rule(
     functions=("@", "matmul", "bmm", "einsum", "mm"),
     check=check,
     VALID=(
-        "import torch\ndef forward(self, t):\n    return self.inv_freq[None, :, None] * t[:, None, :].float()\n",
+        "import torch\ndef forward(self, t):\n"
+        "    return self.inv_freq[None, :, None] * t[:, None, :].float()\n",
         "import torch\ndef forward(self, t):\n    return torch.outer(t, self.inv_freq)\n",
         "import torch\ndef forward(self, q, k):\n    return torch.einsum('bhid,bhjd->bhij', q, k)\n",
     ),
     INVALID=(
         "import torch\ndef forward(self, t):\n    return torch.einsum('i,j->ij', t, self.inv_freq)\n",
         "import torch\ndef forward(self, position_ids):\n    inv = self.inv_freq[None, :, None].float()\n"
-        "    return (self.inv_freq[None, :, None].float() @ position_ids[:, None, :].float()).transpose(1, 2)\n",
+        "    return (inv @ position_ids[:, None, :].float()).transpose(1, 2)\n",
         "import torch\ndef forward(self, x):\n    with torch.autocast('cuda', enabled=False):\n"
         "        return self.inv_freq @ x\n",
     ),

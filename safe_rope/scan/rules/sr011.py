@@ -47,10 +47,10 @@ def _is_table(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
             if name in ("cos", "sin", "polar"):
                 return True
         elif isinstance(inner, ast.Name) and depth < 2:
-            for binding in file.names.bindings(inner.id, place):
-                if binding.how == "value" and binding.value is not None:
-                    if _is_table(file, binding.value, binding.place, depth + 1):
-                        return True
+            bindings = file.names.bindings(inner.id, place)
+            values = [(binding.value, binding.place) for binding in bindings if binding.how == "value"]
+            if any(value is not None and _is_table(file, value, where, depth + 1) for value, where in values):
+                return True
     return False
 
 

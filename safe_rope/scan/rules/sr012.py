@@ -29,17 +29,17 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if call is None or not call.function.startswith("torch."):
         return None
     severity = file.severity("note", site)
+    given = call.keywords.get("dtype")
+    dtype = file.value(given.value, given.place) if given is not None else None
+    if dtype is not None and dtype.is_int:
+        return None
     if call.function == "torch.range":
         message = f"torch.range counts in the default dtype: {messages.position()}; use an integer arange"
         return Report(call.node, severity, message)
-    if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones") or not _is_factor(
-        site
-    ):
+    if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
-    given = call.keywords.get("dtype")
-    dtype = file.value(given.value, given.place) if given is not None else None
     where = kind(site.place.scope, file.path, file.walk, False)
-    if (dtype is not None and dtype.is_int) or where != "constructor" or not _is_rotary(site):
+    if where != "constructor" or not _is_factor(site) or not _is_rotary(site):
         return None
     if file.value(call.node, site.place).is_int:
         return None
