@@ -129,6 +129,14 @@ def test_a_large_file_gives_what_its_functions_give_alone() -> None:
     assert finding.fix.safe
 
 
+def test_a_chain_of_elif_longer_than_the_stack_is_analyzed() -> None:
+    chain = "".join(f"elif x == {n}:\n    y = {n}\n" for n in range(2000))
+    source = (
+        f"import torch\nif x:\n    y = 1\n{chain}else:\n    t = torch.arange(len(x), dtype=torch.float32)\n"
+    )
+    assert [finding.rule for finding in scan(source)] == ["SR001"]
+
+
 def test_a_generated_file_names_its_source() -> None:
     header = b"# This file was automatically generated from src/transformers/models/a/modular_a.py.\n"
     assert generated_from(header) == "modular_a.py"
