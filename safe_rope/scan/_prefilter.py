@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 # A file, function or method that cannot matter holds none of these.
 _CALLS = (b"arange", b"linspace", b"logspace", b"cumsum", b".range(")
@@ -34,11 +35,16 @@ _FLOATING = re.compile(
     rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|pow|exp|log|sin|cos|sqrt"
 )
 _INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
-_USES = (
-    rb"\b%s(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*(?: *[/*]|\.(?:to|type\w*|half|bfloat16)\()"
-    rb"|\b%s(?:\[[^\n\]]*\])?\.(?:exp|log|sin|cos|sqrt|pow|div|mul)\("
-    rb"|[/*] *\(?%s\b|\b%s\b[^\n]*\d\.|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\b%s\b"
+_WORD = re.compile(rb"\w")
+_USED = re.compile(
+    rb"(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*"
+    rb"(?: *[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
+    rb"|[^\n]*\d\."
 )
+_USING = re.compile(rb"[/*] *\(?$|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*$")
+_ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
+# Statements in which a count ends; a line of a longer expression does not look like them.
+_SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")
 # A parameter that says nothing about itself, or only that it is a dtype.
 _UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
 _TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
@@ -75,6 +81,7 @@ def _before(offset: int) -> tuple[int, int]:
     return max(offset - 12, 0), offset
 
 
+@lru_cache(maxsize=2)
 def aliased(text: bytes) -> bool:
     """Say whether a constructor is reachable under a name that the search does not know."""
     return any(
@@ -84,9 +91,9 @@ def aliased(text: bytes) -> bool:
     )
 
 
-def trigger_lines(text: bytes) -> list[int] | None:
-    """Return the lines, ascending, on which a rule's construct can begin; None: any line."""
-    return None if aliased(text) else lines_of(text, _TRIGGERS)
+def trigger_lines(text: bytes) -> list[int]:
+    """Return the lines, ascending, on which a rule's construct can begin, unless a name is aliased."""
+    return lines_of(text, _TRIGGERS)
 
 
 def lines_of(text: bytes, tokens: Iterable[bytes]) -> list[int]:
@@ -123,14 +130,29 @@ def _is_count(text: bytes, offset: int) -> bool:
     name, equals, _ = line.partition(b" = ")
     if line.count(b"(") != line.count(b")") or line.count(b"[") != line.count(b"]"):
         return False  # goes on in another line
-    if not equals:
-        return line.lstrip().startswith(b"return ")
+    if not equals or b"(" in name:
+        return _SINK.match(line) is not None
     name = name.strip()
+    if name.startswith(b"self.") and name[5:].replace(b"_", b"a").isalnum():
+        return True  # rules do not follow attributes
     if not name.replace(b"_", b"a").isalnum():
         return False
     end = text.find(b"\n    def ", offset)
-    scope = text[offset : end if end >= 0 else len(text)]
-    return re.search(_USES.replace(b"%s", name), scope) is None
+    return not may_become_float(text[offset : end if end >= 0 else len(text)], name)
+
+
+def may_become_float(text: bytes, name: bytes, depth: int = 2) -> bool:
+    """Say whether a line of the text divides, scales or casts a variable, or one that it is assigned to."""
+    others = set()
+    for offset in _all(text, name):
+        end = offset + len(name)
+        if _WORD.match(text, end) or (offset and _WORD.match(text, offset - 1)):
+            continue
+        if _USED.match(text, end) or _USING.search(text, max(offset - 30, 0), offset):
+            return True
+        if depth and (assigned := _ASSIGNED.search(text, max(offset - 80, 0), offset)) is not None:
+            others.add(assigned[1])
+    return any(may_become_float(text, other, depth - 1) for other in others - {name})
 
 
 def reduce(text: bytes, hits: list[int]) -> bytes | None:

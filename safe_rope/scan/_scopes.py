@@ -220,8 +220,14 @@ class Walk:
             scope.attributes.setdefault(name, []).extend(bindings)
 
     def _if(self, node: ast.If, place: Place) -> None:
-        self.statements.append((node.test, place))
-        self._arms(node, place, node.body, node.orelse)
+        while True:  # not recursive: a chain of elif may be longer than the stack is deep
+            self.statements.append((node.test, place))
+            self._arms(node, place, node.body)
+            place = Place(place.scope, place.order, (*place.path, (id(node), 1)), place.contexts)
+            if len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
+                break
+            node = node.orelse[0]
+        self._body(node.orelse, place.scope, place.path, place.contexts)
 
     def _while(self, node: ast.While, place: Place) -> None:
         self.statements.append((node.test, place))

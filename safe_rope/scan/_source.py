@@ -38,7 +38,8 @@ class Source:
 
     def offset(self, line: int, column: int) -> int:
         """Return the offset in ``text`` of ast's line (from 1) and column (bytes, from 0)."""
-        return self.line_starts[line - 1] + column
+        starts = self.line_starts
+        return starts[line - 1] + column if line <= len(starts) else len(self.text)
 
     def position(self, offset: int) -> tuple[int, int]:
         """Return line and column, both from 1, the column in characters."""
@@ -78,4 +79,5 @@ class Source:
                 return ast.parse(part), _prefilter.trigger_lines(part)
             except (SyntaxError, ValueError):
                 pass  # a cut fell into a string or a bracket, or the file is broken: the whole decides
-        return ast.parse(self.text.decode()), _prefilter.trigger_lines(self.text)
+        lines = None if _prefilter.aliased(self.text) else _prefilter.trigger_lines(self.text)
+        return ast.parse(self.text.decode()), lines

@@ -34,7 +34,7 @@ class File:
         self.walk = walk
         self.names = Names(walk)
         self.inference = Inference(walk, self.names, CallSites(walk, self.names, LinesOf(source.text)))
-        self.flow = Flow(walk, self.inference)
+        self.flow = Flow(source, walk, self.inference)
         self._script = b"__main__" in source.text and b"argparse" in source.text
 
     def value(self, node: ast.expr, place: Place) -> Value:
@@ -68,7 +68,9 @@ class File:
     def is_harmless(self, site: Site, call: Call) -> bool:
         """Say whether an arange holds only whole numbers that every floating dtype in use can hold."""
         largest = self.largest(call)
-        whole = all(value.whole for value in self.bounds(call))
+        values = self.bounds(call)
+        # The elements are start + i * step: a fraction at the end does not make them fractions.
+        whole = all(value.whole for value in (values[:1] + values[2:] if len(values) > 1 else []))
         return largest is not None and largest <= 256 and whole and not self.flow.is_exponent(site)
 
     def finding(self, rule: str, report: Report) -> Finding:

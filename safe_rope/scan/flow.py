@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from safe_rope.scan import tensors
+from safe_rope.scan import _prefilter, tensors
 from safe_rope.scan._scopes import Place, Scope, Site, Walk, children
+from safe_rope.scan._source import Source
 from safe_rope.scan._values import PINNED, Value
 from safe_rope.scan.inference import Inference
 
@@ -34,7 +35,8 @@ class Step:
 class Flow:
     """Follows values in one file."""
 
-    def __init__(self, walk: Walk, inference: Inference) -> None:
+    def __init__(self, source: Source, walk: Walk, inference: Inference) -> None:
+        self._source = source
         self._walk = walk
         self._inference = inference
         self._by_scope: dict[int, list[tuple[ast.AST, Place]]] | None = None
@@ -176,12 +178,21 @@ class Flow:
         target = assign.targets[0]
         if variables >= _MAX_VARIABLES or len(assign.targets) != 1 or not isinstance(target, ast.Name):
             return
+        if not self._may_become_float(place.scope, assign, target.id):
+            return
         for name, ancestors, where in self._uses(place.scope, target.id):
             if where.order <= place.order:
                 continue
             reaching = self._inference.names.bindings(target.id, where)
             if any(binding.value is value for binding in reaching):
                 yield from self._climb(name, ancestors, where, casts, variables + 1)
+
+    def _may_become_float(self, scope: Scope, assign: ast.Assign, name: str) -> bool:
+        """Ask the text first: most counts only index, and a walk costs more than a search."""
+        end = getattr(scope.node, "end_lineno", None)
+        start = self._source.offset(assign.lineno, 0)
+        text = self._source.text[start : None if end is None else self._source.offset(end + 1, 0)]
+        return _prefilter.may_become_float(text, name.encode())
 
     def _uses(self, scope: Scope, name: str) -> list[Use]:
         """Return where a scope reads a name; one walk per scope serves every name."""

@@ -154,5 +154,5 @@ def _builtin(inference: Inference, node: ast.Call, function: str, place: Place) 
     result = join(values)
     bounds = [value.constant for value in values if value.constant is not None]
     floating = any(value.floating for value in values) or result.floating
-    bound = min(bounds) if function == "min" and bounds and result.whole else result.bound
+    bound = min(bounds) if function == "min" and bounds else result.bound
     return Value("number", result.whole, floating, bound=bound)

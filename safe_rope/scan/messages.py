@@ -9,7 +9,7 @@ _POSITION = 4095
 _DIMENSION = 128
 _BASE = 10000.0
 # The first whole number that a dtype cannot hold is one more than this.
-LIMITS = {"bfloat16": 256, "float16": 2048, "float8": 16, "float32": 2**24}
+LIMITS = {"bfloat16": 256, "float16": 2048, "float8": 16}
 
 
 def in_bfloat16(value: float) -> float:
@@ -22,8 +22,8 @@ def in_bfloat16(value: float) -> float:
 
 def position(dtype: str = "bfloat16", last: float | None = None) -> str:
     """Say what becomes of a count that is held in a low dtype."""
-    limit = LIMITS.get(dtype, 256)
-    name = dtype if dtype in LIMITS and dtype != "float32" else "bfloat16"
+    name = dtype if dtype in LIMITS else "bfloat16"
+    limit = LIMITS[name]
     if name == "bfloat16" and last is not None and limit < last < 1e9 and in_bfloat16(last) != last:
         return f"{last:,.0f} rounds to {in_bfloat16(last):,.0f} in bfloat16"
     return f"{limit + 1:,} rounds to {limit:,} in {name}"

@@ -1,0 +1,116 @@
+"""What the analysis knows of names, numbers and dtypes. Needs no torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from safe_rope.scan.analyze import analyze
+
+
+def found(source: str) -> list[tuple[str, bool | None]]:
+    findings = analyze(("import torch\n" + source).encode(), "model.py", ["SR001", "SR002", "SR003"])
+    return [(finding.rule, None if finding.fix is None else finding.fix.safe) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "4096", "len(x)", "x.shape[1]", "x.size(-1)", "x.shape[0] * 2 + 1", "n // 2", "int(n)",
+        "math.ceil(n)",
+        "max(len(x), 7)", "config.hidden_size // config.num_attention_heads",
+        "config.max_position_embeddings",
+        "getattr(config, 'head_dim', None) or config.hidden_size", "0.0, 4096.0, 2.0", "0, len(x), 2",
+        "2**12",
+        "-len(x), len(x)", "round(n)",
+    ],
+)  # fmt: skip
+def test_a_provably_whole_bound_is_fixed_safely(bound: str) -> None:
+    assert found(f"t = torch.arange({bound}, dtype=torch.float32)\n") == [("SR001", True)]
+
+
+@pytest.mark.parametrize(
+    "bound", ["0, 1, 0.25", "0.5, 400", "0, 1000.5, 2", "0, 1, 4 / d", "float(n) / 3", "n * 0.5"]
+)
+def test_fractions_never_become_integers(bound: str) -> None:
+    assert found(f"t = torch.arange({bound}, dtype=torch.float32)\n") == [("SR001", None)]
+
+
+@pytest.mark.parametrize("bound", ["n", "n + 1", "f(x)", "self.anything"])
+def test_what_is_not_known_to_be_whole_is_fixed_only_on_demand(bound: str) -> None:
+    assert found(f"t = torch.arange({bound}, dtype=torch.float32)\n") == [("SR001", False)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(n: int):\n    return torch.arange(n, dtype=torch.float32)\n",
+        "def f(x):\n    b, n = x.shape\n    return torch.arange(n, dtype=torch.float32)\n",
+        "def f(x):\n    n = x.size(1)\n    n += 2\n    return torch.arange(n, dtype=torch.float32)\n",
+        "for n in range(5000):\n    t = torch.arange(n, dtype=torch.float32)\n",
+        "def f(n):\n    return torch.arange(n, dtype=torch.float32)\nf(len(x))\n",
+        "class R:\n    def __init__(self, n):\n        self.t = torch.arange(n, dtype=torch.float32)\n"
+        "R(4096)\n",
+        "class R:\n    def __init__(self, c):\n        self.k = c.head_dim\n"
+        "    def f(self):\n        return torch.arange(0, self.k, 2, dtype=torch.float32)\n",
+    ],
+)
+def test_whole_numbers_are_followed_through_variables_parameters_and_calls(source: str) -> None:
+    assert found(source) == [("SR001", True)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch as th\nt = th.arange(n, dtype=th.float32)\n",
+        "from torch import arange\nt = arange(n, dtype=torch.half)\n",
+        "from torch import arange as count\nt = count(n, dtype=torch.float32)\n",
+        "count = torch.arange\nt = count(n, dtype=torch.float32)\n",
+        "import functools\ncount = functools.partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
+        "options = dict(dtype=torch.float32)\nt = torch.arange(n, **options)\n",
+        "DTYPE = torch.float32\ndef f(n):\n    return torch.arange(n, dtype=DTYPE)\n",
+        "def f(n, dtype=torch.float32):\n    return torch.arange(n, dtype=dtype)\n",
+        "def f(n, dtype):\n    return torch.arange(n, dtype=dtype)\nf(4096, torch.float32)\n",
+        "from torch import *\nt = arange(n, dtype=torch.float32)\n",
+    ],
+)
+def test_names_and_dtypes_resolve(source: str) -> None:
+    assert [rule for rule, _ in found(source)] == ["SR001"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import numpy as torch\nt = torch.arange(n, dtype=torch.float32)\n",
+        "def arange(n, dtype): ...\nt = arange(n, dtype=torch.float32)\n",
+        "def f(n, dtype=torch.int64):\n    return torch.arange(n, dtype=dtype)\n",
+        "def f(n, dtype):\n    return torch.arange(n, dtype=dtype)\nf(4096, torch.int64)\n",
+        "def f(ids, n):\n    dtype, device = ids.dtype, ids.device\n"
+        "    return torch.arange(n, dtype=dtype)\n",
+        "def f(a, n):\n    m = a.ne(1).long()\n    return torch.arange(n, dtype=m.dtype)\n",
+        "t = torch.arange(min(n, 256), dtype=torch.float32)\n",
+        "t = torch.arange(n % 100, dtype=torch.float32)\n",
+    ],
+)
+def test_integers_other_libraries_and_bounded_counts_are_not_reported(source: str) -> None:
+    assert found(source) == []
+
+
+def test_a_bounded_grid_of_exponents_is_still_reported() -> None:
+    assert found("f = 1 / 10000 ** (torch.arange(0, 64, 2, dtype=torch.float32) / 96)\n") == [("SR001", True)]
+
+
+def test_the_last_assignment_that_reaches_a_call_counts() -> None:
+    source = "def f(n, x):\n    dtype = torch.int64\n    {}\n    return torch.arange(n, dtype=dtype)\n"
+    assert found(source.format("pass")) == []
+    assert found(source.format("dtype = torch.float32")) == [("SR001", False)]
+    assert found(source.format("if n: dtype = x.dtype")) == [("SR002", False)]
+    branches = "def f(n, c):\n    if c:\n        d = torch.float32\n    else:\n        d = torch.int64\n"
+    assert found(branches + "        torch.arange(n, dtype=d)\n") == []
+
+
+def test_an_integer_arange_is_followed_through_variables_to_the_cast() -> None:
+    source = (
+        "import torch\ndef f(x, n):\n    t = torch.arange(n, device=x.device)\n    t = t.expand(2, -1)\n"
+        "    return g(t[..., None].to(x.dtype))\n"
+    )
+    assert [finding.rule for finding in analyze(source.encode(), "m.py")] == ["SR005"]

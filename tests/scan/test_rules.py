@@ -1,0 +1,160 @@
+"""Each rule against the examples in its own file. Needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from safe_rope.scan.analyze import SourceError, analyze, generated_from
+from safe_rope.scan.finding import Finding, apply_edits
+from safe_rope.scan.rules import RULES, _version
+
+ROOT = Path(__file__).resolve().parents[2]
+VALID = [(rule.id, source) for rule in RULES.values() for source in rule.VALID]
+INVALID = [(rule.id, source) for rule in RULES.values() for source in rule.INVALID]
+
+
+def scan(source: str, rule: str | None = None, path: str = "model.py") -> list[Finding]:
+    return analyze(source.encode(), path, None if rule is None else [rule])
+
+
+@pytest.mark.parametrize(("rule", "source"), VALID)
+def test_a_valid_example_has_no_finding(rule: str, source: str) -> None:
+    assert scan(source, rule) == []
+
+
+@pytest.mark.parametrize(("rule", "source"), INVALID)
+def test_an_invalid_example_has_a_finding_of_its_rule(rule: str, source: str) -> None:
+    assert {finding.rule for finding in scan(source, rule)} == {rule}
+
+
+@pytest.mark.parametrize(("rule", "source"), VALID + INVALID)
+def test_examples_are_source(rule: str, source: str) -> None:
+    ast.parse(source)
+
+
+@pytest.mark.parametrize(("rule", "source"), INVALID)
+def test_a_fixed_example_parses_and_has_nothing_fixable_left(rule: str, source: str) -> None:
+    before = source.encode()
+    edits = {edit for found in analyze(before, "model.py", [rule]) if found.fix for edit in found.fix.edits}
+    after = apply_edits(before, edits)
+    ast.parse(after)
+    assert [found for found in analyze(after, "model.py", [rule]) if found.fix is not None] == []
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
+def test_a_rule_explains_itself(rule: object) -> None:
+    for text in (rule.name, rule.summary, rule.explanation):  # type: ignore[attr-defined]
+        assert text
+    assert rule.VALID  # type: ignore[attr-defined]
+    assert rule.INVALID  # type: ignore[attr-defined]
+
+
+def test_there_are_twelve_rules_in_order() -> None:
+    assert list(RULES) == [f"SR{number:03}" for number in range(1, 13)]
+
+
+def test_messages_say_what_a_value_becomes() -> None:
+    (position,) = scan("import torch\nt = torch.arange(4097, dtype=torch.float32)[None]\n", "SR001")
+    assert "257 rounds to 256 in bfloat16" in position.message
+    (last,) = scan("import torch\nt = torch.arange(1002, dtype=torch.float32)[None]\n", "SR001")
+    assert "1,001 rounds to 1,000 in bfloat16" in last.message
+    source = "import torch\nf = 1.0 / (base ** (torch.arange(0, d, 2, dtype=torch.float32) / d))\n"
+    (exponent,) = scan(source, "SR001")
+    assert re.search(r"inv_freq off by 0\.\d %, 11 rad at position 4,095", exponent.message)
+
+
+def test_severity_follows_the_place_of_the_call() -> None:
+    call = "torch.arange(n, dtype=torch.float32)"
+    for head, severity in (
+        ("def __init__(self, n)", "error"),
+        ("def build_rope_cache(n)", "error"),
+        ("def forward(self, n)", "note"),
+    ):
+        (finding,) = scan(f"import torch\n{head}:\n    t = {call}\n", "SR001")
+        assert finding.severity == severity
+    source = f"import torch\ndef __init__(self, n):\n    t = {call}\n"
+    (finding,) = scan(source, "SR001", "models/convert_checkpoint_to_hf.py")
+    assert finding.severity == "note"
+    (finding,) = scan("import torch\ndef forward(self, x, n):\n    return torch.arange(n, dtype=x.dtype)\n")
+    assert (finding.rule, finding.severity) == ("SR002", "error")
+
+
+def test_positions_count_characters_from_one() -> None:
+    (finding,) = scan("import torch\nx = ['é'], torch.arange(9999, dtype=torch.float32)\n")
+    assert (finding.line, finding.column, finding.end_line, finding.end_column) == (2, 12, 2, 51)
+
+
+def test_every_line_ending_and_encoding_gives_the_same_finding_and_exact_edits() -> None:
+    source = "import torch\r\n# é\r\nt = torch.arange(len(x), dtype=torch.float32)\r\n"
+    fixed = "import torch\r\n# é\r\nt = torch.arange(len(x), dtype=torch.int64).to(torch.float32)\r\n"
+    latin = "# -*- coding: latin-1 -*-\n"
+    for prefix, encoding in (("", "utf-8"), ("", "utf-8-sig"), (latin, "latin-1")):
+        data = (prefix + source).encode(encoding)
+        (finding,) = analyze(data, "model.py")
+        assert finding.fix is not None
+        assert apply_edits(data, finding.fix.edits) == (prefix + fixed).encode(encoding)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"import torch\nx = torch.arange(\n", b"# coding: nonsense\n", b"\xff\xfe", b"x = '\0'\n", b"(" * 9999],
+    ids=["syntax", "codec", "bytes", "null", "depth"],
+)
+def test_source_that_does_not_parse_gives_one_error_with_its_place(data: bytes) -> None:
+    data = data if len(data) < 512 else b"import torch\ntorch.arange(9, dtype=torch.float)\n" + data
+    with pytest.raises(SourceError) as raised:
+        analyze(data, "broken.py")
+    assert raised.value.path == "broken.py"
+    assert raised.value.line >= 1
+    assert raised.value.column >= 1
+
+
+def test_a_large_file_gives_what_its_functions_give_alone() -> None:
+    body = "".join(
+        f"class C{n}:\n    '''Text.\nclass no: pass\n'''\n    def f{n}(self, x):\n        return x\n\n"
+        for n in range(99)
+    )
+    source = (
+        f"import torch\n{body}def table(n: int):\n    return torch.arange(n, dtype=torch.float32)\n{body}"
+    )
+    (finding,) = scan(source)
+    assert source.splitlines()[finding.line - 1].endswith("torch.float32)")
+    assert finding.fix is not None
+    assert finding.fix.safe
+
+
+def test_a_chain_of_elif_longer_than_the_stack_is_analyzed() -> None:
+    chain = "".join(f"elif x == {n}:\n    y = {n}\n" for n in range(2000))
+    source = (
+        f"import torch\nif x:\n    y = 1\n{chain}else:\n    t = torch.arange(len(x), dtype=torch.float32)\n"
+    )
+    assert [finding.rule for finding in scan(source)] == ["SR001"]
+
+
+def test_a_generated_file_names_its_source() -> None:
+    header = b"# This file was automatically generated from src/transformers/models/a/modular_a.py.\n"
+    assert generated_from(header) == "modular_a.py"
+    assert generated_from(b"import torch\n") is None
+
+
+def test_scanning_imports_neither_torch_nor_anything_outside_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import safe_rope.scan.analyze as a;"
+        "a.analyze(b'import torch\\nt = torch.arange(9999, dtype=torch.float32)\\n', 'm.py');"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names);"
+        "print(sorted(new))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['safe_rope']"
+
+
+def test_the_version_of_the_rules_changes_with_their_source() -> None:
+    assert re.fullmatch(r"[0-9a-f]{16}", _version())
