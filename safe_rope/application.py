@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import fp32_application
 
@@ -46,7 +48,18 @@ def _install(module_name: str, applications: tuple[str, ...]) -> None:
         setattr(namespace, name, wrapper)
 
 
+class _NextCollection:
+    """Garbage from the start: what is tied to it happens when the garbage collector runs again."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+
 def _release(patch: RopePatch) -> None:
+    if torch._guards.TracingContext.try_get() is not None:
+        # A compiler that this collection interrupts would find another function than a moment ago.
+        weakref.finalize(_NextCollection(), _release, patch).atexit = False
+        return
     with _lock:
         _users[patch.family] -= 1
         if _users[patch.family]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -129,6 +130,28 @@ def test_a_longer_sequence_compiles_no_more_often_than_in_stock() -> None:
         counts.append(counter.frame_count)
     stock, mine = counts
     assert mine <= stock
+
+
+def test_a_model_that_dies_while_another_is_compiled_changes_no_function_there() -> None:
+    gc.collect()
+    namespace = survival.modelling("llama")
+    stock = namespace.apply_rotary_pos_emb
+    models = [survival.build("llama", layers=1)]
+    seen = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        replaced = namespace.apply_rotary_pos_emb
+        models.clear()
+        gc.collect()
+        seen.append((replaced, namespace.apply_rotary_pos_emb))
+        return graph
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+    ((before, after),) = seen
+    assert before is after
+    assert before is not stock
+    gc.collect()
+    assert namespace.apply_rotary_pos_emb is stock
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
