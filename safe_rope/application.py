@@ -55,8 +55,14 @@ class _NextCollection:
         self.cycle = self
 
 
+def _compiler_is_at_work() -> bool:
+    # The compile context also spans the making of guards, after the tracing context has closed.
+    contexts = (getattr(torch._guards, name, None) for name in ("CompileContext", "TracingContext"))
+    return any(context is not None and context.try_get() is not None for context in contexts)
+
+
 def _release(patch: RopePatch) -> None:
-    if torch._guards.TracingContext.try_get() is not None:
+    if _compiler_is_at_work():
         # A compiler that this collection interrupts would find another function than a moment ago.
         weakref.finalize(_NextCollection(), _release, patch).atexit = False
         return

@@ -38,7 +38,7 @@ def wrapped() -> Iterator[None]:
 
 def config_of(module: Any, cls: type) -> Any:
     """Return a default configuration of the class that the constructor's annotation, or its module, names."""
-    annotation = inspect.signature(cls.__init__).parameters["config"].annotation
+    annotation = inspect.signature(cls.__init__).parameters["config"].annotation  # type: ignore
     if isinstance(annotation, str):
         annotation = getattr(module, annotation)
     return annotation()
@@ -72,9 +72,9 @@ def main() -> None:
             if not inspect.isclass(cls) or cls.__module__ != name or "Rotary" not in cls.__name__:
                 continue
             try:
-                plain = digest(cls(config_of(module, cls)))
+                plain = digest(cls(config_of(module, cls)))  # type: ignore
                 with wrapped():
-                    zero = digest(cls(config_of(module, cls)))
+                    zero = digest(cls(config_of(module, cls)))  # type: ignore
             except Exception as error:
                 print(f"{name}.{cls.__name__}: {error}", file=sys.stderr)
                 continue
