@@ -61,7 +61,7 @@ def test(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--time-limit",
         type=float,
-        default=1500,
+        default=1800,
         metavar="S",
         help="seconds for all tests (default: %(default)s)",
     )
@@ -87,7 +87,7 @@ def matrix(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--time-limit",
         type=float,
-        default=900,
+        default=1300,
         metavar="S",
         help="seconds for each pair's tests (default: %(default)s)",
     )
