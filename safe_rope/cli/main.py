@@ -16,6 +16,7 @@ from safe_rope.errors import SafeRopeError
 COMMANDS: dict[str, tuple[str, str]] = {
     "scan": ("safe_rope.cli.scan", "Find and fix source whose positions a lower dtype can round."),
     "rule": ("safe_rope.cli.rule", "Explain a rule of scan."),
+    "audit": ("safe_rope.cli.audit", "Measure a model's position tables on every load path."),
 }
 
 
