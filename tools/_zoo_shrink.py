@@ -7,6 +7,7 @@ cannot be built, the next one leaves more as it is.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import math
 import re
@@ -35,10 +36,10 @@ _VOCABULARY = re.compile(r"vocab_size|vocabulary_size|num_embeddings$")
 _LENGTH = re.compile(r"(^|_)(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_source_positions)$")
 
 
+@functools.cache
 def config_classes() -> dict[str, type[Any]]:
     """Every config class of the installed transformers, by model type."""
-    from transformers.models.auto import configuration_auto
-
+    configuration_auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
     classes = {}
     for name in sorted(configuration_auto.CONFIG_MAPPING_NAMES):
         try:
@@ -50,8 +51,7 @@ def config_classes() -> dict[str, type[Any]]:
 
 def model_class(config_class: type[Any]) -> type[Any] | None:
     """The base model of a config class; where the auto classes know none, one of the same Python module."""
-    from transformers.models.auto import modeling_auto
-
+    modeling_auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     names = sorted((name for name in vars(modeling_auto) if name.endswith("_MAPPING")), key=_preference)
     for name in names:
         mapping = getattr(modeling_auto, name)
@@ -60,7 +60,8 @@ def model_class(config_class: type[Any]) -> type[Any] | None:
         except (ImportError, AttributeError, KeyError, ValueError):
             continue
         if found is not None:
-            return found[0] if isinstance(found, tuple) else found
+            first: type[Any] = found[0] if isinstance(found, tuple) else found
+            return first
     return _sibling(config_class)
 
 
@@ -138,9 +139,7 @@ def _depth(config: Any) -> None:
             _set(config, name, 4)
         elif _EXPERTS_CHOSEN.search(name) and value > 2:
             _set(config, name, 2)
-        elif name in ("n_group", "topk_group") and value > 1:
-            _set(config, name, 1)
-        elif name == "first_k_dense_replace" and value > 1:
+        elif name in ("n_group", "topk_group", "first_k_dense_replace") and value > 1:
             _set(config, name, 1)
 
 
@@ -185,7 +184,7 @@ def count_parameters(build: Callable[[], Any]) -> int | None:
             model = build()
     except Exception:
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+    return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
 def buildable(config_class: type[Any], cls: type[Any]) -> tuple[Any | None, str]:
@@ -193,7 +192,7 @@ def buildable(config_class: type[Any], cls: type[Any]) -> tuple[Any | None, str]
     reason = ""
     for config in small_configs(config_class):
         try:
-            count = count_parameters(lambda config=config: build(cls, config))
+            count = count_parameters(functools.partial(build, cls, config))
             if count is not None and count > LARGEST:
                 reason = reason or f"{count / 1e6:.0f} million parameters at its smallest"
                 continue

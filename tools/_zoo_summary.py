@@ -28,7 +28,9 @@ def counts(rows: list[Row]) -> dict[str, Any]:
             "damaged": sum(bool(r.get("stock", {}).get("damaged")) for r in results),
             "guarded ran": sum("damaged" in r.get("guard", {}) for r in results),
             "guarded damaged": sum(bool(r.get("guard", {}).get("damaged")) for r in results),
-            "broken": sum("error" in r.get("guard", {}) and "error" not in r.get("stock", {}) for r in results),
+            "broken": sum(
+                "error" in r.get("guard", {}) and "error" not in r.get("stock", {}) for r in results
+            ),
         }
     return {
         "architectures": len(rows),
@@ -40,6 +42,10 @@ def counts(rows: list[Row]) -> dict[str, Any]:
             row["model_type"]: row.get("reason", row["status"]) for row in rows if row["status"] != "built"
         },
     }
+
+
+def _broken(result: dict[str, Any]) -> bool:
+    return "error" in result.get("guard", {}) and "error" not in result.get("stock", {})
 
 
 def _protection(row: Row) -> str:

@@ -32,10 +32,11 @@ def main() -> int:
         return 0
     _environment()
     import _zoo_worker as worker  # imports torch, and so comes after the environment
+    from _zoo_shrink import config_classes
 
     logging.disable(logging.WARNING)
     worker.prepare()
-    names = _choose(arguments, sorted(worker.config_classes()))
+    names = _choose(arguments, sorted(config_classes()))
     left = [name for name in names if name not in done]
     print(f"{len(names)} architectures, {len(names) - len(left)} done already", file=sys.stderr)
     scenarios = tuple(arguments.scenarios.split(","))
@@ -159,7 +160,7 @@ def _child(work: Any, writer: int) -> None:
                 import traceback
 
                 traceback.print_exc()
-            row = {"status": "crash", "reason": f"{type(error).__name__}: {str(error)}"[:300]}
+            row = {"status": "crash", "reason": f"{type(error).__name__}: {error!s}"[:300]}
         data = json.dumps(row).encode()
         while data:
             data = data[os.write(writer, data) :]

@@ -100,8 +100,8 @@ def _ask(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return
     layer_types: tuple[Any, ...] = (None,)
     if "layer_type" in names:
-        layer_types = tuple(name[: -len("_inv_freq")] for name in module._buffers if name.endswith("_inv_freq"))
-        layer_types = tuple(dict.fromkeys(t.removesuffix("_original") for t in layer_types)) or (None,)
+        types = [re.sub(r"_?(original_)?inv_freq$", "", name) for name in module._buffers]
+        layer_types = tuple(dict.fromkeys(types)) if any(types) else (None,)
     for layer_type in layer_types:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

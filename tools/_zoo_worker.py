@@ -24,6 +24,29 @@ from _zoo_shrink import build, buildable, config_classes, model_class
 from _zoo_tables import Table, damage, forward_tables, position_tables, stored
 
 SCENARIOS = ("S1", "S2", "S3", "S4", "S4a", "S5")
+_LOADS = {
+    "S1": "_zero_init",
+    "S2": "_zero3_pretrained",
+    "S4": "_from_pretrained",
+    "S4a": "_from_config",
+    "S5": "_plain",
+}
+_IMPORTED_LATER = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor",
+    "deepspeed",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.muon.original_muon",
+    "transformers.modeling_utils",
+    "transformers.core_model_loading",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.integrations.deepspeed",
+    "safe_rope.guard",
+)
 Guard = Callable[[], AbstractContextManager[Any]]
 
 
@@ -47,14 +70,20 @@ def ds_config(stage: int) -> dict[str, Any]:
 
 def prepare() -> None:
     """What every architecture needs, done once in the parent: imports, and DeepSpeed's C++ helper."""
-    import deepspeed  # noqa: F401
-    from deepspeed.ops.op_builder import UtilsBuilder
+    for name in _IMPORTED_LATER:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    from deepspeed.ops import op_builder
 
-    importlib.import_module("transformers.models.auto.modeling_auto")
-    importlib.import_module("transformers.integrations.deepspeed")
+    for name in ("UtilsBuilder", "ShareMemCommBuilder"):
+        with contextlib.suppress(Exception):
+            getattr(op_builder, name)().load()
     with contextlib.suppress(Exception):
-        UtilsBuilder().load()
+        importlib.import_module("deepspeed.ops.op_builder.cpu").ShareMemCommBuilder().load()
+    config_classes()
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a child's collections then look at what the child has made
 
 
 def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, Any]:
@@ -124,7 +153,7 @@ class _Runner:
                 else:
                     self._kept = None
                     with guard() as session:
-                        model = getattr(self, f"_{name}")()
+                        model = getattr(self, _LOADS[name])()
                     if name == "S2":
                         self._kept = model
                     if kind == "guard" and name == "S5":
@@ -134,31 +163,26 @@ class _Runner:
                     elif name == "S5":
                         model = model.to(torch.bfloat16)
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {str(error)}"[:300]}
+            return {"error": f"{type(error).__name__}: {error!s}"[:300]}
         finally:
             _clean_up()
         actual = stored(model)
         actual.update({path: table.values for path, table in forward_tables(model).items()})
         return {"damaged": damage(self.tables, actual)}
 
-    def _S1(self) -> Any:
+    def _zero_init(self) -> Any:
         import deepspeed
 
         with deepspeed.zero.Init(config_dict_or_path=ds_config(3)):
             return build(self.cls, self.config)
 
-    def _S2(self) -> Any:
-        from transformers.integrations import HfDeepSpeedConfig
-
-        held = HfDeepSpeedConfig(ds_config(3))
+    def _zero3_pretrained(self) -> Any:
+        held = _transformers_deepspeed().HfDeepSpeedConfig(ds_config(3))
         model = self._from_pretrained()
         del held
         return model
 
-    def _S4(self) -> Any:
-        return self._from_pretrained()
-
-    def _S4a(self) -> Any:
+    def _from_config(self) -> Any:
         config = copy.deepcopy(self.config)
         name = "dtype" if "dtype" in inspect.getsource(self.cls._from_config) else "torch_dtype"
         try:
@@ -166,7 +190,7 @@ class _Runner:
         except TypeError:
             return self.cls._from_config(config, torch_dtype=torch.bfloat16)
 
-    def _S5(self) -> Any:
+    def _plain(self) -> Any:
         return build(self.cls, self.config)
 
     def _from_pretrained(self) -> Any:
@@ -201,11 +225,15 @@ def _protection(session: Any) -> dict[str, Any]:
     }
 
 
+def _transformers_deepspeed() -> Any:
+    # Any: what its annotations say differs between the versions that this must run with.
+    return importlib.import_module("transformers.integrations.deepspeed")
+
+
 def _clean_up() -> None:
-    import transformers.integrations.deepspeed as hf
     from deepspeed.runtime.zero import partition_parameters
 
-    hf.unset_hf_deepspeed_config()
+    _transformers_deepspeed().unset_hf_deepspeed_config()
     if partition_parameters.zero_init_context:
         partition_parameters.shutdown_init_context()
         partition_parameters.zero_init_context = 0
