@@ -128,7 +128,7 @@ class RopeSpec:
                 frequencies; beyond, an int raises the base in double precision (as transformers 4.36 does)
                 and a tensor in FP32 (as later versions do). longrope takes its long factors beyond
                 ``original_max_position_embeddings``.
-            bits: ``"checkpoint"``: what transformers computes on a CPU with AVX-512, the same on every machine.
+            bits: ``"checkpoint"``: what transformers computes on a CPU with AVX-512, on every machine.
                 ``"exact"``: the config's formula in float64, rounded once, the same on every machine; most
                 frequencies are the checkpoint's, the others differ by one or two units in the last place.
                 ``"machine"``: what transformers computes on this CPU. FP32 ``pow`` is SLEEF's in vector code
