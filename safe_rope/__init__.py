@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,9 @@ _LAZY = {
     "audit": "safe_rope.audit",
     "AuditReport": "safe_rope.audit",
 }
-_SUBMODULES = frozenset({"frequencies", "tables", "rotation", "constructors", "registry", "rewrite"})
+_SUBMODULES = frozenset(
+    {"frequencies", "tables", "rotation", "constructors", "registry", "rewrite", "integrations"}
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -92,3 +95,10 @@ sys.modules[__name__].__class__ = _Package
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_SUBMODULES})
+
+
+if os.environ.get("SAFE_ROPE"):
+    # Asked for by the environment: guard this process from its import of torch on.
+    from safe_rope.integrations import autostart
+
+    autostart.arm()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -30,12 +31,20 @@ Apply = Literal["fp32", "stock"]
 class Guard(contextlib.ContextDecorator):
     """An open or closed guard; `guard` makes one. Also its own session: `report` tells what it has done."""
 
-    def __init__(self, tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> None:
+    def __init__(
+        self,
+        tables: Tables = "exact",
+        apply: Apply = "fp32",
+        strict: bool = False,
+        *,
+        built: Callable[[nn.Module], None] | None = None,
+    ) -> None:
         _check_options(tables, apply)
         self.tables = tables
         self.apply = apply
         self.strict = strict
         self.report = ProtectionReport(tables=tables, apply=apply)
+        self._built = built  # told of every position module, just before it is protected
         self._depth = 0
         self._lock = threading.RLock()
         self._constructors = ConstructorGuard()
@@ -47,7 +56,7 @@ class Guard(contextlib.ContextDecorator):
             if self._depth == 0:
                 self._constructors.open()
                 try:
-                    self._watch = ConstructionWatch(self._protect_new)
+                    self._watch = ConstructionWatch(self._protect_new, self._built)
                     self._watch.open()
                 except BaseException:
                     self._constructors.close()
@@ -63,6 +72,14 @@ class Guard(contextlib.ContextDecorator):
         """
         self._close(raise_unsupported=True)
 
+    def so_far(self) -> ProtectionReport:
+        """Return what was built, and still exists, since the open guard was opened."""
+        report = ProtectionReport(tables=self.tables, apply=self.apply)
+        with self._lock:
+            if self._watch is not None:
+                self._watch.complete(report)
+        return report
+
     def __enter__(self) -> Guard:
         return self.start()
 
@@ -73,7 +90,7 @@ class Guard(contextlib.ContextDecorator):
 
     def _recreate_cm(self) -> Guard:
         # As a decorator, every call gets a guard of its own.
-        return Guard(self.tables, self.apply, self.strict)
+        return Guard(self.tables, self.apply, self.strict, built=self._built)
 
     def _close(self, *, raise_unsupported: bool) -> None:
         with self._lock:
