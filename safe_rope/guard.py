@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ class Guard(contextlib.ContextDecorator):
         apply: Apply = "fp32",
         strict: bool = False,
         inv_freq: InvFreq = "checkpoint",
+        *,
+        built: Callable[[nn.Module], None] | None = None,
     ) -> None:
         _check_options(tables, apply, inv_freq)
         self.tables = tables
@@ -44,6 +47,7 @@ class Guard(contextlib.ContextDecorator):
         self.strict = strict
         self.inv_freq = inv_freq
         self.report = ProtectionReport(tables=tables, apply=apply)
+        self._built = built  # told of every position module, just before it is protected
         self._depth = 0
         self._lock = threading.RLock()
         self._constructors = ConstructorGuard()
@@ -55,7 +59,7 @@ class Guard(contextlib.ContextDecorator):
             if self._depth == 0:
                 self._constructors.open()
                 try:
-                    self._watch = ConstructionWatch(self._protect_new)
+                    self._watch = ConstructionWatch(self._protect_new, self._built)
                     self._watch.open()
                 except BaseException:
                     self._constructors.close()
@@ -71,6 +75,14 @@ class Guard(contextlib.ContextDecorator):
         """
         self._close(raise_unsupported=True)
 
+    def so_far(self) -> ProtectionReport:
+        """Return what was built, and still exists, since the open guard was opened."""
+        report = ProtectionReport(tables=self.tables, apply=self.apply)
+        with self._lock:
+            if self._watch is not None:
+                self._watch.complete(report)
+        return report
+
     def __enter__(self) -> Guard:
         return self.start()
 
@@ -81,7 +93,7 @@ class Guard(contextlib.ContextDecorator):
 
     def _recreate_cm(self) -> Guard:
         # As a decorator, every call gets a guard of its own.
-        return Guard(self.tables, self.apply, self.strict, self.inv_freq)
+        return Guard(self.tables, self.apply, self.strict, self.inv_freq, built=self._built)
 
     def _close(self, *, raise_unsupported: bool) -> None:
         with self._lock:
