@@ -148,8 +148,8 @@ def start_deepspeed() -> None:
     compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
     if isinstance(compatible, dict):
         compatible["deepspeed_shm_comm"] = False
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed: Any = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
 
 

@@ -30,7 +30,8 @@ def draw(outcome: Outcome, target: Path) -> None:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
         raise MissingDependencyError(
-            'a plot needs matplotlib, which is not installed; install the extra: pip install "safe-rope[plot]"'
+            "a plot needs matplotlib, which is not installed; "
+            'install the extra: pip install "safe-rope[plot]"'
         ) from error
 
 
@@ -58,9 +59,8 @@ def _draw(outcome: Outcome, target: Path) -> None:
     axes.annotate("0.1 rad", (1.0, BAD_RADIANS), color="0.35", fontsize=8, va="bottom")
     announced = outcome.found["max_position_embeddings"]
     axes.axvline(announced, color="0.45", linewidth=0.9, linestyle=":")
-    axes.annotate(
-        "max_position_embeddings", (announced, _FLOOR), color="0.35", fontsize=8, rotation=90, ha="right"
-    )
+    note = {"color": "0.35", "fontsize": 8}
+    axes.annotate("max_position_embeddings", (announced, 1e-6), rotation=90, ha="right", **note)
     axes.set(xscale="log", yscale="log", xlabel="position", ylabel="largest phase error (rad)")
     axes.grid(visible=True, which="major", alpha=0.25)
     versions = ", ".join(f"{name} {version}" for name, version in outcome.found["versions"].items())

@@ -30,12 +30,7 @@ def main(folder: Path) -> int:
     with _private_stdout(folder / "log") as out:
         try:
             request = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-            if "compare" in request:
-                from safe_rope._audit_compare import compare_sides
-
-                _say(out, result=compare_sides(request["compare"], folder))
-            else:
-                _say(out, result=_audit(Job.from_dict(request), folder, out))
+            _say(out, result=_audit(Job.from_dict(request), folder, out))
         except _GoneError:
             return 1
         except Exception as error:  # the parent turns whatever it is into one line

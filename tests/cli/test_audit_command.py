@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from running import CONFIGS, run, start
+from command_line import CONFIGS, run, start
 
 RELEASE = ".".join(transformers.__version__.split(".")[:2])
 ZERO = {  # as people have it for HF Trainer
@@ -132,7 +132,9 @@ def test_published_configs_get_a_right_verdict(name: str, tmp_path: Path) -> Non
         true = cast_error(*default[name], dtype, last)
         assert error_at(cast["stock"], last) == pytest.approx(true, rel=0.01)
         first = cast["stock"]["first_bad_position"]
-        assert cast_error(*default[name], dtype, first - 1) < 0.1 < cast_error(*default[name], dtype, first + 1)
+        assert (
+            cast_error(*default[name], dtype, first - 1) < 0.1 < cast_error(*default[name], dtype, first + 1)
+        )
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`safe-rope audit`: every wrong call is one clear line and exit 2, before anything is imported or measured."""
+"""`safe-rope audit`: a wrong call is one clear line and exit 2, before anything is measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import CONFIGS
+from command_line import CONFIGS
 
 from safe_rope.cli.main import main
 
