@@ -125,9 +125,15 @@ def choose_dtype(asked: str | None, model: dict[str, Any], deepspeed: dict[str, 
     """The dtype to load in: what was asked, DeepSpeed's, the checkpoint's, or bfloat16."""
     if asked is not None:
         return DTYPES[asked]
-    for section, dtype in (("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("fp16", "float16")):
-        if deepspeed is not None and deepspeed.get(section, {}).get("enabled") is True:
-            return dtype
+    if deepspeed is not None:
+        sections = (("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("fp16", "float16"))
+        said = {
+            dtype: deepspeed.get(name, {}).get("enabled") for name, dtype in sections if name in deepspeed
+        }
+        chosen = [dtype for dtype, enabled in said.items() if enabled is True]
+        possible = chosen or [dtype for dtype, enabled in said.items() if enabled == "auto"]
+        if len(possible) < 2:
+            return possible[0] if possible else "float32"
     text = model.get("text_config")
     for config in (model, text if isinstance(text, dict) else {}):
         named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")

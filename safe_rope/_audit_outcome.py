@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -124,7 +125,7 @@ class Outcome:
         ]
         if not self.entries:
             return "\n".join([*lines, "no rotary module, so there is nothing to audit"])
-        lines += _aligned([_summary(entry, announced) for entry in self.entries], _HEADER)
+        lines += aligned([_summary(entry, announced) for entry in self.entries], _HEADER)
         lines += ["", *self._errors_by_position(), ""]
         lines += _explanations(self.entries)
         return "\n".join(lines)
@@ -137,8 +138,8 @@ class Outcome:
             for kind in _KINDS:
                 errors = _worst_by_position(getattr(entry, kind).rows)
                 title = f"{entry.path}: {entry.module}" if kind == "stock" else ""
-                cells.append((title, kind, *(_number(errors.get(position)) for position in positions)))
-        return _aligned(cells, header)
+                cells.append((title, kind, *(number(errors.get(position)) for position in positions)))
+        return aligned(cells, header)
 
 
 _KINDS = ("stock", "guarded")
@@ -189,10 +190,10 @@ def _with_first(side: dict[str, Any], original: Side) -> dict[str, Any]:
 
 def _summary(entry: PathModule, announced: int) -> tuple[str, ...]:
     stock, guarded = entry.stock.worst(announced), entry.guarded.worst(announced)
-    measured = "-" if stock is None else f"{_number(_error(stock))} at {stock['position']:,}"
+    measured = "-" if stock is None else f"{number(_error(stock))} at {stock['position']:,}"
     bad = entry.stock.first_bad_position
     where = ", ".join(dict.fromkeys(lost.where for lost in entry.stock.lost)) or "-"
-    kept = "" if guarded is None else f", {_number(_error(guarded))}"
+    kept = "" if guarded is None else f", {number(_error(guarded))}"
     return (
         entry.path,
         entry.module or "(the model itself)",
@@ -240,11 +241,13 @@ def _shown(positions: list[int]) -> list[int]:
     return [unique[round(index * step)] for index in range(_COLUMNS)]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return two or three digits of ``value``."""
     return "-" if value is None else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
-def _aligned(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> list[str]:
+    """Return the lines of a table."""
     rows = [header, *rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     return [

@@ -148,6 +148,10 @@ def start_deepspeed() -> None:
     compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
     if isinstance(compatible, dict):
         compatible["deepspeed_shm_comm"] = False
+    # Nothing is computed in it here; older releases refuse a config for a GPU because of it.
+    accelerator: Any = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    if not accelerator.is_fp16_supported():
+        accelerator.is_fp16_supported = lambda: True
     distributed: Any = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)

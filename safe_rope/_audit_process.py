@@ -70,6 +70,7 @@ def _environment(folder: Path, device: bool) -> dict[str, str]:
     environment |= {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "TMPDIR": str(folder),  # compilers put their caches there
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -1,4 +1,4 @@
-"""The process that `safe-rope audit` measures in: ``python -m safe_rope._audit_worker FOLDER``.
+"""The process that `safe-rope audit` and `compare` measure in: ``python -m safe_rope._audit_worker FOLDER``.
 
 It reads a job from ``FOLDER/job.json``, imports the libraries once and forks: every load path, stock and
 guarded, has a process of its own, so that none sees what another left behind. One JSON object a line on
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import traceback
@@ -30,8 +31,12 @@ def main(folder: Path) -> int:
     with _private_stdout(folder / "log") as out:
         try:
             request = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-            _say(out, result=_audit(Job.from_dict(request), folder, out))
-        except _GoneError:
+            if "compare" in request:
+                _say(out, result=_compare(request["compare"], out))
+            else:
+                _say(out, result=_audit(Job.from_dict(request), folder, out))
+        except (_GoneError, BrokenPipeError):
+            shutil.rmtree(folder, ignore_errors=True)
             return 1
         except Exception as error:  # the parent turns whatever it is into one line
             known = isinstance(error, SafeRopeError)
@@ -59,6 +64,14 @@ def _private_stdout(log: Path) -> Iterator[IO[str]]:
         os.dup2(sink.fileno(), 2)
         warnings.simplefilter("ignore")
         yield out
+
+
+def _compare(request: dict[str, Any], out: IO[str]) -> dict[str, Any]:
+    _say(out, doing="importing torch and transformers")
+    from safe_rope._audit_compare import compare_sides
+
+    _say(out, doing="comparing")
+    return compare_sides(request)
 
 
 def _audit(job: Job, folder: Path, out: IO[str]) -> dict[str, Any]:

@@ -18,18 +18,19 @@ from safe_rope._audit_process import MeasurementError, measure
 from safe_rope.cli._progress import following
 from safe_rope.errors import ConfigError, MissingDependencyError
 
-_LONGEST = 2**31 - 1
+LONGEST = 2**31 - 1
 
 
-def _positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+def read_positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Read the option ``--positions``."""
     if value is None:
         return ()
     try:
         found = sorted({int(item) for item in value.split(",")})
     except ValueError:
         raise click.BadParameter(f"expected integers such as 0,4095,100000, got {value!r}") from None
-    if not 0 <= found[0] <= found[-1] <= _LONGEST:
-        raise click.BadParameter(f"positions go from 0 to {_LONGEST}, got {value!r}")
+    if not 0 <= found[0] <= found[-1] <= LONGEST:
+        raise click.BadParameter(f"positions go from 0 to {LONGEST}, got {value!r}")
     return tuple(found)
 
 
@@ -41,8 +42,8 @@ def _positions(context: click.Context, parameter: click.Parameter, value: str | 
     type=click.Choice(tuple(DTYPES)),
     help="What the model is loaded in and cast to (default: DeepSpeed's, the config's, or bfloat16).",
 )
-@click.option("--positions", callback=_positions, metavar="0,1,…", help="Measure at these positions.")
-@click.option("--max", "longest", type=click.IntRange(1, _LONGEST), metavar="N", help="Measure up to N.")
+@click.option("--positions", callback=read_positions, metavar="0,1,…", help="Measure at these positions.")
+@click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--plot", metavar="PNG", help="Draw the error against the position, stock and guarded.")
@@ -70,7 +71,7 @@ def command(context: click.Context, /, **values: Any) -> None:
         )
     model = load_model_config(options["model"])
     deepspeed = None if options["deepspeed"] is None else load_deepspeed_config(options["deepspeed"])
-    _require("transformers", *([] if deepspeed is None else ["deepspeed"]))
+    require("transformers", *([] if deepspeed is None else ["deepspeed"]))
     dtype = choose_dtype(options["dtype"], model, deepspeed)
     job = Job(
         name=_name(options["model"], model),
@@ -128,7 +129,8 @@ def _replace(source: Path, target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _require(*packages: str) -> None:
+def require(*packages: str) -> None:
+    """Refuse, before a process is started, what the installed packages cannot do."""
     missing = [name for name in ("torch", *packages) if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependencyError(

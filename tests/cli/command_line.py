@@ -13,22 +13,27 @@ CONFIGS = ROOT / "tests" / "data" / "configs"
 COMMAND = [sys.executable, "-c", "from safe_rope.cli.main import main; main()"]
 
 
-def environment(scratch: Path, **more: str) -> dict[str, str]:
+def environment(scratch: Path) -> dict[str, str]:
     """What the command sees: temporary files in ``scratch``, and no colours or ranks of the surroundings."""
     kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "RANK", "WORLD_SIZE")}
     paths = [str(ROOT), str(ROOT / "patches"), os.environ.get("PYTHONPATH", "")]
-    return kept | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
+    return kept | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def start(scratch: Path, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+def start(scratch: Path, *arguments: str, path: str = "") -> subprocess.Popen[str]:
     scratch.mkdir(exist_ok=True)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*COMMAND, *arguments], env=environment(scratch), **pipes, **more)
+    seen = environment(scratch)
+    seen["PYTHONPATH"] = os.pathsep.join(filter(None, (path, seen["PYTHONPATH"])))
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*COMMAND, *arguments], env=seen, **pipes)
 
 
-def run(scratch: Path, *arguments: str, seconds: float = 120, **more: Any) -> tuple[int, str, str]:
-    """Return the exit status, stdout and stderr; nothing may be left in ``scratch``."""
-    process = start(scratch, *arguments, **more)
+def run(scratch: Path, *arguments: str, seconds: float = 120, path: str = "") -> tuple[int, str, str]:
+    """Return the exit status, stdout and stderr; nothing may be left in ``scratch``.
+
+    ``path``: a folder that Python searches first.
+    """
+    process = start(scratch, *arguments, path=path)
     try:
         out, err = process.communicate(timeout=seconds)
     finally:
