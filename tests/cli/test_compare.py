@@ -72,7 +72,7 @@ def test_a_model_and_its_dump_agree_and_two_models_do_not(tmp_path: Path) -> Non
     inv_freq = [theta ** -(torch.arange(0, 128, 2).double() / 128) for theta in (1e4, 1e4 + 1)]
     off = float((inv_freq[0] - inv_freq[1]).abs().max()) * 2047
     assert module["max_radians"] == pytest.approx(off, rel=0.01)
-    assert module["at"] == 2047
+    assert module["at"] > 2000, "up to FP32 noise, at the end"
 
 
 @pytest.mark.parametrize(
