@@ -28,6 +28,7 @@ from safe_rope.errors import (
 if TYPE_CHECKING:
     from safe_rope.audit import AuditReport as AuditReport
     from safe_rope.audit import audit as audit
+    from safe_rope.autocast.engine import initialize as initialize
     from safe_rope.guard import guard as guard
     from safe_rope.guard import protect as protect
 
@@ -44,6 +45,7 @@ __all__ = [
     "UnsupportedModelError",
     "audit",
     "guard",
+    "initialize",
     "protect",
 ]
 
@@ -54,8 +56,11 @@ _LAZY = {
     "protect": "safe_rope.guard",
     "audit": "safe_rope.audit",
     "AuditReport": "safe_rope.audit",
+    "initialize": "safe_rope.autocast.engine",
 }
-_SUBMODULES = frozenset({"frequencies", "tables", "rotation", "constructors", "registry", "rewrite"})
+_SUBMODULES = frozenset(
+    {"frequencies", "tables", "rotation", "constructors", "registry", "rewrite", "autocast"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -78,7 +78,10 @@ def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> N
 def stock_class(module: nn.Module) -> type[nn.Module]:
     """The class that the module had before it was protected."""
     cls = type(module)
-    return cls.__mro__[2] if is_protected(module) else cls
+    if not is_protected(module):
+        return cls
+    # Not a fixed place: fully_shard puts a class of its own before them.
+    return cls.__mro__[cls.__mro__.index(ProtectedRotary) + 1]
 
 
 def _protected_class(stock: type[nn.Module]) -> type[nn.Module]:

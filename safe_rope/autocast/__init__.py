@@ -1,6 +1,7 @@
 """Mixed precision by torch.autocast on DeepSpeed's ZeRO, with the gradients that FP32 communication gives.
 
-Importing this package imports neither torch nor deepspeed; a name is loaded when it is first used.
+``initialize`` takes what ``deepspeed.initialize`` takes and returns what it returns. Importing this package
+imports neither torch nor deepspeed; a name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from safe_rope.autocast.derive import derive_safe_parameters as derive_safe_parameters
+    from safe_rope.autocast.engine import initialize as initialize
     from safe_rope.autocast.safety import ParameterSafety as ParameterSafety
     from safe_rope.autocast.safety import SafetyReport as SafetyReport
     from safe_rope.autocast.traffic import traffic as traffic
 
-__all__ = ["ParameterSafety", "SafetyReport", "derive_safe_parameters", "traffic"]
+__all__ = ["ParameterSafety", "SafetyReport", "derive_safe_parameters", "initialize", "traffic"]
 
 _LAZY = {
+    "initialize": "safe_rope.autocast.engine",
+    "derive_safe_parameters": "safe_rope.autocast.derive",
     "ParameterSafety": "safe_rope.autocast.safety",
     "SafetyReport": "safe_rope.autocast.safety",
-    "derive_safe_parameters": "safe_rope.autocast.derive",
     "traffic": "safe_rope.autocast.traffic",
 }
 

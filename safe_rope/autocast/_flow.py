@@ -174,7 +174,9 @@ class Flow(TorchDispatchMode):
             place = memory_range(value)
             if place is not None:
                 key, start, end = place
-                found |= {group for low, high, group in self._ranges.get(key, ()) if start < high and low < end}
+                found |= {
+                    group for low, high, group in self._ranges.get(key, ()) if start < high and low < end
+                }
         return found
 
     def _carries(self, values: Iterable[Tensor]) -> dict[Shared, str]:

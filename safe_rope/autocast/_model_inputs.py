@@ -93,7 +93,10 @@ def _spectrogram(config: Any) -> Tensor:
 
 def _find(config: Any, *names: str, default: Any = None) -> Any:
     """Return the first of the attributes that the config, or one of its parts, has."""
-    parts = (config, *(getattr(config, part, None) for part in ("vision_config", "text_config", "audio_config")))
+    parts = (
+        config,
+        *(getattr(config, part, None) for part in ("vision_config", "text_config", "audio_config")),
+    )
     for part in parts:
         for name in names:
             value = getattr(part, name, None)

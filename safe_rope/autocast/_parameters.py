@@ -60,9 +60,7 @@ def memory_range(tensor: Tensor) -> tuple[int, int, int] | None:
         return None
     if not tensor.numel():
         return None
-    span = 1 + sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.storage_offset() * tensor.element_size()
     return key, start, start + span * tensor.element_size()
 

@@ -46,7 +46,9 @@ def _in_order(groups: list[Shared], by_name: dict[str, Any]) -> list[str]:
     return names
 
 
-def _entry(name: str, group: Shared, verdict: tuple[bool, str, str | None, tuple[str, ...]]) -> ParameterSafety:
+def _entry(
+    name: str, group: Shared, verdict: tuple[bool, str, str | None, tuple[str, ...]]
+) -> ParameterSafety:
     parameter = group.parameters[0]
     numel = full_numel(parameter)
     safe, reason, read_by, others = verdict

@@ -119,9 +119,7 @@ class _Trace:
             self._reach_the_rest(flow, stand_ins, modules, notes)
         return flow, notes
 
-    def _reach_the_rest(
-        self, flow: Flow, stand_ins: StandIns, modules: Modules, notes: list[str]
-    ) -> None:
+    def _reach_the_rest(self, flow: Flow, stand_ins: StandIns, modules: Modules, notes: list[str]) -> None:
         unused = {name for group, uses in flow.uses.items() if not uses.any for name in group.names}
         plan = unreached_siblings(self.model, unused, modules.called)
         if plan:

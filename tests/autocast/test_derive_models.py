@@ -45,7 +45,6 @@ def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> 
     report = derive_safe_parameters(model, **inputs, dtype=dtype)
     before = step(model, dtype, inputs)
     parameters = dict(model.named_parameters())
-    assert report.safe >= {"lm_head.weight"} & {n for n in parameters if n == "lm_head.weight"} or True
     with torch.no_grad():
         for parameter_name in report.safe & parameters.keys():
             parameter = parameters[parameter_name]
@@ -66,20 +65,15 @@ def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> 
     assert not [entry for entry in harmless if not entry.reason.startswith("unused")]
     assert not [entry for entry in harmful if entry.reason.startswith("unused")]
     assert harmful
-    assert len(report.safe) > len(model.state_dict()) // 4 or "grouped_mm" in name
-
-
-def shares(name: str) -> float:
-    model = tiny_models.build(name)
-    return derive_safe_parameters(model, **tiny_models.inputs(model)).safe_share
+    assert report.safe
 
 
 def test_a_tied_embedding_is_unsafe_under_both_names_and_says_what_reads_it() -> None:
     model = tiny_models.build("llama tied")
     report = derive_safe_parameters(model, **tiny_models.inputs(model))
     by_name = {entry.name: entry for entry in report.parameters}
-    for name, other in [("model.embed_tokens.weight", "lm_head.weight")] * 2:
-        name, other = sorted((name, other), reverse=name > other)
+    names = ["model.embed_tokens.weight", "lm_head.weight"]
+    for name, other in (names, names[::-1]):
         assert not by_name[name].safe
         assert by_name[name].tied_to == (other,)
         assert "aten.embedding in model.embed_tokens" in by_name[name].reason

@@ -58,7 +58,11 @@ _KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "phi": ("PhiConfig", _SIZES, "CausalLM"),
     "phi3": ("Phi3Config", _SIZES, "CausalLM"),
     "falcon": ("FalconConfig", _SIZES, "CausalLM"),
-    "bloom": ("BloomConfig", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "CausalLM"),
+    "bloom": (
+        "BloomConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+        "CausalLM",
+    ),
     "opt": ("OPTConfig", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}, "CausalLM"),
     "t5": ("T5Config", _T5, "Seq2SeqLM"),
     "bart": ("BartConfig", _BART, "Seq2SeqLM"),
