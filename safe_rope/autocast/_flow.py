@@ -198,7 +198,7 @@ class Flow(TorchDispatchMode):
     def _carry(self, values: Iterable[Tensor], carried: dict[Shared, str], step: str) -> None:
         for value in values:
             place = memory_range(value)
-            if place is None or place[0] in self._ranges and not step:
+            if place is None or (place[0] in self._ranges and not step):
                 continue
             known = self._carried.get(place[0])
             if known is None or known[0].expired():

@@ -32,8 +32,7 @@ def described_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         decoder = {"decoder_input_ids": _token_ids(config)}
     if built:
-        for candidate in ({**built, **extra, **decoder}, {**built, **decoder}, {**built, **extra}, built):
-            yield candidate
+        yield from ({**built, **extra, **decoder}, {**built, **decoder}, {**built, **extra}, built)
     own = getattr(model, "dummy_inputs", None)
     if isinstance(own, dict):
         yield dict(own)

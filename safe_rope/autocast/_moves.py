@@ -14,24 +14,101 @@ Operator = Any
 # Each element of the result is an element of an argument or a constant, so that rounding the argument first
 # and rounding the result are the same thing. Views are not listed: their schemas tell.
 _MOVES = frozenset(
-    """
-    _reshape_copy _to_copy _unsafe_index _unsafe_view _pin_memory alias_copy as_strided_copy as_strided_scatter
-    block_diag cat channel_shuffle clone constant_pad_nd copy copy_ detach_copy diag_embed diagonal_copy
-    diagonal_scatter embedding expand_copy flip gather im2col index index_copy index_copy_ index_put
-    index_put_ index_select lift lift_fresh_copy masked_fill masked_fill_ masked_scatter masked_scatter_
-    masked_select permute_copy pixel_shuffle pixel_unshuffle repeat repeat_interleave roll rot90
-    scatter scatter_ select_copy select_scatter slice_copy slice_scatter split_copy split_with_sizes_copy
-    squeeze_copy stack t_copy take transpose_copy tril triu unbind_copy unfold_copy unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze_copy view_copy where
-    """.split()
+    (
+        "_reshape_copy",
+        "_to_copy",
+        "_unsafe_index",
+        "_unsafe_view",
+        "_pin_memory",
+        "alias_copy",
+        "as_strided_copy",
+        "as_strided_scatter",
+        "block_diag",
+        "cat",
+        "channel_shuffle",
+        "clone",
+        "constant_pad_nd",
+        "copy",
+        "copy_",
+        "detach_copy",
+        "diag_embed",
+        "diagonal_copy",
+        "diagonal_scatter",
+        "embedding",
+        "expand_copy",
+        "flip",
+        "gather",
+        "im2col",
+        "index",
+        "index_copy",
+        "index_copy_",
+        "index_put",
+        "index_put_",
+        "index_select",
+        "lift",
+        "lift_fresh_copy",
+        "masked_fill",
+        "masked_fill_",
+        "masked_scatter",
+        "masked_scatter_",
+        "masked_select",
+        "permute_copy",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "repeat",
+        "repeat_interleave",
+        "roll",
+        "rot90",
+        "scatter",
+        "scatter_",
+        "select_copy",
+        "select_scatter",
+        "slice_copy",
+        "slice_scatter",
+        "split_copy",
+        "split_with_sizes_copy",
+        "squeeze_copy",
+        "stack",
+        "t_copy",
+        "take",
+        "transpose_copy",
+        "tril",
+        "triu",
+        "unbind_copy",
+        "unfold_copy",
+        "unsafe_chunk",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "unsqueeze_copy",
+        "view_copy",
+        "where",
+    )
 )
 _ACCUMULATING = frozenset({"index_put", "index_put_"})  # with accumulate=True; scatter's sums have overloads
 _SHAPES = frozenset(
-    """
-    _assert_tensor_metadata empty_like full_like is_same_size new_empty new_empty_strided new_full new_ones
-    new_zeros ones_like rand_like randint_like randn_like record_stream result_type sym_is_contiguous
-    sym_numel sym_size sym_storage_offset sym_stride zeros_like
-    """.split()
+    (
+        "_assert_tensor_metadata",
+        "empty_like",
+        "full_like",
+        "is_same_size",
+        "new_empty",
+        "new_empty_strided",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones_like",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "record_stream",
+        "result_type",
+        "sym_is_contiguous",
+        "sym_numel",
+        "sym_size",
+        "sym_storage_offset",
+        "sym_stride",
+        "zeros_like",
+    )
 )
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
@@ -67,7 +144,7 @@ def moves_only(operator: Operator, arguments: tuple[Any, ...], keywords: dict[st
     name = packet(operator)
     if not _is_aten(operator) or name not in _MOVES:
         return False
-    if name in _ACCUMULATING and (len(arguments) > 3 and arguments[3] or keywords.get("accumulate")):
+    if name in _ACCUMULATING and ((len(arguments) > 3 and arguments[3]) or keywords.get("accumulate")):
         return False
     if name in ("scatter", "scatter_"):
         return str(operator._schema.overload_name) in ("src", "value")

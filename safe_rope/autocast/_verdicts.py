@@ -7,7 +7,6 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from torch import nn
 
 from safe_rope.autocast._flow import Flow, Uses
 from safe_rope.autocast._parameters import Shared, full_numel, full_shape
@@ -79,8 +78,8 @@ def _runs_experts(group: Shared, operator: str) -> bool:
 
 def _about_experts(experts: dict[str, list[str]], low: str) -> list[str]:
     return [
-        f"{len(names)} expert parameter(s), such as {names[0]}, go through {operator}, which autocast does not "
-        f"cast to {low}: these experts compute in float32; where the model offers it, choose another "
+        f"{len(names)} expert parameter(s), such as {names[0]}, go through {operator}, which autocast does "
+        f"not cast to {low}: these experts compute in float32; where the model offers it, choose another "
         'implementation (experts_implementation="eager" or "batched_mm" in transformers)'
         for operator, names in sorted(experts.items())
     ]

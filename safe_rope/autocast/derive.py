@@ -35,7 +35,7 @@ from safe_rope.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _BACKWARD_LIMIT = 2**31
-"""Bytes of parameters up to which a trace on real memory runs the backward too; it keeps every cast weight."""
+"""Bytes of parameters up to which a trace on real memory runs the backward, which keeps every cast weight."""
 
 
 def derive_safe_parameters(
@@ -107,6 +107,7 @@ class _Trace:
         flow = Flow(self.dtype, modules, undo)
         notes: list[str] = []
         with _random_state_kept(self.device), modules, contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autocast(self.device.type, enabled=False))  # the backward's, and ours
             stack.callback(undo.restore)
             kind: type[StandIns] = StandIns
             if fake:

@@ -44,7 +44,7 @@ class EmbeddingIntoLinear(nn.Module):
         self.linear = nn.Linear(SIZE, SIZE)
 
     def forward(self, x: Tensor) -> Tensor:
-        ids = torch.arange(x.shape[-1], device=x.device) % 5
+        ids = torch.arange(x.shape[0], device=x.device) % 5
         return self.linear(self.table(ids)) + x
 
 
@@ -157,7 +157,7 @@ class Hidden(nn.Module):
 
 
 class OtherCasts(nn.Module):
-    """A detour through float64 loses nothing; one through another low dtype does; a copy into a buffer casts."""
+    """A detour through float64 loses nothing, one through another low dtype does; a copy can cast."""
 
     safe = {"wide", "copied"}
 

@@ -38,7 +38,7 @@ _BART = {
     "decoder_ffn_dim": 48,
     "max_position_embeddings": 64,
 }
-_VISION = {"image_size": 16, "patch_size": 8, "num_labels": 3}
+_VISION = {"image_size": 16, "patch_size": 8, "num_labels": VOCABULARY}
 # name: (config class, what is asked of it, which automatic class builds the model)
 _KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("LlamaConfig", _SIZES, "CausalLM"),
@@ -105,7 +105,8 @@ def roughen(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+            scale = 0.05 if parameter.dim() > 1 else 0.5
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
             for low in (torch.bfloat16, torch.float16):
                 assert not torch.equal(parameter, parameter.to(low).float())
     return model
