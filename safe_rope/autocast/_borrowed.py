@@ -89,7 +89,7 @@ def _same(now: list[Any], before: list[Any]) -> bool:
 
 def _silence_deepspeed(module: nn.Module) -> None:
     for kind in _HOOKS:
-        hooks = module.__dict__.get(kind)
-        for key, hook in list(hooks.items()) if hooks else ():
+        hooks: dict[int, Any] = module.__dict__.get(kind) or {}
+        for key, hook in list(hooks.items()):
             if str(getattr(hook, "__module__", "")).startswith("deepspeed."):
                 del hooks[key]

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from safe_rope.autocast import _moves
-from safe_rope.autocast._parameters import Shared, memory_range
+from safe_rope.autocast._parameters import Shared, WeakStorage, memory_range
 from safe_rope.autocast._undo import Undo
 
 _CASTING = frozenset({"_to_copy", "copy_", "copy"})
@@ -77,7 +76,7 @@ class Modules:
         return f" in {self._inside[-1]}" if self._inside and self._inside[-1] else ""
 
 
-class Flow(TorchDispatchMode):
+class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record, for every parameter, the casts to ``low`` and the reads of uncast values.
 
     A storage *carries* a parameter while elements of it are elements of the parameter, bit for bit. Views
@@ -86,14 +85,14 @@ class Flow(TorchDispatchMode):
     """
 
     def __init__(self, low: torch.dtype, modules: Modules, undo: Undo) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.low = low
         self.uses: dict[Shared, Uses] = {}
         self._modules = modules
         self._undo = undo
         self._ranges: dict[int, list[tuple[int, int, Shared]]] = {}
         self._held: list[torch.UntypedStorage] = []  # keeps the keys of _ranges from being used again
-        self._carried: dict[int, tuple[StorageWeakRef, dict[Shared, str]]] = {}
+        self._carried: dict[int, tuple[Any, dict[Shared, str]]] = {}
 
     def follow(self, tensor: Tensor, group: Shared) -> None:
         """Treat the memory of ``tensor`` as that of the parameter ``group``."""
@@ -202,7 +201,7 @@ class Flow(TorchDispatchMode):
                 continue
             known = self._carried.get(place[0])
             if known is None or known[0].expired():
-                known = self._carried[place[0]] = (StorageWeakRef(value.untyped_storage()), {})
+                known = self._carried[place[0]] = (WeakStorage(value.untyped_storage()), {})
             for group, how in carried.items():
                 known[1].setdefault(group, how or step)
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+WeakStorage: Any = StorageWeakRef
+"""Keeps the key of a storage from being used again, and does not keep its memory; not typed by torch."""
 
 
 @dataclass(eq=False)
@@ -61,8 +65,8 @@ def memory_range(tensor: Tensor) -> tuple[int, int, int] | None:
     if not tensor.numel():
         return None
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset() * tensor.element_size()
-    return key, start, start + span * tensor.element_size()
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return key, start, start + int(span) * tensor.element_size()
 
 
 def is_partitioned(parameter: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,8 @@ class StandIns:
         self.real_bytes += parameter.numel() * parameter.element_size()
         stand_in = nn.Parameter(parameter.detach(), parameter.requires_grad)
         if stand_in.requires_grad:
-            stand_in.register_post_accumulate_grad_hook(_forget_gradient)
+            hooked: Any = stand_in
+            hooked.register_post_accumulate_grad_hook(_forget_gradient)
         return stand_in
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from safe_rope.autocast import _moves
+from safe_rope.autocast._parameters import WeakStorage
 
 
 class Undo:
@@ -20,7 +20,7 @@ class Undo:
 
     def __init__(self, active: bool) -> None:
         self._active = active
-        self._made: dict[int, StorageWeakRef] = {}
+        self._made: dict[int, Any] = {}
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def before(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ class Undo:
                 continue
             made = self._made.get(storage._cdata)
             if made is None or made.expired():
-                self._saved[storage._cdata] = (storage, storage.clone())
+                self._saved[storage._cdata] = (storage, _copy(storage))
 
     def after(self, func: Any, result: Any) -> None:
         """Remember the storages that an operator made."""
@@ -42,7 +42,7 @@ class Undo:
         for tensor in _moves.tensors(result):
             storage = _storage(tensor)
             if storage is not None and storage._cdata not in self._made:
-                self._made[storage._cdata] = StorageWeakRef(storage)
+                self._made[storage._cdata] = WeakStorage(storage)
 
     def restore(self) -> None:
         """Write the saved values back."""
@@ -56,3 +56,8 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def _copy(storage: Any) -> torch.UntypedStorage:
+    copied: torch.UntypedStorage = storage.clone()
+    return copied

@@ -120,11 +120,11 @@ class Traffic:
                 counts[1] += sum(t.nbytes for t in tensors if _short(t.dtype) == dtype)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, seen: Traffic) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen = seen
 
     def __torch_dispatch__(
@@ -165,7 +165,7 @@ def traffic() -> Iterator[Traffic]:
 def _payload(op: str, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Tensor]:
     if op == "barrier":
         return []
-    named = {
+    named: dict[str, Any] = {
         argument.name: args[index] if index < len(args) else keywords.get(argument.name)
         for index, argument in enumerate(func._schema.arguments)
     }
