@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Any
 
 import torch
+from torch import nn
 
 from safe_rope.autocast._flow import Flow, Uses
 from safe_rope.autocast._parameters import Shared, full_numel, full_shape
@@ -16,59 +16,49 @@ _EXPERTS = re.compile(r"expert|grouped_mm|moe", re.IGNORECASE)
 _SHOWN = 2
 
 
-def make_report(groups: list[Shared], flow: Flow, dtype: torch.dtype, notes: list[str]) -> SafetyReport:
-    """Return the report on ``groups``, from their uses in ``flow``."""
-    low = _short(dtype)
-    by_name: dict[str, tuple[Shared, Any]] = {}
+def make_report(
+    model: nn.Module, groups: list[Shared], flow: Flow, dtype: torch.dtype, notes: list[str]
+) -> SafetyReport:
+    """Return the report on ``groups``, the parameters of ``model``, from their uses in ``flow``."""
+    entries: dict[str, ParameterSafety] = {}
     experts: dict[str, list[str]] = defaultdict(list)
     for group in groups:
         uses = flow.uses.get(group, Uses())
         safe, reason = _verdict(group, uses, dtype)
-        read_by = uses.reads[0] if uses.reads and not safe else None
-        for operator in uses.read_operators:
-            if not safe and _runs_experts(group, operator):
+        for operator in () if safe else sorted(uses.read_operators):
+            if _runs_experts(group, operator):
                 experts[operator] += group.names
-        for name in group.names:
-            others = tuple(other for other in group.names if other != name)
-            text = f"{reason}; tied to {', '.join(others)}" if others else reason
-            by_name[name] = (group, (safe, text, read_by, others))
-    return SafetyReport(
-        parameters=tuple(_entry(name, *by_name[name]) for name in _in_order(groups, by_name)),
-        warnings=(*_about_experts(experts, low), *dict.fromkeys(notes)),
-        dtype=low,
-    )
+        read_by = uses.reads[0] if uses.reads and not safe else None
+        entries |= {name: make_entry(name, group, safe, reason, read_by) for name in group.names}
+    ordered = [entries[name] for name, _ in model.named_parameters(remove_duplicate=False)]
+    warnings = (*_about_experts(experts, short(dtype)), *dict.fromkeys(notes))
+    return SafetyReport(tuple(ordered), warnings, short(dtype))
 
 
-def _in_order(groups: list[Shared], by_name: dict[str, Any]) -> list[str]:
-    names = [name for group in groups for name in group.names]
-    assert len(names) == len(by_name)
-    return names
-
-
-def _entry(
-    name: str, group: Shared, verdict: tuple[bool, str, str | None, tuple[str, ...]]
+def make_entry(
+    name: str, group: Shared, safe: bool, reason: str, read_by: str | None = None
 ) -> ParameterSafety:
-    parameter = group.parameters[0]
-    numel = full_numel(parameter)
-    safe, reason, read_by, others = verdict
-    return ParameterSafety(
-        name, safe, reason, numel, numel * parameter.element_size(), read_by=read_by, tied_to=others
-    )
+    """Return the entry of the parameter ``group`` under one of its names."""
+    others = tuple(other for other in group.names if other != name)
+    text = f"{reason}; tied to {', '.join(others)}" if others else reason
+    numel = full_numel(group.parameters[0])
+    size = numel * group.parameters[0].element_size()
+    return ParameterSafety(name, safe, text, numel, size, read_by, others)
 
 
 def _verdict(group: Shared, uses: Uses, dtype: torch.dtype) -> tuple[bool, str]:
     own = group.parameters[0].dtype
     if own == dtype:
-        return True, f"already {_short(own)}"
+        return True, f"already {short(own)}"
     if own != torch.float32:
-        return False, f"{_short(own)}, which autocast does not cast to {_short(dtype)}"
+        return False, f"{short(own)}, which autocast does not cast to {short(dtype)}"
     if not uses.any:
         return False, "unused in the traced step"
     if uses.reads:
         forward = [text for text in uses.reads if not text.endswith("in the backward")] or uses.reads
         more = f"; and {len(forward) - _SHOWN} more" if len(forward) > _SHOWN else ""
-        return False, f"read in {_short(own)} by {'; '.join(forward[:_SHOWN])}{more}"
-    return True, f"every use goes through a cast to {_short(dtype)}"
+        return False, f"read in {short(own)} by {'; '.join(forward[:_SHOWN])}{more}"
+    return True, f"every use goes through a cast to {short(dtype)}"
 
 
 def _runs_experts(group: Shared, operator: str) -> bool:
@@ -85,5 +75,6 @@ def _about_experts(experts: dict[str, list[str]], low: str) -> list[str]:
     ]
 
 
-def _short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype) -> str:
+    """Return ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")

@@ -89,7 +89,7 @@ def derive_safe_parameters(
             flow, notes = trace.run(fake=False)
         except Exception as second:
             raise second from error
-    return make_report(groups, flow, dtype, notes)
+    return make_report(model, groups, flow, dtype, notes)
 
 
 @dataclass
