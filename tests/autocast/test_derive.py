@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_modules
-import tiny_models
+import architectures
 import torch
 from torch import Tensor, nn
 
@@ -76,12 +76,12 @@ def random_states() -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", [*small_modules.MODULES, None])
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_and_the_random_state_are_left_as_they_were(kind: Any, training: bool) -> None:
-    model = small_modules.build(kind) if kind else tiny_models.build("gpt2")
+    model = small_modules.build(kind) if kind else architectures.build("gpt2")
     model.train(training)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
         break
-    inputs = {"x": small_modules.example()} if kind else tiny_models.inputs(model)
+    inputs = {"x": small_modules.example()} if kind else architectures.inputs(model)
     given = {name: value.clone() for name, value in inputs.items()}
     before, randomness = everything(model), random_states()
     derive_safe_parameters(model, **inputs)
@@ -113,22 +113,22 @@ def test_an_exception_in_the_model_reaches_the_caller_and_leaves_nothing_behind(
 
 @pytest.mark.parametrize("name", ["llama tied", "gpt2", "mixtral eager"])
 def test_a_model_without_weights_gives_the_same_report(name: str) -> None:
-    model = tiny_models.build(name)
-    inputs = tiny_models.inputs(model)
+    model = architectures.build(name)
+    inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs)
-    bare = tiny_models.build(name).to("meta")
+    bare = architectures.build(name).to("meta")
     bare.tie_weights()
     assert derive_safe_parameters(bare, **inputs).parameters == report.parameters
 
 
 def test_a_model_that_an_engine_has_flattened_gives_the_same_report() -> None:
-    model = tiny_models.build("llama tied")
-    report = derive_safe_parameters(model, **tiny_models.inputs(model))
+    model = architectures.build("llama tied")
+    report = derive_safe_parameters(model, **architectures.inputs(model))
     parameters = list(model.parameters())
     flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.data = part.view(parameter.shape)
-    assert derive_safe_parameters(model, **tiny_models.inputs(model)) == report
+    assert derive_safe_parameters(model, **architectures.inputs(model)) == report
 
 
 @pytest.mark.parametrize("name", ["llama tied", "gpt2", "mixtral eager"])
@@ -136,8 +136,8 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
     import deepspeed
     from deepspeed.runtime.zero import partition_parameters
 
-    model = tiny_models.build(name)
-    inputs = tiny_models.inputs(model)
+    model = architectures.build(name)
+    inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs)
     linear = torch.nn.functional.linear
     try:
@@ -157,8 +157,8 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
 
 
 def test_the_callers_autocast_and_grad_mode_do_not_matter() -> None:
-    model = tiny_models.build("gpt2")
-    inputs = tiny_models.inputs(model)
+    model = architectures.build("gpt2")
+    inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
         assert derive_safe_parameters(model, **inputs) == report
@@ -187,8 +187,8 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_the_report_is_a_table_and_json() -> None:
-    model = tiny_models.build("llama tied")
-    report = derive_safe_parameters(model, **tiny_models.inputs(model))
+    model = architectures.build("llama tied")
+    report = derive_safe_parameters(model, **architectures.inputs(model))
     text = str(report)
     assert "model.layers.*.self_attn.q_proj.weight (2)" in text
     assert "may travel in bfloat16" in text

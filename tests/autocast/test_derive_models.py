@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tiny_models
+import architectures
 import torch
 from torch import Tensor, nn
 
@@ -37,11 +37,11 @@ def assert_equal(one: Step, other: Step) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> None:
-    model = tiny_models.build(name)
-    inputs = tiny_models.inputs(model)
+    model = architectures.build(name)
+    inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs, dtype=dtype)
     before = step(model, dtype, inputs)
     parameters = dict(model.named_parameters())
@@ -69,8 +69,8 @@ def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> 
 
 
 def test_a_tied_embedding_is_unsafe_under_both_names_and_says_what_reads_it() -> None:
-    model = tiny_models.build("llama tied")
-    report = derive_safe_parameters(model, **tiny_models.inputs(model))
+    model = architectures.build("llama tied")
+    report = derive_safe_parameters(model, **architectures.inputs(model))
     by_name = {entry.name: entry for entry in report.parameters}
     names = ["model.embed_tokens.weight", "lm_head.weight"]
     for name, other in (names, names[::-1]):
@@ -78,16 +78,16 @@ def test_a_tied_embedding_is_unsafe_under_both_names_and_says_what_reads_it() ->
         assert by_name[name].tied_to == (other,)
         assert "aten.embedding in model.embed_tokens" in by_name[name].reason
         assert other in by_name[name].reason
-    untied = tiny_models.build("llama")
-    assert "lm_head.weight" in derive_safe_parameters(untied, **tiny_models.inputs(untied)).safe
+    untied = architectures.build("llama")
+    assert "lm_head.weight" in derive_safe_parameters(untied, **architectures.inputs(untied)).safe
 
 
 def test_experts_that_autocast_does_not_cover_are_warned_about() -> None:
-    names = [name for name in tiny_models.ARCHITECTURES if name.startswith("mixtral")]
+    names = [name for name in architectures.ARCHITECTURES if name.startswith("mixtral")]
     reports: dict[str, Any] = {}
     for name in names:
-        model = tiny_models.build(name)
-        reports[name] = derive_safe_parameters(model, **tiny_models.inputs(model))
+        model = architectures.build(name)
+        reports[name] = derive_safe_parameters(model, **architectures.inputs(model))
     assert not reports["mixtral eager"].warnings
     assert all(name in reports["mixtral eager"].safe for name in expert_weights("mixtral eager"))
     if "mixtral grouped_mm" in names:
@@ -98,6 +98,6 @@ def test_experts_that_autocast_does_not_cover_are_warned_about() -> None:
 
 
 def expert_weights(name: str) -> list[str]:
-    found = [n for n, _ in tiny_models.build(name).named_parameters() if ".experts." in n]
+    found = [n for n, _ in architectures.build(name).named_parameters() if ".experts." in n]
     assert found
     return found
