@@ -19,7 +19,8 @@ _CONSTANT = 2.0**-10
 class StandIns:
     """Parameters on the memory of the real ones, without their hooks and gradients; copies of buffers.
 
-    A parameter that is not here as a whole (partitioned, on meta) becomes one number, seen in its full shape.
+    A parameter that is not there as a whole (partitioned, on another device) becomes one number, seen in its
+    full shape.
 
     Args:
         groups: the parameters.
@@ -51,14 +52,20 @@ class StandIns:
         """Return what the step may write to in place of a buffer."""
         if buffer.is_meta:
             return torch.zeros_like(buffer, device=self._device)
-        return buffer.detach().clone()
+        return buffer.detach().to(self._place(buffer), copy=True)
 
     def value(self, argument: Tensor) -> Tensor:
         """Return what the model gets in place of an argument."""
-        return torch.zeros_like(argument, device=self._device) if argument.is_meta else argument
+        if argument.is_meta:
+            return torch.zeros_like(argument, device=self._device)
+        return argument.to(self._place(argument))
+
+    def _place(self, tensor: Tensor) -> torch.device:
+        # A model can be spread over several devices of the kind; one that is elsewhere will be moved there.
+        return tensor.device if tensor.device.type == self._device.type else self._device
 
     def _make(self, parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.is_meta or is_partitioned(parameter):
+        if is_partitioned(parameter) or parameter.device.type != self._device.type:
             value = _CONSTANT if parameter.is_floating_point() or parameter.is_complex() else 0
             constant = torch.full((), value, dtype=parameter.dtype, device=self._device)
             return nn.Parameter(constant.expand(full_shape(parameter)), parameter.requires_grad)
@@ -87,10 +94,6 @@ class FakeStandIns(StandIns):
     def _make(self, parameter: nn.Parameter) -> nn.Parameter:
         fake = torch.empty(full_shape(parameter), dtype=parameter.dtype, device=self._place(parameter))
         return nn.Parameter(fake, parameter.requires_grad)
-
-    def _place(self, tensor: Tensor) -> torch.device:
-        # A model can be spread over several devices of the kind; one that is elsewhere will be moved there.
-        return tensor.device if tensor.device.type == self._device.type else self._device
 
 
 def _forget_gradient(stand_in: Tensor) -> None:

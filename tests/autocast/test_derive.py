@@ -6,10 +6,10 @@ import json
 import random
 from typing import Any
 
+import architectures
 import numpy as np
 import pytest
 import small_modules
-import architectures
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import architectures
+import pytest
 import torch
 from torch import Tensor, nn
 
