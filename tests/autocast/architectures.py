@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 
 VOCABULARY = 97
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -41,33 +41,33 @@ _BART = {
 _VISION = {"image_size": 16, "patch_size": 8, "num_labels": VOCABULARY}
 # name: (config class, what is asked of it, which automatic class builds the model)
 _KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "llama": ("LlamaConfig", _SIZES, "CausalLM"),
-    "llama tied": ("LlamaConfig", _SIZES | {"tie_word_embeddings": True}, "CausalLM"),
-    "mistral": ("MistralConfig", _SIZES, "CausalLM"),
-    "mixtral eager": ("MixtralConfig", _SIZES | _EXPERTS | {"experts": "eager"}, "CausalLM"),
-    "mixtral batched_mm": ("MixtralConfig", _SIZES | _EXPERTS | {"experts": "batched_mm"}, "CausalLM"),
-    "mixtral grouped_mm": ("MixtralConfig", _SIZES | _EXPERTS | {"experts": "grouped_mm"}, "CausalLM"),
+    "llama": ("LlamaConfig", SIZES, "CausalLM"),
+    "llama tied": ("LlamaConfig", SIZES | {"tie_word_embeddings": True}, "CausalLM"),
+    "mistral": ("MistralConfig", SIZES, "CausalLM"),
+    "mixtral eager": ("MixtralConfig", SIZES | _EXPERTS | {"experts": "eager"}, "CausalLM"),
+    "mixtral batched_mm": ("MixtralConfig", SIZES | _EXPERTS | {"experts": "batched_mm"}, "CausalLM"),
+    "mixtral grouped_mm": ("MixtralConfig", SIZES | _EXPERTS | {"experts": "grouped_mm"}, "CausalLM"),
     "gpt2": ("GPT2Config", _GPT2, "CausalLM"),
     "gptj": ("GPTJConfig", _GPT2 | {"rotary_dim": 4}, "CausalLM"),
-    "gpt_neox": ("GPTNeoXConfig", _SIZES, "CausalLM"),
-    "qwen2": ("Qwen2Config", _SIZES, "CausalLM"),
-    "qwen3": ("Qwen3Config", _SIZES | {"head_dim": 8}, "CausalLM"),
-    "qwen3_moe": ("Qwen3MoeConfig", _SIZES | _EXPERTS | {"head_dim": 8, "experts": "eager"}, "CausalLM"),
-    "gemma2": ("Gemma2Config", _SIZES | {"head_dim": 8}, "CausalLM"),
-    "gemma3": ("Gemma3TextConfig", _SIZES | {"head_dim": 8}, "CausalLM"),
-    "phi": ("PhiConfig", _SIZES, "CausalLM"),
-    "phi3": ("Phi3Config", _SIZES, "CausalLM"),
-    "falcon": ("FalconConfig", _SIZES, "CausalLM"),
+    "gpt_neox": ("GPTNeoXConfig", SIZES, "CausalLM"),
+    "qwen2": ("Qwen2Config", SIZES, "CausalLM"),
+    "qwen3": ("Qwen3Config", SIZES | {"head_dim": 8}, "CausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", SIZES | _EXPERTS | {"head_dim": 8, "experts": "eager"}, "CausalLM"),
+    "gemma2": ("Gemma2Config", SIZES | {"head_dim": 8}, "CausalLM"),
+    "gemma3": ("Gemma3TextConfig", SIZES | {"head_dim": 8}, "CausalLM"),
+    "phi": ("PhiConfig", SIZES, "CausalLM"),
+    "phi3": ("Phi3Config", SIZES, "CausalLM"),
+    "falcon": ("FalconConfig", SIZES, "CausalLM"),
     "bloom": (
         "BloomConfig",
         {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
         "CausalLM",
     ),
-    "opt": ("OPTConfig", _SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}, "CausalLM"),
+    "opt": ("OPTConfig", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}, "CausalLM"),
     "t5": ("T5Config", _T5, "Seq2SeqLM"),
     "bart": ("BartConfig", _BART, "Seq2SeqLM"),
-    "bert": ("BertConfig", _SIZES, "MaskedLM"),
-    "vit": ("ViTConfig", _SIZES | _VISION, "ImageClassification"),
+    "bert": ("BertConfig", SIZES, "MaskedLM"),
+    "vit": ("ViTConfig", SIZES | _VISION, "ImageClassification"),
 }
 
 

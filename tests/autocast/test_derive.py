@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import small_modules
 import torch
+import transformers
 from torch import Tensor, nn
 
+import safe_rope
 from safe_rope.autocast import derive_safe_parameters
 from safe_rope.errors import ConfigError
 
@@ -154,6 +156,19 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
         assert all(p.numel() == 0 and p.ds_status == status for p in model.parameters())
     finally:
         torch.nn.functional.linear = linear
+
+
+def test_a_protected_model_gives_the_same_report_and_keeps_its_tables() -> None:
+    config = {**architectures.SIZES, "rope_theta": 12345.0}  # tables that no other test has made
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
+    inputs = architectures.inputs(model)
+    stock = derive_safe_parameters(model, **inputs)
+    safe_rope.protect(model)
+    assert derive_safe_parameters(model, **inputs).safe == stock.safe
+    assert safe_rope.audit(model).ok
+    assert type(model(**inputs).logits) is Tensor
+    assert model(**inputs).logits.isfinite().all()
 
 
 def test_the_callers_autocast_and_grad_mode_do_not_matter() -> None:
