@@ -69,7 +69,7 @@ class RowCache:
 
 
 def _unobserved() -> contextlib.AbstractContextManager[Any]:
-    # What is kept for the whole process must be no fake tensor, even if it is asked for while a model is traced.
+    # What the whole process keeps must be no fake tensor, even if it is asked for while a model is traced.
     if torch._C._len_torch_dispatch_stack() > 0 and not torch.compiler.is_compiling():
         disabled: contextlib.AbstractContextManager[Any] = _disable_current_modes()
         return disabled
