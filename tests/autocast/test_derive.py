@@ -158,6 +158,37 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
         torch.nn.functional.linear = linear
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_inside_an_engine_gives_the_same_report(stage: int, one_rank: None) -> None:
+    import deepspeed
+
+    model = architectures.build("llama tied")
+    inputs = architectures.inputs(model)
+    report = derive_safe_parameters(model, **inputs)
+    linear = torch.nn.functional.linear
+    try:
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=model.parameters(),
+            config={
+                "train_batch_size": 1,
+                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+            },
+        )
+        hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+        assert derive_safe_parameters(model, **inputs).safe == report.safe
+        assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
+        loss = engine(**inputs, labels=inputs["input_ids"]).loss
+        engine.backward(loss)
+        engine.step()
+        engine.destroy()
+    finally:
+        torch.nn.functional.linear = linear
+
+
 def test_a_protected_model_gives_the_same_report_and_keeps_its_tables() -> None:
     config = {**architectures.SIZES, "rope_theta": 12345.0}  # tables that no other test has made
     torch.manual_seed(0)
