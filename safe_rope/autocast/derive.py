@@ -80,6 +80,7 @@ def derive_safe_parameters(
         )
     groups = shared_parameters(model)
     device = torch.device(device_type) if device_type else device_of(groups)
+    autocast(device, dtype)  # raises where there is none
     trace = _Trace(model, groups, device, dtype, args, kwargs)
     try:
         flow, notes = trace.run(fake=True)
