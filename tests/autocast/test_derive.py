@@ -195,7 +195,7 @@ def test_a_protected_model_gives_the_same_report_and_keeps_its_tables() -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
     inputs = architectures.inputs(model)
     stock = derive_safe_parameters(model, **inputs)
-    safe_rope.protect(model)
+    assert safe_rope.protect(model).protected
     assert derive_safe_parameters(model, **inputs).safe == stock.safe
     assert safe_rope.audit(model).ok
     assert type(model(**inputs).logits) is Tensor
