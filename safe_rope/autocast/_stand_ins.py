@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from safe_rope.autocast._parameters import Shared, full_shape, is_partitioned
 
@@ -77,8 +81,24 @@ class StandIns:
         return stand_in
 
 
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Let tensors hold no memory; keep torch from logging as an error what is tried on real ones next."""
+    torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def nothing(_: logging.LogRecord) -> bool:
+        return False
+
+    torch_logger.addFilter(nothing)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        torch_logger.removeFilter(nothing)
+
+
 class FakeStandIns(StandIns):
-    """Tensors without memory; to be made and used inside a `FakeTensorMode`."""
+    """Tensors without memory; to be made and used inside `fake_tensors`."""
 
     def buffer(self, buffer: Tensor) -> Tensor:
         """Return a fake tensor like the buffer."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from safe_rope.autocast import _moves
@@ -26,7 +25,7 @@ from safe_rope.autocast._borrowed import borrowed
 from safe_rope.autocast._flow import Flow, Modules
 from safe_rope.autocast._parameters import Shared, device_of, shared_parameters
 from safe_rope.autocast._siblings import called_like, unreached_siblings
-from safe_rope.autocast._stand_ins import FakeStandIns, StandIns
+from safe_rope.autocast._stand_ins import FakeStandIns, StandIns, fake_tensors
 from safe_rope.autocast._undo import Undo
 from safe_rope.autocast._verdicts import make_report
 from safe_rope.autocast.safety import SafetyReport
@@ -112,7 +111,7 @@ class _Trace:
             stack.callback(undo.restore)
             kind: type[StandIns] = StandIns
             if fake:
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+                stack.enter_context(fake_tensors())
                 kind = FakeStandIns
             stand_ins = kind(self.groups, flow, self.device)
             for training in (None,) if self.model.training else (None, True):

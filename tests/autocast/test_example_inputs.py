@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import architectures
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset

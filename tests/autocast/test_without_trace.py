@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import architectures
 import pytest
 import small_modules
-import architectures
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
