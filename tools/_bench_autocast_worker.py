@@ -45,6 +45,7 @@ GPT2 = {
     "n_embd": 64,
     "n_layer": 2,
     "n_head": 4,
+    "n_positions": 128,
 }
 DEFAULT_LIST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Row = dict[str, Any]
