@@ -151,7 +151,7 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
             },
         )
         assert all(parameter.numel() == 0 for parameter in model.parameters())
-        assert derive_safe_parameters(model, **inputs) == report
+        assert derive_safe_parameters(model, **inputs).parameters == report.parameters
         status = partition_parameters.ZeroParamStatus.NOT_AVAILABLE
         assert all(p.numel() == 0 and p.ds_status == status for p in model.parameters())
     finally:
