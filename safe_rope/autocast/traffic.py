@@ -11,6 +11,7 @@ seen once and in one place, and nothing is replaced that would have to be put ba
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,7 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from safe_rope.autocast import _moves
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-_SILENT = frozenset({"wait_tensor", "monitored_barrier"})
+_COLLECTIVES = re.compile(
+    r"all_?(reduce|gather|to_?all)|reduce|broadcast|gather|scatter|barrier|send|recv|permute"
+)
+"""How the names of those operators begin that communicate; others wait for a result, or wrap it."""
 _NAMES = {
     "all_gather_base": "all_gather_into_tensor",
     "all_gather_into_tensor_out": "all_gather_into_tensor",
@@ -134,7 +138,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keywords = kwargs or {}
         if getattr(func, "namespace", None) in _NAMESPACES:
             name = _moves.packet(func).strip("_")
-            if name not in _SILENT:
+            if _COLLECTIVES.match(name):
                 op = _NAMES.get(name, name)
                 self._seen._add(op, _payload(op, func, args, keywords))
         return func(*args, **keywords)
