@@ -62,7 +62,8 @@ class StandIns:
         """Return what the model gets in place of an argument."""
         if argument.is_meta:
             return torch.zeros_like(argument, device=self._device)
-        return argument.to(self._place(argument))
+        # What was made in inference mode cannot be used where gradients are.
+        return argument.to(self._place(argument), copy=argument.is_inference())
 
     def _place(self, tensor: Tensor) -> torch.device:
         # A model can be spread over several devices of the kind; one that is elsewhere will be moved there.

@@ -108,6 +108,7 @@ class _Trace:
         notes: list[str] = []
         with _random_state_kept(self.device), modules, contextlib.ExitStack() as stack:
             stack.enter_context(torch.autocast(self.device.type, enabled=False))  # the backward's, and ours
+            stack.enter_context(torch.inference_mode(False))
             stack.callback(undo.restore)
             kind: type[StandIns] = StandIns
             if fake:
@@ -135,7 +136,7 @@ class _Trace:
     def _step(self, flow: Flow, modules: Modules, stand_ins: StandIns, notes: list[str]) -> None:
         args, kwargs = tree_map_only(Tensor, stand_ins.value, (self.args, self.kwargs))
         low = autocast(self.device, self.dtype)
-        with torch.inference_mode(False), torch.enable_grad(), flow:
+        with torch.enable_grad(), flow:
             with low:
                 output = self.model(*args, **kwargs)
             flow.read(output, "the model's output")
