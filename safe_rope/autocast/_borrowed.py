@@ -41,7 +41,7 @@ def borrowed(
     try:
         for module in modules:
             # DeepSpeed's dict of parameters wants to gather each that is taken out of it.
-            module.__dict__["_parameters"] = dict(module._parameters)
+            module.__dict__["_parameters"] = dict(module._parameters.items())
             _replace(module._parameters, stand_ins.parameter, {})
             _replace(module._buffers, stand_ins.buffer, buffers)
             _silence_deepspeed(module)
