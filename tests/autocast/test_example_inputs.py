@@ -8,6 +8,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -40,6 +41,44 @@ def test_a_model_describes_inputs_that_derive_what_real_ones_do(name: str) -> No
     assert found.source == "model"
     own = derive_safe_parameters(model, *found.args, **found.kwargs)
     assert own.safe == derive_safe_parameters(model, **architectures.inputs(model)).safe
+
+
+def whisper() -> Any:
+    sizes = {
+        "vocab_size": 97,
+        "d_model": 32,
+        "num_mel_bins": 8,
+        "max_source_positions": 12,
+        "pad_token_id": 0,
+    }
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, **layers, **heads, bos_token_id=1, eos_token_id=2)
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def clip() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = sizes | {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vision = sizes | {"image_size": 16, "patch_size": 8}
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision))
+
+
+def wav2vec2() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8)}
+    groups = {"num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8}
+    return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**sizes, **convolutions, **groups))
+
+
+@pytest.mark.parametrize("build", [whisper, clip, wav2vec2])
+def test_models_of_sound_and_images_describe_theirs(build: Any) -> None:
+    model = build()
+    found = find_example_inputs(model)
+    assert found is not None
+    model(*found.args, **found.kwargs)
+    report = derive_safe_parameters(model, *found.args, **found.kwargs)
+    assert report.safe_share > 0.5, report
 
 
 def test_given_inputs_come_first_in_the_form_that_they_have() -> None:
