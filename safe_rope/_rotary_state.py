@@ -69,6 +69,7 @@ class RotaryState:
         self.layout = layout
         self.tables = tables
         self.apply = apply
+        self.patch: RopePatch | None = None
         self.row_cache: RowCache | None = None
         self._rows: Rows | None = None
         self._placed: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
@@ -82,7 +83,7 @@ class RotaryState:
         *,
         tables: str,
         apply: str,
-        constructed: bool,
+        reference: nn.Module | None = None,
     ) -> RotaryState:
         """Read the state from a rotary module, changing nothing. See `safe_rope.rewrite.plan`."""
         sets: dict[str | None, Frequencies] = {}
@@ -90,8 +91,8 @@ class RotaryState:
             spec = read_spec(module, patch, layer_type)
             prefix = "" if layer_type is None else f"{layer_type}_"
             shown = _shown_spec(module, spec).inv_freq()
-            if constructed:
-                shown = _authoritative(module, prefix, shown)
+            if reference is not None:
+                shown = _authoritative(reference, prefix, shown)
             table = _table(tables, module, spec, shown)
             sets[layer_type] = Frequencies(spec, prefix, shown, shown, table, table)
             if spec.rope_type == "longrope":
@@ -202,6 +203,10 @@ class RotaryState:
             self._place(module, name, pin.make(target))
         if self.row_cache is not None:
             self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
+
+    def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
+        """After a load: whatever came, the buffers are made from the spec."""
+        self.restore(module)
 
     def _is_untouched(self, name: str, current: Any, pin: _Pin) -> bool:
         known = self._placed.get(name)

@@ -16,12 +16,11 @@ from typing import Any, Literal
 from torch import nn
 
 from safe_rope._construction import ConstructionWatch
+from safe_rope._protection import Protection, References, Unprotectable, concerns, prepare
 from safe_rope._report import ProtectionReport, warn_unprotected
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
-from safe_rope.recognition import is_position_module
-from safe_rope.registry import RopePatch, find
-from safe_rope.rewrite import is_protected, plan, protect_module
+from safe_rope.rewrite import ProtectedModule
 
 Tables = Literal["exact", "fp32"]
 Apply = Literal["fp32", "stock"]
@@ -47,7 +46,7 @@ class Guard(contextlib.ContextDecorator):
             if self._depth == 0:
                 self._constructors.open()
                 try:
-                    self._watch = ConstructionWatch(self._protect_new)
+                    self._watch = ConstructionWatch(self.tables, self.apply)
                     self._watch.open()
                 except BaseException:
                     self._constructors.close()
@@ -91,11 +90,6 @@ class Guard(contextlib.ContextDecorator):
             watch.complete(self.report)
         if raise_unsupported:
             _settle(self.report, self.strict, stacklevel=5)
-
-    def _protect_new(self, module: nn.Module, patch: RopePatch, constructed: bool) -> None:
-        if not is_protected(module):
-            state = plan(module, patch, tables=self.tables, apply=self.apply, constructed=constructed)
-            protect_module(module, patch, state)
 
 
 def guard(tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> Guard:
@@ -149,19 +143,22 @@ def protect(
             "pass the model, not its name or config"
         )
     report = ProtectionReport(tables=tables, apply=apply)
-    plans = []
+    references = References(model)
+    results = []
     for path, module in model.named_modules():
-        patch = find(module)
-        if patch is not None:
-            if not is_protected(module):
-                plans.append((module, patch, plan(module, patch, tables=tables, apply=apply)))
-            report.add_protected(path, module, patch.family)
-        elif is_position_module(module):
-            report.add_unprotected(path, module)
+        if concerns(module):
+            results.append((path, prepare(module, references.find(path), tables=tables, apply=apply)))
+    for path, result in results:
+        if isinstance(result, Unprotectable):
+            report.add_unprotected(path, result.module, result.reason)
     if strict and report.unprotected:
         _settle(report, strict, stacklevel=4)
-    for module, patch, state in plans:
-        protect_module(module, patch, state)
+    for _, result in results:
+        if isinstance(result, Protection):
+            result.carry_out()
+    for path, module in model.named_modules():
+        if isinstance(module, ProtectedModule):
+            report.add(path, module)
     _settle(report, strict, stacklevel=4)
     return report
 
