@@ -86,7 +86,14 @@ class ConstructionWatch:
         arguments = self._constructions.pop(module)
         if not concerns(module):
             return
-        result = prepare(module, self._reference(module, arguments), tables=self._tables, apply=self._apply)
+        parent = self._parents[module][0]() if module in self._parents else None
+        result = prepare(
+            module,
+            self._reference(module, arguments),
+            () if parent is None else (type(parent).__module__,),
+            tables=self._tables,
+            apply=self._apply,
+        )
         if isinstance(result, Protection):
             result.carry_out()
             self._seen.add(module)

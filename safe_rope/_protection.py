@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._generic import generic_state
 from safe_rope._rebuild import Arguments, Rebuilt, infer_arguments, may_hold_positions, rebuild
 from safe_rope._rotary_state import RotaryState
 from safe_rope.recognition import is_position_module
@@ -124,9 +125,22 @@ def concerns(module: nn.Module) -> bool:
 
 
 def prepare(
-    module: nn.Module, reference: Reference | None, *, tables: str, apply: str
+    module: nn.Module,
+    reference: Reference | None,
+    namespaces: tuple[str, ...] = (),
+    *,
+    tables: str,
+    apply: str,
 ) -> Protection | Unprotectable | None:
     """Work out how to protect ``module``; None where it holds no positions.
+
+    Args:
+        module: what `concerns` says yes to.
+        reference: its rebuilt counterpart, where there is one.
+        namespaces: names of the Python modules whose functions may apply what the module returns, besides
+            its own.
+        tables: as for `safe_rope.guard`.
+        apply: as for `safe_rope.guard`.
 
     Raises:
         ConfigError: a patch covers the module, and its configuration contradicts itself.
@@ -143,6 +157,9 @@ def prepare(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
+    state = generic_state(module, reference.module, namespaces, tables=tables, apply=apply)
+    if state is not None:
+        return Protection(module, patch=state.patch, state=state)
     pins = {}
     for name, (values, finished) in reference.rebuilt.tables(reference.path).items():
         current = module._buffers.get(name, module.__dict__.get(name))

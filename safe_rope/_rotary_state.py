@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._channels import Channels
 from safe_rope._row_cache import RowCache, Rows, shared_rows
 from safe_rope.frequencies import RopeSpec
 from safe_rope.recognition import Convention, layer_types, read_spec
@@ -70,6 +71,8 @@ class RotaryState:
         self.tables = tables
         self.apply = apply
         self.patch: RopePatch | None = None
+        self.channels: Channels | None = None
+        self.follows_x = True
         self.row_cache: RowCache | None = None
         self._rows: Rows | None = None
         self._placed: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
@@ -149,8 +152,10 @@ class RotaryState:
         assert self._rows is not None
         return self._rows
 
-    def widen(self, half: torch.Tensor) -> torch.Tensor:
+    def widen(self, half: torch.Tensor, several_axes: bool = False) -> torch.Tensor:
         """Repeat each of the rotary_dim // 2 values for both elements of its pair, as the layout has it."""
+        if self.channels is not None:
+            return self.channels.arrange(half, several_axes)
         if self.layout == "half":
             return torch.cat((half, half), dim=-1)
         return half.repeat_interleave(2, dim=-1)

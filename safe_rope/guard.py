@@ -20,7 +20,8 @@ from safe_rope._protection import Protection, References, Unprotectable, concern
 from safe_rope._report import ProtectionReport, warn_unprotected
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
-from safe_rope.rewrite import ProtectedModule
+from safe_rope.registry import find
+from safe_rope.rewrite import ProtectedModule, stock_class
 
 Tables = Literal["exact", "fp32"]
 Apply = Literal["fp32", "stock"]
@@ -147,7 +148,12 @@ def protect(
     results = []
     for path, module in model.named_modules():
         if concerns(module):
-            results.append((path, prepare(module, references.find(path), tables=tables, apply=apply)))
+            parent = model.get_submodule(path.rpartition(".")[0])
+            around = (stock_class(parent).__module__,)
+            # What a patch covers is told by its config alone, with no second model.
+            reference = references.find(path) if find(module) is None else None
+            result = prepare(module, reference, around, tables=tables, apply=apply)
+            results.append((path, result))
     for path, result in results:
         if isinstance(result, Unprotectable):
             report.add_unprotected(path, result.module, result.reason)

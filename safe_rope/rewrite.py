@@ -153,7 +153,8 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
         cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
-        return _deliver(state, x, state.widen(cos), state.widen(sin))
+        several_axes = position_ids.dim() == 3
+        return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
 
     return forward
 
@@ -181,7 +182,8 @@ def _deliver(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if state.apply == "fp32":
         return marked(cos.to(x.device)), marked(sin.to(x.device))
-    return cos.to(x.device, x.dtype), sin.to(x.device, x.dtype)
+    dtype = x.dtype if state.follows_x else cos.dtype
+    return cos.to(x.device, dtype), sin.to(x.device, dtype)
 
 
 class ProtectedModule:

@@ -38,14 +38,20 @@ def counts(rows: list[Row]) -> dict[str, Any]:
         "with position tables": len(holding),
         "protection": Counter(_protection(row) for row in holding),
         "scenarios": scenarios,
+        "run": {kind: _runs(holding, kind) for kind in ("fp32", "bf16")},
         "not built": {
             row["model_type"]: row.get("reason", row["status"]) for row in rows if row["status"] != "built"
         },
     }
 
 
+def _runs(rows: list[Row], kind: str) -> dict[str, int]:
+    results = [row["run"][kind] for row in rows if row.get("run", {}).get(kind) is not None]
+    return {"ran": len(results), "same": results.count("same")}
+
+
 def _broken(result: dict[str, Any]) -> bool:
-    return "error" in result.get("guard", {}) and "error" not in result.get("stock", {})
+    return "error" in result.get("guard", {}) and "error" not in result.get("stock", {"error": ""})
 
 
 def _protection(row: Row) -> str:
@@ -70,7 +76,12 @@ def summarize(rows: list[Row]) -> str:
             f"{name + ' ' + TITLES[name]:40}{result['damaged']:>8} / {result['ran']:<5}"
             f"{result['guarded damaged']:>10} / {result['guarded ran']:<5}{result['broken']:>14}"
         )
+    for kind, result in found["run"].items():
+        lines.append(f"forward in {kind}: {result['same']} of {result['ran']} as without the guard")
     for row in rows:
+        for kind, problem in row.get("run", {}).items():
+            if problem not in (None, "same"):
+                lines.append(f"  {row['model_type']} forward {kind}: {problem}")
         for name, results in row.get("scenarios", {}).items():
             guarded, stock = results.get("guard", {}), results.get("stock", {})
             for path, problem in list((guarded.get("damaged") or {}).items())[:2]:
@@ -108,6 +119,13 @@ def _section(pair: str, rows: list[Row]) -> str:
             f"| {name}: {TITLES[name]} | {result['damaged']} of {result['ran']} | "
             f"{result['guarded damaged']} of {result['guarded ran']} | {result['broken']} |"
         )
+    fp32, bf16 = found["run"]["fp32"], found["run"]["bf16"]
+    lines += [
+        "",
+        f'Forward, where a simple input suffices: FP32 results with `tables="fp32"` identical to the bit for '
+        f"{fp32['same']} of {fp32['ran']}; after `.to(bfloat16)` {bf16['same']} of {bf16['ran']} run with the "
+        "same dtypes.",
+    ]
     lines += ["", "| architecture | position tables | protection |", "|---|---|---|"]
     for row in rows:
         if row["status"] == "built" and row["tables"]:

@@ -99,10 +99,10 @@ def _fails(row: dict[str, Any]) -> bool:
     if row["status"] not in ("built", "unbuildable"):
         return True
     for results in row.get("scenarios", {}).values():
-        guarded, stock = results.get("guard", {}), results.get("stock", {})
+        guarded, stock = results.get("guard", {}), results.get("stock", {"error": "not asked"})
         if guarded.get("damaged") or ("error" in guarded and "error" not in stock):
             return True
-    return False
+    return any(result not in (None, "same") for result in row.get("run", {}).values())
 
 
 def _environment() -> None:
@@ -205,4 +205,4 @@ def _first_problem(row: dict[str, Any]) -> str:
             return f"{name}: {next(iter(guarded['damaged'].items()))}"
         if "error" in guarded and "error" not in stock:
             return f"{name}: only with the guard: {guarded['error']}"
-    return ""
+    return str({kind: result for kind, result in row.get("run", {}).items() if result not in (None, "same")})

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _zoo_run import compare
 from _zoo_shrink import build, buildable, config_classes, model_class
 from _zoo_tables import Table, damage, forward_tables, position_tables, stored
 
@@ -113,6 +114,8 @@ def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) 
             for name in scenarios:
                 row["scenarios"][name][kind] = runner.run(name, kind)
         row["protection"] = runner.protection
+        if "guard" in kinds:
+            row["run"] = compare(cls, config)
     return row | {"seconds": round(time.monotonic() - started, 2)}
 
 
