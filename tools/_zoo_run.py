@@ -15,8 +15,8 @@ def compare(cls: type[Any], config: Any) -> dict[str, Any]:
     """Run the stock and the guarded model on the same input.
 
     Returns:
-        fp32: whether FP32 results are the same to the bit with ``tables="fp32"``; bf16: whether both run after
-        ``.to(bfloat16)`` and give the same dtypes. None where the stock model cannot be run so.
+        fp32: whether FP32 results are the same to the bit with ``tables="fp32"``; bf16: whether both run
+        after ``.to(bfloat16)`` and give the same dtypes. None where the stock model cannot be run so.
 
     """
     import safe_rope
