@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _watches: list[ConstructionWatch] = []
 _watches_lock = threading.RLock()
-_init: tuple[Any, Any] | None = None  # (Module.__init__ as it was, ours)
+_wrapped: list[tuple[str, Any, Any]] = []  # a name in nn.Module, what was there, ours
 
 
 class ConstructionWatch:
@@ -158,9 +158,16 @@ def _watch_of_this_thread() -> ConstructionWatch | None:
 
 
 def _wrap_init() -> None:
-    global _init
-    inner: Callable[..., None] = nn.Module.__init__
+    # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
+    for name in ("__init__", "_old_init"):
+        inner = nn.Module.__dict__.get(name)
+        if inner is not None and not any(inner is ours for _, _, ours in _wrapped):
+            ours = _noting(inner)
+            _wrapped.append((name, inner, ours))
+            setattr(nn.Module, name, ours)
 
+
+def _noting(inner: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(inner)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(self, *args, **kwargs)
@@ -168,16 +175,13 @@ def _wrap_init() -> None:
         if watch is not None:
             watch._constructions.note(self, sys._getframe(1))
 
-    _init = (inner, init)
-    nn.Module.__init__ = init  # type: ignore[method-assign]
+    return init
 
 
 def _unwrap_init() -> None:
-    global _init
-    if _init is None:
-        return
-    inner, ours = _init
-    _init = None
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
-    if nn.Module.__init__ is ours:
-        nn.Module.__init__ = inner  # type: ignore[method-assign]
+    while _wrapped:
+        _, inner, ours = _wrapped.pop()
+        for name in ("__init__", "_old_init"):
+            if nn.Module.__dict__.get(name) is ours:
+                setattr(nn.Module, name, inner)

@@ -123,8 +123,8 @@ def _section(pair: str, rows: list[Row]) -> str:
     lines += [
         "",
         f'Forward, where a simple input suffices: FP32 results with `tables="fp32"` identical to the bit for '
-        f"{fp32['same']} of {fp32['ran']}; after `.to(bfloat16)` {bf16['same']} of {bf16['ran']} run with the "
-        "same dtypes.",
+        f"{fp32['same']} of {fp32['ran']}; after `.to(bfloat16)` {bf16['same']} of {bf16['ran']} run with "
+        "the same dtypes.",
     ]
     lines += ["", "| architecture | position tables | protection |", "|---|---|---|"]
     for row in rows:
