@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import warnings
@@ -13,12 +12,10 @@ import families
 import pytest
 import survival
 import torch
-import transformers
 from torch import nn
 
 import safe_rope
 from safe_rope import ConfigError, PrecisionWarning, UnsupportedModelError
-from safe_rope.registry import find
 from safe_rope.rewrite import is_protected
 
 
