@@ -62,6 +62,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="JSON lines; what is in it is not redone")
     parser.add_argument("--sample", type=int, metavar="N", help="N architectures at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample")
+    parser.add_argument("--also", default="", help="comma-separated model types besides the sample")
     parser.add_argument("--only", help="comma-separated model types")
     parser.add_argument("--scenarios", default="S1,S2,S3,S4,S4a,S5")
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
@@ -76,7 +77,8 @@ def _choose(arguments: argparse.Namespace, known: list[str]) -> list[str]:
     if arguments.only:
         return [name for name in arguments.only.split(",") if name in known]
     if arguments.sample:
-        return sorted(random.Random(arguments.seed).sample(known, min(arguments.sample, len(known))))
+        sample = random.Random(arguments.seed).sample(known, min(arguments.sample, len(known)))
+        return sorted({*sample, *(name for name in arguments.also.split(",") if name in known)})
     return known
 
 
