@@ -19,13 +19,14 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from safe_rope._protection import Protection, Reference, Unprotectable, concerns, prepare
+from safe_rope._protection import Options, Protection, Reference, Unprotectable, concerns, prepare
 from safe_rope._rebuild import Arguments, Constructions, Rebuilt, infer_arguments, rebuild, rebuilding
 from safe_rope._report import ProtectionReport
-from safe_rope.recognition import is_position_module
 from safe_rope.rewrite import ProtectedModule, settle, stock_class
 
 logger = logging.getLogger(__name__)
+
+Built = Callable[[nn.Module], None]
 
 _watches: list[ConstructionWatch] = []
 _watches_lock = threading.RLock()
@@ -35,9 +36,9 @@ _wrapped: list[tuple[str, Any, Any]] = []  # a name in nn.Module, what was there
 class ConstructionWatch:
     """One guard's view of what is built while it is open."""
 
-    def __init__(self, tables: str, apply: str) -> None:
-        self._tables = tables
-        self._apply = apply
+    def __init__(self, options: Options, built: Built | None = None) -> None:
+        self._options = options
+        self._built = built
         self._thread = threading.get_ident()
         self._constructions = Constructions()
         self._rebuilt: dict[Hashable, tuple[Arguments, Rebuilt | Exception]] = {}
@@ -59,8 +60,7 @@ class ConstructionWatch:
     def close(self) -> None:
         """Protect what never got a parent, put every table back, and stop watching."""
         try:
-            for module in self._constructions.waiting():
-                self._consider(module)
+            self.catch_up()
             for module in self._seen:
                 settle(module)
         finally:
@@ -71,16 +71,19 @@ class ConstructionWatch:
                     _unwrap_init()
             self._rebuilt.clear()
 
+    def catch_up(self) -> None:
+        """Protect what was built and never got a parent."""
+        for module in self._constructions.waiting():
+            self._consider(module)
+
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is None or rebuilding() or not self._concerns_this_thread():
             return
         self._parents[child] = (weakref.ref(parent), name)
         if isinstance(child, ProtectedModule):
-            self._seen.add(child)
+            self._see(child)
         elif _watch_of_this_thread() is self:
             self._consider(child)
-        elif is_position_module(child):
-            self._seen.add(child)
 
     def _consider(self, module: nn.Module) -> None:
         arguments = self._constructions.pop(module)
@@ -91,14 +94,20 @@ class ConstructionWatch:
             module,
             self._reference(module, arguments),
             () if parent is None else (type(parent).__module__,),
-            tables=self._tables,
-            apply=self._apply,
+            self._options,
         )
         if isinstance(result, Protection):
+            self._see(module)
             result.carry_out()
-            self._seen.add(module)
         elif isinstance(result, Unprotectable):
+            if self._built is not None:
+                self._built(module)
             self._refused[module] = result.reason
+
+    def _see(self, module: nn.Module) -> None:
+        self._seen.add(module)
+        if self._built is not None:
+            self._built(module)
 
     def _reference(self, module: nn.Module, arguments: Arguments | None) -> Reference | None:
         arguments = arguments or infer_arguments(module, stock_class(module))

@@ -22,6 +22,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._channels import Channels, match
 from safe_rope._rotary_state import RotaryState
+from safe_rope.frequencies import Bits
 from safe_rope.recognition import Convention, calling_convention, layer_types
 from safe_rope.registry import RopePatch
 
@@ -33,7 +34,13 @@ _found: weakref.WeakKeyDictionary[nn.Module, tuple[Channels, bool] | None] = wea
 
 
 def generic_state(
-    module: nn.Module, reference: nn.Module, namespaces: tuple[str, ...], *, tables: str, apply: str
+    module: nn.Module,
+    reference: nn.Module,
+    namespaces: tuple[str, ...],
+    *,
+    tables: str,
+    apply: str,
+    inv_freq: Bits = "checkpoint",
 ) -> RotaryState | None:
     """Return the state that protects ``module`` fully, or None if that would not be the stock computation.
 
@@ -43,6 +50,7 @@ def generic_state(
         namespaces: names of the Python modules whose functions may apply what the module returns.
         tables: as for `safe_rope.guard`.
         apply: as for `safe_rope.guard`.
+        inv_freq: as for `safe_rope.guard`.
 
     """
     stock = type(reference)
@@ -61,7 +69,15 @@ def generic_state(
         return None
     channels, follows_x = found
     patch = patch_for(stock, namespaces)
-    state = RotaryState.read(module, patch, convention, tables=tables, apply=apply, reference=reference)
+    state = RotaryState.read(
+        module,
+        patch,
+        convention,
+        tables=tables,
+        apply=apply,
+        reference=reference,
+        inv_freq=inv_freq,
+    )
     state.patch, state.channels, state.follows_x = patch, channels, follows_x
     if not patch.applications:
         state.apply = "stock"

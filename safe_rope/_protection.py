@@ -16,6 +16,7 @@ from torch import nn
 from safe_rope._generic import generic_state
 from safe_rope._rebuild import Arguments, Rebuilt, infer_arguments, may_hold_positions, rebuild
 from safe_rope._rotary_state import RotaryState
+from safe_rope.frequencies import Bits
 from safe_rope.recognition import is_position_module
 from safe_rope.registry import RopePatch, find
 from safe_rope.rewrite import (
@@ -28,6 +29,14 @@ from safe_rope.rewrite import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class Options(NamedTuple):
+    """What `safe_rope.guard` or `safe_rope.protect` was asked for."""
+
+    tables: str
+    apply: str
+    inv_freq: Bits = "checkpoint"
 
 
 class Reference(NamedTuple):
@@ -127,10 +136,8 @@ def concerns(module: nn.Module) -> bool:
 def prepare(
     module: nn.Module,
     reference: Reference | None,
-    namespaces: tuple[str, ...] = (),
-    *,
-    tables: str,
-    apply: str,
+    namespaces: tuple[str, ...],
+    options: Options,
 ) -> Protection | Unprotectable | None:
     """Work out how to protect ``module``; None where it holds no positions.
 
@@ -139,8 +146,7 @@ def prepare(
         reference: its rebuilt counterpart, where there is one.
         namespaces: names of the Python modules whose functions may apply what the module returns, besides
             its own.
-        tables: as for `safe_rope.guard`.
-        apply: as for `safe_rope.guard`.
+        options: what `safe_rope.guard` was asked for.
 
     Raises:
         ConfigError: a patch covers the module, and its configuration contradicts itself.
@@ -149,7 +155,7 @@ def prepare(
     patch = find(module)
     if patch is not None:
         rebuilt = reference.module if reference is not None else None
-        state = plan(module, patch, tables=tables, apply=apply, reference=rebuilt)
+        state = plan(module, patch, reference=rebuilt, **options._asdict())
         return Protection(module, patch=patch, state=state)
     if reference is None:
         if is_position_module(module):
@@ -157,7 +163,7 @@ def prepare(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
-    state = generic_state(module, reference.module, namespaces, tables=tables, apply=apply)
+    state = generic_state(module, reference.module, namespaces, **options._asdict())
     if state is not None:
         return Protection(module, patch=state.patch, state=state)
     pins = {}

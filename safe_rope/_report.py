@@ -50,7 +50,8 @@ class ProtectionReport:
         """Add a module that is protected fully or pinned."""
         state: Any = module._safe_rope
         if is_pinned(module):
-            entry = ModuleEntry(path, _class_name(module), level="pinned", tables=tuple(state.pins))
+            tables = tuple(state.pins)
+            entry = ModuleEntry(path, _class_name(module), family="pinned", level="pinned", tables=tables)
         else:
             entry = ModuleEntry(path, _class_name(module), family=state.patch.family, level="full")
         self.protected.append(entry)
@@ -86,9 +87,14 @@ def _class_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
+# torchrun, deepspeed and accelerate set the first; mpirun and srun, without them, one of the others.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
 def is_main_rank() -> bool:
     """Whether this process is rank 0, or not part of a distributed run."""
-    return os.environ.get("RANK", "0") in ("0", "-1", "")
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
+    return rank in ("0", "-1")
 
 
 def warn_unprotected(report: ProtectionReport, stacklevel: int) -> None:

@@ -21,6 +21,7 @@ from safe_rope import application
 from safe_rope._pinned import PinnedState, pinned_forward
 from safe_rope._rotary_state import RotaryState
 from safe_rope.errors import UnsupportedModelError
+from safe_rope.frequencies import Bits
 from safe_rope.recognition import calling_convention
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import marked
@@ -53,7 +54,13 @@ def settle(module: nn.Module) -> None:
 
 
 def plan(
-    module: nn.Module, patch: RopePatch, *, tables: str, apply: str, reference: nn.Module | None = None
+    module: nn.Module,
+    patch: RopePatch,
+    *,
+    tables: str,
+    apply: str,
+    reference: nn.Module | None = None,
+    inv_freq: Bits = "checkpoint",
 ) -> RotaryState:
     """Work out everything that protecting ``module`` needs, and change nothing.
 
@@ -64,6 +71,7 @@ def plan(
         apply: ``"fp32"`` or ``"stock"``.
         reference: the same module as its constructor makes it with nothing intercepted; its inv_freq is
             authoritative.
+        inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
 
     Raises:
         ConfigError: the module's configuration contradicts itself.
@@ -76,7 +84,9 @@ def plan(
             f"{stock.__module__}.{stock.__name__}.forward takes neither position_ids nor seq_len; "
             f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
         )
-    return RotaryState.read(module, patch, convention, tables=tables, apply=apply, reference=reference)
+    return RotaryState.read(
+        module, patch, convention, tables=tables, apply=apply, reference=reference, inv_freq=inv_freq
+    )
 
 
 def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> None:
