@@ -38,6 +38,7 @@ def main() -> int:
     worker.prepare()
     names = _choose(arguments, sorted(config_classes()))
     left = [name for name in names if name not in done]
+    random.Random(arguments.seed).shuffle(left)  # so that a part of the survey is a sample of it
     print(f"{len(names)} architectures, {len(names) - len(left)} done already", file=sys.stderr)
     scenarios = tuple(arguments.scenarios.split(","))
     kinds = ("stock", "guard") if arguments.kind == "both" else (arguments.kind,)
