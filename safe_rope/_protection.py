@@ -163,9 +163,9 @@ def prepare(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
-    state = generic_state(module, reference.module, namespaces, **options._asdict())
-    if state is not None:
-        return Protection(module, patch=state.patch, state=state)
+    generic = generic_state(module, reference.module, namespaces, **options._asdict())
+    if generic is not None:
+        return Protection(module, patch=generic.patch, state=generic)
     pins = {}
     for name, (values, finished) in reference.rebuilt.tables(reference.path).items():
         current = module._buffers.get(name, module.__dict__.get(name))

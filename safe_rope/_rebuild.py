@@ -90,7 +90,7 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     if not (counted or _POSITION.search(name.lower())):
         return False
     values = tensor.reshape(-1)
-    if tensor.is_floating_point() and values.numel() < 4096 and len(values.unique()) < 3 and not counted:
+    if tensor.is_floating_point() and values.numel() < 4096 and len(set(values.tolist())) < 3 and not counted:
         return False  # one constant, or a mask
     return not bool((values == values[0]).all()) and bool(torch.isfinite(values.abs()).all())
 
@@ -222,7 +222,8 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(to_meta)
+    hook: Any = to_meta  # Any: the annotation there leaves out that it may return a parameter
+    handle = register_module_parameter_registration_hook(hook)
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from safe_rope._report import ProtectionReport, warn_unprotected
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
-from safe_rope.rewrite import ProtectedModule, stock_class
+from safe_rope.rewrite import is_pinned, is_protected, stock_class
 
 Tables = Literal["exact", "fp32"]
 Apply = Literal["fp32", "stock"]
@@ -200,7 +200,7 @@ def protect(
         if isinstance(result, Protection):
             result.carry_out()
     for path, module in model.named_modules():
-        if isinstance(module, ProtectedModule):
+        if is_protected(module) or is_pinned(module):
             report.add(path, module)
     _settle(report, strict, stacklevel=4)
     return report

@@ -48,7 +48,7 @@ def state_of(module: nn.Module) -> RotaryState:
 def settle(module: nn.Module) -> None:
     """Put the tables of a protected or pinned module back, whatever has been written to them."""
     if isinstance(module, ProtectedModule):
-        state: Any = module._safe_rope  # type: ignore[attr-defined]
+        state: Any = module._safe_rope
         state._placed.clear()
         state.restore(module)
 
@@ -145,7 +145,8 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "_safe_rope_stock": stock,
             "forward": kind.make_forward(stock),
         }
-        protected = known[kind] = type(stock)(stock.__name__, (kind, stock), namespace)
+        metaclass: Any = type(stock)
+        protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
     return protected
 
 

@@ -26,7 +26,7 @@ _NOT_LAYERS = re.compile(
 _HEADS = re.compile(r"(heads|n_head|num_head)$")
 _WIDTH = re.compile(
     r"(hidden_size|hidden_dim|embed_dim|embed_size|embedding_size|d_model|n_embd|n_inner|d_ff|d_inner|d_kv_|"
-    r"intermediate_size|intermediate_dim|ffn_dim|ff_dim|ffn_hidden_size|projection_dim|proj_dim|"
+    r"intermediate_size|intermediate_size_mlp|intermediate_dim|ffn_dim|ff_dim|ffn_hidden_size|projection_dim|proj_dim|"
     r"lora_rank|word_embed_proj_dim|model_dim|mlp_dim|feat_dim|codebook_dim|shared_expert_intermediate_size)$"
 )
 _WIDE = 64
@@ -124,9 +124,15 @@ def _set(config: Any, name: str, value: Any) -> None:
 def _depth(config: Any) -> None:
     layers = 0
     for name, value in _numbers(config):
-        if _LAYERS.search(name) and not _NOT_LAYERS.search(name) and value > 2:
+        stages = name == "num_layers" and isinstance(getattr(config, "depths", None), list | tuple)
+        if _LAYERS.search(name) and not _NOT_LAYERS.search(name) and value > 2 and not stages:
             _set(config, name, 2)
             layers = max(layers, value)
+    names = getattr(config, "stage_names", None)
+    if isinstance(names, list) and layers and len(names) == layers + 1:
+        _set(config, "stage_names", names[:3])
+        _set(config, "_out_features", names[2:3])
+        _set(config, "_out_indices", [2])
     for name, value in list(vars(config).items()):
         # What is told of each layer gets as short as the layers are; depths of stages get small.
         if isinstance(value, list | tuple) and value:
@@ -151,6 +157,8 @@ def _both_kinds(values: list[Any]) -> list[Any]:
 
 def _depth_and_vocabulary(config: Any) -> None:
     _depth(config)
+    if getattr(config, "vocab_size", 0) is None:
+        _set(config, "vocab_size", 512)
     for name, value in _numbers(config):
         if _VOCABULARY.search(name) and value > 512:
             _set(config, name, 512)
