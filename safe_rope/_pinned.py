@@ -63,6 +63,8 @@ class PinnedState:
             if device is None and self._is_untouched(name, current):
                 continue
             target = device if device is not None and name in module._buffers else _device_of(current)
+            if target.type == "meta" and name not in module._buffers:
+                target = torch.device("cpu")  # nobody would ever fill a plain attribute
             with torch.inference_mode(False):
                 value = pin.values.to(target, copy=True)
             _set(module, name, value)

@@ -36,6 +36,8 @@ _NO_POSITION = re.compile(
 _POSITION = re.compile(
     r"pos|freq|rope|rotary|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
 )
+# What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
+_FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
 
 class Arguments(NamedTuple):
@@ -58,7 +60,8 @@ class Rebuilt(NamedTuple):
         for name, tensor in own_tensors(module):
             origin = self.origins.get((path, name), Origin.NONE)
             if is_position_table(name, tensor, origin):
-                found[name] = (tensor.detach(), bool(origin & Origin.FINISHED))
+                ready = bool(origin & Origin.FINISHED) or not _FREQUENCY.search(name.lower())
+                found[name] = (tensor.detach(), ready)
         return found
 
 
