@@ -92,9 +92,21 @@ def summarize(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+_HEAD = """\
+# Coverage of transformers' architectures
+
+What `tools/zoo_survey --markdown` prints. Every config class is shrunk and its base model built, with and without the guard,
+through six ways of building or loading that damage position tables; every table that the model stores, and cos and sin as its
+rotary modules return them up to position 4,095, is compared with a clean FP32 model on CPU.
+
+*full*: own tables, q and k rotated in FP32. *pinned*: the stock computation on tables that stay as rebuilt in FP32 on CPU. A
+scenario counts where it runs without the guard as well: what fails there (a weight initialised after zero.Init has
+partitioned it, for example) fails with the guard, too."""
+
+
 def markdown(rows: list[Row]) -> str:
-    """The section of docs/coverage.md for each version pair among ``rows``."""
-    sections = []
+    """Return docs/coverage.md: a section for each version pair among ``rows``."""
+    sections = [_HEAD]
     for pair in sorted({row["pair"] for row in rows}, reverse=True):
         sections.append(_section(pair, [row for row in rows if row["pair"] == pair]))
     return "\n\n".join(sections)

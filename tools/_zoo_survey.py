@@ -28,7 +28,8 @@ def main() -> int:
     arguments = _parse()
     done = _read(arguments.output)
     if arguments.summary:
-        print(markdown(list(done.values())) if arguments.markdown else summarize(list(done.values())))
+        rows = [row for path in (arguments.output, *arguments.more) for row in _read(path).values()]
+        print(markdown(rows) if arguments.markdown else summarize(rows))
         return 0
     _environment()
     import _zoo_worker as worker  # imports torch, and so comes after the environment
@@ -70,6 +71,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
     parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
     parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
+    parser.add_argument("--more", type=Path, nargs="*", default=[], help="further outputs to summarize")
     parser.add_argument("--markdown", action="store_true", help="the summary as a table for the docs")
     return parser.parse_args()
 
