@@ -95,13 +95,14 @@ def summarize(rows: list[Row]) -> str:
 _HEAD = """\
 # Coverage of transformers' architectures
 
-What `tools/zoo_survey --markdown` prints. Every config class is shrunk and its base model built, with and without the guard,
-through six ways of building or loading that damage position tables; every table that the model stores, and cos and sin as its
-rotary modules return them up to position 4,095, is compared with a clean FP32 model on CPU.
+What `tools/zoo_survey --markdown` prints. Config classes are shrunk and their base models built, with and
+without the guard, through six ways of building or loading that damage position tables. Every table that a
+model stores, and cos and sin as its rotary modules return them up to position 4,095, is compared with a
+clean FP32 model on CPU.
 
-*full*: own tables, q and k rotated in FP32. *pinned*: the stock computation on tables that stay as rebuilt in FP32 on CPU. A
-scenario counts where it runs without the guard as well: what fails there (a weight initialised after zero.Init has
-partitioned it, for example) fails with the guard, too."""
+*full*: own tables, q and k rotated in FP32. *pinned*: the stock computation on tables that stay as rebuilt
+in FP32 on CPU. A scenario counts where it runs without the guard as well: what fails there (a weight
+initialised after zero.Init has partitioned it, for example) fails with the guard, too."""
 
 
 def markdown(rows: list[Row]) -> str:
