@@ -25,8 +25,7 @@ class Channels(NamedTuple):
         """
         count = half.shape[-1]
         if several_axes and self.axes is not None:
-            index = torch.tensor(self.order, device=half.device)
-            axis = torch.tensor(self.axes, device=half.device)
+            index, axis = _index(self.order, half), _index(self.axes, half)
             return half.movedim(-1, 1)[axis, index].movedim(0, -1)
         if self.order == tuple(range(count)):
             return half
@@ -34,7 +33,21 @@ class Channels(NamedTuple):
             return torch.cat((half, half), dim=-1)
         if self.order == tuple(i // 2 for i in range(2 * count)):
             return half.repeat_interleave(2, dim=-1)
-        return half[..., torch.tensor(self.order, device=half.device)]
+        return half[..., _index(self.order, half)]
+
+
+_indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+
+
+def _index(values: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """``values`` as a tensor on the device of ``like``, copied there once."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return torch.tensor(values, device=like.device)
+    key = (values, like.device)
+    if key not in _indices:
+        with torch.inference_mode(False):
+            _indices[key] = torch.tensor(values, device=like.device)
+    return _indices[key]
 
 
 def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
