@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from safe_rope._protection import Options, Protection, Reference, Unprotectable, concerns, prepare
 from safe_rope._rebuild import Arguments, Constructions, Rebuilt, infer_arguments, rebuild, rebuilding
 from safe_rope._report import ProtectionReport
+from safe_rope.registry import find
 from safe_rope.rewrite import ProtectedModule, settle, stock_class
 
 logger = logging.getLogger(__name__)
@@ -90,16 +91,20 @@ class ConstructionWatch:
         if not concerns(module):
             return
         parent = self._parents[module][0]() if module in self._parents else None
-        result = prepare(
-            module,
-            self._reference(module, arguments),
-            () if parent is None else (type(parent).__module__,),
-            self._options,
-        )
-        if isinstance(result, Protection):
-            self._see(module)
-            result.carry_out()
-        elif isinstance(result, Unprotectable):
+        around = () if parent is None else (type(parent).__module__,)
+        try:
+            result = prepare(module, self._reference(module, arguments), around, self._options)
+            if isinstance(result, Protection):
+                self._see(module)
+                result.carry_out()
+        except Exception as error:
+            # A model that nobody has described must still be built; the report says what went wrong.
+            if find(module) is not None:
+                raise
+            logger.info("%s cannot be protected", type(module).__name__, exc_info=True)
+            self._seen.discard(module)
+            result = Unprotectable(module, f"{type(error).__name__}: {error}")
+        if isinstance(result, Unprotectable):
             if self._built is not None:
                 self._built(module)
             self._refused[module] = result.reason
@@ -182,7 +187,10 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
         inner(self, *args, **kwargs)
         watch = None if rebuilding() else _watch_of_this_thread()
         if watch is not None:
-            watch._constructions.note(self, sys._getframe(1))
+            try:
+                watch._constructions.note(self, sys._getframe(1))
+            except Exception:  # whatever a constructor's frames look like, the module must be built
+                logger.debug("cannot tell what %s is built with", type(self).__name__, exc_info=True)
 
     return init
 
