@@ -89,13 +89,11 @@ def _sibling(config_class: type[Any]) -> type[Any] | None:
     return min(found, key=lambda cls: len(cls.__name__)) if found else None
 
 
-def small_configs(config_class: type[Any]) -> Iterator[Any]:
-    """Yield configs of ``config_class``, the smallest first."""
-    for change in (_all_but_rope, _depth_and_vocabulary, _depth):
-        config = config_class()
-        for part in _parts(config, []):
-            change(part)
-        yield config
+def _small_config(config_class: type[Any], change: Callable[[Any], None]) -> Any:
+    config = config_class()
+    for part in _parts(config, []):
+        change(part)
+    return config
 
 
 def _parts(config: Any, seen: list[int]) -> Iterator[Any]:
@@ -198,8 +196,9 @@ def count_parameters(build: Callable[[], Any]) -> int | None:
 def buildable(config_class: type[Any], cls: type[Any]) -> tuple[Any | None, str]:
     """Return the smallest config that ``cls`` can be built with; without one, why not."""
     reason = ""
-    for config in small_configs(config_class):
+    for change in (_all_but_rope, _depth_and_vocabulary, _depth):
         try:
+            config = _small_config(config_class, change)
             count = count_parameters(functools.partial(build, cls, config))
             if count is not None and count > LARGEST:
                 reason = reason or f"{count / 1e6:.0f} million parameters at its smallest"
