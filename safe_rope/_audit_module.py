@@ -26,7 +26,7 @@ from safe_rope._audit_wrappers import own_class
 from safe_rope.errors import SafeRopeError
 from safe_rope.recognition import layer_types, position_buffers
 from safe_rope.registry import RopePatch
-from safe_rope.rewrite import is_protected, state_of, stock_class
+from safe_rope.rewrite import is_pinned, is_protected, state_of, stock_class
 from safe_rope.rotation import plain
 
 
@@ -64,7 +64,7 @@ class ModuleAuditor:
     ) -> None:
         self.report = report
         # A protected module puts its buffers back; of another, a copy is cast as FSDP is going to cast it.
-        self.pending_cast = None if is_protected(module) else pending_cast
+        self.pending_cast = None if _is_kept(module) else pending_cast
         self.module = module if self.pending_cast is None else _as_cast(module, self.pending_cast)
         self.patch = patch
         self.model_dtype = dtype
@@ -72,7 +72,7 @@ class ModuleAuditor:
             path=path,
             module_class=class_name(own_class(stock_class(module))),
             family=patch.family if patch is not None else None,
-            protected=is_protected(module),
+            protected=_is_kept(module),
             guard=_what_the_guard_does(module, patch),
         )
 
@@ -141,7 +141,7 @@ class ModuleAuditor:
         )
 
     def _check_application(self) -> None:
-        if not self.result.protected or self.patch is None or state_of(self.module).apply != "fp32":
+        if not is_protected(self.module) or self.patch is None or state_of(self.module).apply != "fp32":
             return
         if not application.installed(self.patch):
             names = ", ".join(self.patch.applications)
@@ -365,12 +365,18 @@ def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return duplicate
 
 
+def _is_kept(module: nn.Module) -> bool:
+    return is_protected(module) or is_pinned(module)
+
+
 def _what_the_guard_does(module: nn.Module, patch: RopePatch | None) -> str:
     if is_protected(module):
         state = state_of(module)
         return f"protected: {state.tables} tables, {state.apply} application"
+    if is_pinned(module):
+        return "pinned: computes as it did, on the tables that its constructor makes in FP32"
     if patch is None:
-        return "keeps its constructor true under zero.Init, and no more: no RopePatch covers this class"
+        return "protects it where its tables are what its config asks for, else pins them"
     return f"protects it, by the patch {patch.family}"
 
 
