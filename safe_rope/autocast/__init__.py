@@ -12,11 +12,13 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from safe_rope.autocast.engine import full_precision as full_precision
     from safe_rope.autocast.engine import initialize as initialize
 
-__all__ = ["SafetyReport", "derive_safe_parameters", "initialize", "traffic"]
+__all__ = ["SafetyReport", "derive_safe_parameters", "full_precision", "initialize", "traffic"]
 
 _LAZY = {
+    "full_precision": "safe_rope.autocast.engine",
     "initialize": "safe_rope.autocast.engine",
     "derive_safe_parameters": "safe_rope.autocast.derive",
     "SafetyReport": "safe_rope.autocast.derive",

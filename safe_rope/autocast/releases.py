@@ -52,7 +52,15 @@ FAULTS = (
         stages=frozenset({2}),
         accumulation=True,
         what="lets each micro-batch's gradient overwrite the last one's",
-        remedy="use DeepSpeed 0.18.3 or newer, gradient_accumulation_steps 1, or another ZeRO stage",
+        remedy="use DeepSpeed 0.19.3 or newer, gradient_accumulation_steps 1, or zero_optimization.stage 3",
+    ),
+    Fault(
+        first="0.18.3",
+        last="0.18.3",
+        stages=frozenset({0, 1, 2}),
+        accumulation=True,
+        what="divides by the accumulation steps twice (ZeRO 0), or keeps the last micro-batch only",
+        remedy="use DeepSpeed 0.19.3 or newer, gradient_accumulation_steps 1, or zero_optimization.stage 3",
     ),
     Fault(
         first="0.18.9",
