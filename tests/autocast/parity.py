@@ -16,7 +16,7 @@ STEPS = 10
 
 def new_optimizer(module: nn.Module) -> torch.optim.Optimizer:
     """SGD: an update as large as the gradient, where Adam's would hide a wrong scale."""
-    return torch.optim.SGD(module.parameters(), lr=0.05)
+    return torch.optim.SGD(module.parameters(), lr=0.01)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ def test_training_equals_ddp_with_autocast(
     wrong = [f"{one['case']}: {said}" for one in seen for said in deviations(one, dtype)]
     assert not wrong, "\n".join(wrong)
     trained = [one for one in seen if "refused" not in one]
-    assert {one["stage"] for one in trained} >= {1, 2, 3}
+    assert {one["stage"] for one in trained} >= {2, 3}
     assert [one.get("scales") for one in seen] == [one.get("scales") for one in other]
     assert not (wrong := disagreements(trained)), wrong
 

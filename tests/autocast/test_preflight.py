@@ -142,6 +142,10 @@ def test_releases_that_are_known_wrong(release: str, stage: int, accumulation: i
 def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "release", lambda: "0.17.6")
     assert check(config()) is not None
+    zero = {"stage": 1, "overlap_comm": True}
+    with pytest.raises(ConfigError, match="set overlap_comm to false"):
+        check(config(gradient_accumulation_steps=2, zero_optimization=zero))
+    check(config(gradient_accumulation_steps=2, zero_optimization={"stage": 1}))
     with pytest.raises(ConfigError, match=r"overwrite the last one's: use DeepSpeed 0.19.3 or newer"):
         check(config(gradient_accumulation_steps=2))
 

@@ -8,6 +8,8 @@ import torch
 import transformers
 
 VOCABULARY = 256
+# Before transformers 5 the experts are a loop, and nothing else.
+HAS_EXPERT_CHOICE = hasattr(transformers.PreTrainedModel, "set_experts_implementation")
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = {
     **COMMON,
@@ -36,7 +38,7 @@ def _mixtral(experts: str) -> Any:
         **LLAMA, intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False
     )
     model = transformers.MixtralForCausalLM(config)
-    if hasattr(model.config, "_experts_implementation"):  # before transformers 5 there is only a loop
+    if HAS_EXPERT_CHOICE:
         model.set_experts_implementation(experts)
     return model
 
@@ -46,8 +48,9 @@ MODELS = {
     "llama tied": lambda: _llama(tied=True),
     "gpt2": _gpt2,
     "mixtral eager": lambda: _mixtral("eager"),
-    "mixtral batched": lambda: _mixtral("batched_mm"),
 }
+if HAS_EXPERT_CHOICE:
+    MODELS["mixtral batched"] = lambda: _mixtral("batched_mm")
 
 
 def build(name: str) -> Any:
