@@ -50,7 +50,7 @@ class Case:
         if self.stage == 3:
             zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 50_000}
         return {
-            "train_micro_batch_size_per_gpu": 2,
+            "train_micro_batch_size_per_gpu": 4,
             "gradient_accumulation_steps": self.accumulation,
             "gradient_clipping": 0.5 if self.clip else 0.0,
             "torch_autocast": {"enabled": True, "dtype": self.dtype},

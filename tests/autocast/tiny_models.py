@@ -60,7 +60,7 @@ def build(name: str) -> Any:
 
 
 def batch(step: int, micro_step: int, rank: int) -> dict[str, Any]:
-    """Token ids [2, 12] that differ between steps, micro-steps and ranks."""
+    """Token ids [4, 24] that differ between steps, micro-steps and ranks."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro_step + rank)
-    ids = torch.randint(3, VOCABULARY, (2, 12), generator=generator)
+    ids = torch.randint(3, VOCABULARY, (4, 24), generator=generator)
     return {"input_ids": ids, "labels": ids, "use_cache": False}
