@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,16 @@ _LAZY = {
     "initialize": "safe_rope.autocast.engine",
 }
 _SUBMODULES = frozenset(
-    {"frequencies", "tables", "rotation", "constructors", "registry", "rewrite", "autocast"}
+    {
+        "autocast",
+        "constructors",
+        "frequencies",
+        "integrations",
+        "registry",
+        "rewrite",
+        "rotation",
+        "tables",
+    }
 )
 
 
@@ -99,3 +109,10 @@ sys.modules[__name__].__class__ = _Package
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_SUBMODULES})
+
+
+if os.environ.get("SAFE_ROPE"):
+    # Asked for by the environment: guard this process from its import of torch on.
+    from safe_rope.integrations import autostart
+
+    autostart.arm()

@@ -9,7 +9,8 @@ import two_ranks
 
 # The bytes of DeepSpeed's default that are saved at ZeRO 2, and the share that stays FP32 at ZeRO 3.
 SAVED = {"llama": 0.25, "gpt2": 0.35, "mixtral eager": 0.40}
-FP32_SHARE = {"gpt2": 0.34, "mixtral eager": 0.1503}  # of this Mixtral the embedding and the norms are 15.03 %
+# The embedding and the norms of this Mixtral are 15.03 %.
+FP32_SHARE = {"gpt2": 0.34, "mixtral eager": 0.1503}
 STAGING = {"ZeRO 1": 4, "ZeRO 2": 4, "ZeRO 2, overlap": 8, "ZeRO 3": 4}  # bytes an element that was asked for
 
 LIMIT = 150
