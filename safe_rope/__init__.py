@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from safe_rope.errors import (
 if TYPE_CHECKING:
     from safe_rope.audit import AuditReport as AuditReport
     from safe_rope.audit import audit as audit
+    from safe_rope.autocast.engine import initialize as initialize
     from safe_rope.guard import guard as guard
     from safe_rope.guard import protect as protect
 
@@ -44,6 +46,7 @@ __all__ = [
     "UnsupportedModelError",
     "audit",
     "guard",
+    "initialize",
     "protect",
 ]
 
@@ -54,8 +57,20 @@ _LAZY = {
     "protect": "safe_rope.guard",
     "audit": "safe_rope.audit",
     "AuditReport": "safe_rope.audit",
+    "initialize": "safe_rope.autocast.engine",
 }
-_SUBMODULES = frozenset({"frequencies", "tables", "rotation", "constructors", "registry", "rewrite"})
+_SUBMODULES = frozenset(
+    {
+        "autocast",
+        "constructors",
+        "frequencies",
+        "integrations",
+        "registry",
+        "rewrite",
+        "rotation",
+        "tables",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -92,3 +107,10 @@ sys.modules[__name__].__class__ = _Package
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_SUBMODULES})
+
+
+if os.environ.get("SAFE_ROPE"):
+    # Asked for by the environment: guard this process from its import of torch on.
+    from safe_rope.integrations import autostart
+
+    autostart.arm()

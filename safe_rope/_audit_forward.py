@@ -15,8 +15,6 @@ from safe_rope._audit_reference import CosSinTable, Errors, Reference, compare
 from safe_rope._rotary_state import RotaryState
 from safe_rope.rotation import plain
 
-_CONTAINERS = (dict, list, set, tuple)
-
 
 class UnmeasurableError(Exception):
     """``forward`` does not answer as rotary modules do; the message says how."""
@@ -30,23 +28,35 @@ def isolated(module: nn.Module) -> nn.Module:
     """
     if next(module.parameters(), None) is not None:
         raise UnmeasurableError("it holds parameters, so it is more than a rotary module")
+    return _isolated(module, {})
+
+
+def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     duplicate = object.__new__(type(module))
-    memo: dict[int, Any] = {id(module): duplicate}
     for name, value in vars(module).items():
         if name == "forward" and getattr(value, "__self__", None) is not module:
             continue  # a wrapper around the original's method, such as accelerate's
-        if _is_owned(name, value, module):
-            value = copy.deepcopy(value, memo)
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            value = types.MethodType(value.__func__, duplicate)
+        elif "hooks" not in name and name != "_parameters":
+            value = _own(value, memo)
         duplicate.__dict__[name] = value
     return duplicate
 
 
-def _is_owned(name: str, value: Any, module: nn.Module) -> bool:
-    if isinstance(value, _CONTAINERS):
-        return "hooks" not in name and name != "_parameters"
-    if isinstance(value, types.MethodType):
-        return value.__self__ is module
-    return isinstance(value, Tensor | RotaryState)
+def _own(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of what ``forward`` may write to; anything else, such as FSDP's state, is shared."""
+    if isinstance(value, nn.Module):
+        return _isolated(value, memo)
+    if isinstance(value, Tensor | RotaryState):
+        return copy.deepcopy(value, memo)
+    if isinstance(value, dict):
+        duplicate = copy.copy(value)
+        duplicate.update({key: _own(held, memo) for key, held in value.items()})
+        return duplicate
+    if type(value) in (list, set, tuple):
+        return type(value)(_own(held, memo) for held in value)
+    return value
 
 
 def measure_forward(
@@ -55,20 +65,20 @@ def measure_forward(
     """Compare what ``forward`` returns for ``positions`` with float64, called with an FP32 ``x``.
 
     Returns:
-        the errors; the tables themselves as (cos, sin, positions, length); the dtype that was returned.
+        the errors; the tables themselves; the dtype that was returned.
 
     Raises:
         UnmeasurableError: ``forward`` raises, or returns something other than cos and sin.
     """
     tables = call(module, reference, positions, device, torch.float32)
-    parts = [compare(reference, cos, sin, asked, length)[0] for cos, sin, asked, length in tables]
-    return Errors.joined(parts), tables, tables[0][0].dtype
+    parts = [compare(reference, table)[0] for table in tables]
+    return Errors.joined(parts), tables, tables[0].cos.dtype
 
 
 def call(
     module: nn.Module, reference: Reference, positions: list[int], device: torch.device, dtype: torch.dtype
 ) -> list[CosSinTable]:
-    """Return cos and sin ``[n, rotary_dim]`` (plain tensors), the n positions and the length they are for."""
+    """Return what ``forward`` gives for ``positions`` and an ``x`` of ``dtype``: one table a call."""
     duplicate = isolated(module)
     x = _originals.empty((1, 1, 1, 1), dtype=dtype, device=device).zero_()
     ask = _by_length if reference.convention == "length" else _by_positions
@@ -85,14 +95,24 @@ def _by_positions(
 ) -> list[CosSinTable]:
     extra = {} if reference.layer_type is None else {"layer_type": reference.layer_type}
 
-    def ask(asked: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def ask(asked: list[int], length: int) -> CosSinTable:
         ids = _originals.tensor([asked], dtype=torch.int64, device=x.device)
-        return *_rows(duplicate.forward, reference, len(asked), x, position_ids=ids, **extra), ids[0].cpu()
+        cos, sin = _rows(duplicate.forward, reference, len(asked), x, position_ids=ids, **extra)
+        return CosSinTable(cos, sin, ids[0].cpu(), length, _computed_from(duplicate, reference))
 
     if not reference.spec.depends_on_length:
-        return [(*ask(positions), 0)]
-    ask([0])  # a short sequence brings a module back that has served a long one
-    return [(*ask([position]), position + 1) for position in positions]
+        return [ask(positions, 0)]
+    ask([0], 0)  # a short sequence brings a module back that has served a long one
+    return [ask([position], position + 1) for position in positions]
+
+
+def _computed_from(duplicate: nn.Module, reference: Reference) -> Tensor | None:
+    """The frequencies that the last call multiplied the positions by, float64 CPU, or None."""
+    inv_freq = getattr(duplicate, f"{reference.prefix}inv_freq", None)
+    if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or inv_freq.shape != reference.base.shape:
+        return None
+    values = plain(inv_freq).detach().to("cpu", torch.float64, copy=True) / reference.divisor
+    return values if bool(values.isfinite().all()) else None
 
 
 def _by_length(
@@ -106,7 +126,9 @@ def _by_length(
         if asked:
             cos, sin = _rows(duplicate.forward, reference, length, x, seq_len=length)
             index = _originals.tensor(asked, dtype=torch.int64, device="cpu")
-            tables.append((cos[index.to(cos.device)], sin[index.to(sin.device)], index, length))
+            rebuilt = _computed_from(duplicate, reference) if length > cached else None
+            rows = cos[index.to(cos.device)], sin[index.to(sin.device)]
+            tables.append(CosSinTable(*rows, index, length, rebuilt))
     return tables
 
 

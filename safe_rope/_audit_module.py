@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from safe_rope import application, recognition
-from safe_rope._audit_forward import UnmeasurableError, call, measure_forward
+from safe_rope._audit_forward import UnmeasurableError, call, isolated, measure_forward
 from safe_rope._audit_reference import (
     BAD_RADIANS,
     LOW,
@@ -17,8 +19,9 @@ from safe_rope._audit_reference import (
     compare,
     relative_error,
 )
-from safe_rope._audit_report import AuditReport, Finding, MeasuredRow, ModuleAudit, Severity
-from safe_rope._audit_sources import dtype_name, explain_cos_sin, explain_inv_freq
+from safe_rope._audit_report import AuditReport, Finding, MeasuredRow, ModuleAudit, Severity, Where
+from safe_rope._audit_sources import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
+from safe_rope._audit_wrappers import own_class
 from safe_rope.errors import SafeRopeError
 from safe_rope.recognition import layer_types, position_buffers
 from safe_rope.registry import RopePatch
@@ -31,21 +34,37 @@ def _usual_positions(length: int) -> list[int]:
     return sorted(p for p in usual if 0 <= p <= 2 * length)
 
 
+class _Cause(NamedTuple):
+    """Why a tensor is damaged, and its largest error in radians per position where it holds frequencies."""
+
+    explained: Explanation
+    slope: float
+
+
 class ModuleAuditor:
     """Measures one module and writes what it finds into the report."""
 
     def __init__(
-        self, report: AuditReport, path: str, module: nn.Module, patch: RopePatch | None, dtype: torch.dtype
+        self,
+        report: AuditReport,
+        path: str,
+        module: nn.Module,
+        patch: RopePatch | None,
+        dtype: torch.dtype,
+        pending_cast: torch.dtype | None = None,
     ) -> None:
         self.report = report
-        self.module = module
+        # A protected module puts its buffers back; of another, a copy is cast as FSDP is going to cast it.
+        self.pending_cast = None if is_protected(module) else pending_cast
+        self.module = module if self.pending_cast is None else _as_cast(module, self.pending_cast)
         self.patch = patch
         self.model_dtype = dtype
         self.result = ModuleAudit(
             path=path,
-            module_class=class_name(stock_class(module)),
+            module_class=class_name(own_class(stock_class(module))),
             family=patch.family if patch is not None else None,
             protected=is_protected(module),
+            guard=_what_the_guard_does(module, patch),
         )
 
     def run(self, asked: list[int] | None) -> None:
@@ -64,12 +83,15 @@ class ModuleAuditor:
         severity: Severity,
         source: str,
         *,
+        where: Where | None = None,
         dtype: torch.dtype | None = None,
         phase: float | None = None,
         cos: float | None = None,
         bad: int | None = None,
         damaged: int | None = None,
     ) -> None:
+        if self.pending_cast is not None and where == "module cast":
+            source += f"; FSDP does that at the first forward (buffer_dtype={self.pending_cast})"
         self.report.findings.append(
             Finding(
                 path=self.result.path,
@@ -83,6 +105,7 @@ class ModuleAuditor:
                 first_bad_position=bad,
                 first_damaged_position=damaged,
                 protected=self.result.protected,
+                where=where,
             )
         )
 
@@ -90,7 +113,7 @@ class ModuleAuditor:
         self,
         what: str,
         severity: Severity,
-        source: str,
+        cause: Explanation,
         errors: Errors,
         dtype: torch.dtype,
         phase: float | None,
@@ -98,7 +121,8 @@ class ModuleAuditor:
         self._add(
             what,
             severity,
-            source,
+            cause.said,
+            where=cause.where,
             dtype=dtype,
             phase=float(errors.phase.max()) if phase is None else phase,
             cos=float(errors.cos.max()),
@@ -116,6 +140,7 @@ class ModuleAuditor:
                 "unknown",
                 f"{names} was replaced after the model was protected, so q and k may be rotated in low "
                 "precision; call safe_rope.protect(model) again after whatever replaces it",
+                where="application",
             )
 
     def _audit_embedding(self, layer_type: str | None, asked: list[int] | None) -> None:
@@ -128,6 +153,7 @@ class ModuleAuditor:
         except SafeRopeError as error:
             self._add("config", "unknown", f"what the tables should be cannot be told: {error}")
             return
+        self.result.max_position_embeddings = reference.spec.max_position_embeddings
         if reference.keeps_own:
             self._add(
                 "inv_freq", "note", "the constructor builds frequencies of its own; they are the reference"
@@ -159,9 +185,9 @@ class ModuleAuditor:
         self._add(name, severity, f"{name} is on the meta device and holds no values yet", dtype=tensor.dtype)
         return True
 
-    def _audit_inv_freq(self, reference: Reference, positions: list[int]) -> dict[str, tuple[str, float]]:
+    def _audit_inv_freq(self, reference: Reference, positions: list[int]) -> dict[str, _Cause]:
         """Return, for the damaged tensors, the source and the largest error per position."""
-        sources: dict[str, tuple[str, float]] = {}
+        sources: dict[str, _Cause] = {}
         for name in self._names(reference, ("inv_freq",)):
             if self._is_without_values(name, reference):
                 continue
@@ -175,24 +201,30 @@ class ModuleAuditor:
             relative = relative_error(actual, expected)
             if relative <= TOLERANCE:
                 continue
-            source, certain = explain_inv_freq(name, actual, reference, expected)
+            explained = explain_inv_freq(name, actual, reference, expected)
             off = (actual.to("cpu", torch.float64) - expected.to(torch.float64)).abs() / reference.divisor
             slope = float(off.nan_to_num(nan=torch.inf).max())
             at = min(max(positions), reference.max_position - 1)
             bad = next((p for p in positions if slope * p > BAD_RADIANS), None)
             damaged = next((p for p in positions if p > 0), None)
-            severity = self._severity(certain)
-            phase = slope * at if at else 0.0
-            said = f"{source}, relative error {relative:.2g}"
-            self._add(name, severity, said, dtype=actual.dtype, phase=phase, bad=bad, damaged=damaged)
-            sources[name.removeprefix(reference.prefix)] = (source, slope)
+            self._add(
+                name,
+                self._severity(explained.certain),
+                f"{explained.said}, relative error {relative:.2g}",
+                where=explained.where,
+                dtype=actual.dtype,
+                phase=slope * at if at else 0.0,
+                bad=bad,
+                damaged=damaged,
+            )
+            sources[name.removeprefix(reference.prefix)] = _Cause(explained, slope)
         return sources
 
     def _severity(self, certain: bool) -> Severity:
         # A class that no patch covers may have a formula of its own that its config does not tell.
         return "damaged" if certain or self.patch is not None else "unknown"
 
-    def _audit_cache(self, reference: Reference, sources: dict[str, tuple[str, float]]) -> None:
+    def _audit_cache(self, reference: Reference, sources: dict[str, _Cause]) -> None:
         names = self._names(reference, ("cos_cached", "sin_cached"))
         if len(names) != 2 or any([self._is_without_values(name, reference) for name in names]):
             return
@@ -211,18 +243,17 @@ class ModuleAuditor:
             return
         positions = torch.arange(len(cos), dtype=torch.int64)
         length = int(reference.cached_length()) if reference.convention == "length" else len(cos)
-        errors, _ = compare(reference, cos, sin, positions, length)
+        table = CosSinTable(cos, sin, positions, length)
+        errors, _ = compare(reference, table)
         if not errors.damaged:
             return
-        source, _ = explain_cos_sin(what, reference, [(cos, sin, positions, length)])
-        self._add_measured(what, "damaged", source, errors, cos.dtype, None)
-        sources["cos_cached"] = (source, 0.0)
+        explained = explain_cos_sin(what, reference, [table])
+        self._add_measured(what, "damaged", explained, errors, cos.dtype, None)
+        sources["cos_cached"] = _Cause(explained, 0.0)
 
     # ------------------------------------------------------------------ forward
 
-    def _audit_forward(
-        self, reference: Reference, positions: list[int], sources: dict[str, tuple[str, float]]
-    ) -> None:
+    def _audit_forward(self, reference: Reference, positions: list[int], sources: dict[str, _Cause]) -> None:
         witnesses = [getattr(self.module, name) for name in position_buffers(self.module)]
         devices = [w.device for w in witnesses if isinstance(w, Tensor) and not w.is_meta]
         if not devices and witnesses:
@@ -243,7 +274,7 @@ class ModuleAuditor:
     def _add_forward(
         self,
         reference: Reference,
-        sources: dict[str, tuple[str, float]],
+        sources: dict[str, _Cause],
         errors: Errors,
         tables: list[CosSinTable],
         dtype: torch.dtype,
@@ -251,19 +282,24 @@ class ModuleAuditor:
         what = "forward" if reference.layer_type is None else f"forward({reference.layer_type})"
         inv_freq, cache = sources.get("inv_freq"), sources.get("cos_cached")
         cause = inv_freq or cache
+        rebuilt = reference.convention == "length" and len(tables) > 1 and bool(errors.excess[-1] > 1)
         if reference.convention == "length" and cache is not None:
             cause = cache
-            if inv_freq is not None and len(tables) > 1 and errors.excess[-1] > 1:
-                cause = f"{cache[0]}; for longer sequences they are built anew, and {inv_freq[0]}", 0.0
+            if inv_freq is not None and rebuilt:
+                said = f"{cache.explained.said}; for longer sequences they are built anew, and "
+                cause = _Cause(cache.explained._replace(said=said + inv_freq.explained.said), 0.0)
+        elif rebuilt and inv_freq is not None:
+            said = "tables beyond the cached length are built anew, and "
+            cause = _Cause(Explanation(said + inv_freq.explained.said, True, "cache rebuild"), 0.0)
         certain = any(f.severity == "damaged" for f in self._own())
         if cause is None:
-            said, certain = explain_cos_sin(what, reference, tables)
-            cause = said, 0.0
+            explained = explain_cos_sin(what, reference, tables)
+            certain, cause = explained.certain, _Cause(explained, 0.0)
         phase = None
         if cause is inv_freq and reference.convention == "positions":
             # Computed from a damaged inv_freq, the error is known beyond a full turn.
-            phase = cause[1] * int(errors.positions[errors.excess > 1].max())
-        self._add_measured(what, self._severity(certain), cause[0], errors, dtype, phase)
+            phase = cause.slope * int(errors.positions[errors.excess > 1].max())
+        self._add_measured(what, self._severity(certain), cause.explained, errors, dtype, phase)
 
     def _own(self) -> list[Finding]:
         return [finding for finding in self.report.findings if finding.path == self.result.path]
@@ -300,9 +336,30 @@ class ModuleAuditor:
             "forward",
             "note",
             f"rounded: cos and sin are handed out in {name} and q and k are rotated in it",
+            where="application",
             dtype=lowered[0][0].dtype,
             cos=off,
         )
+
+
+def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    try:
+        duplicate = isolated(module)
+    except UnmeasurableError:
+        return module
+    for name, buffer in duplicate._buffers.items():
+        if buffer is not None and buffer.is_floating_point():
+            duplicate._buffers[name] = buffer.to(dtype)
+    return duplicate
+
+
+def _what_the_guard_does(module: nn.Module, patch: RopePatch | None) -> str:
+    if is_protected(module):
+        state = state_of(module)
+        return f"protected: {state.tables} tables, {state.apply} application"
+    if patch is None:
+        return "nothing: no RopePatch covers this class"
+    return f"protects it, by the patch {patch.family}"
 
 
 def class_name(cls: type) -> str:

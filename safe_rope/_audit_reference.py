@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,30 @@ BAD_RADIANS = 0.1
 
 LOW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
-CosSinTable = tuple[Tensor, Tensor, Tensor, int]
-"""cos, sin, each [n, rotary_dim]; their n positions; the length of the sequence that they are for."""
+
+class CosSinTable(NamedTuple):
+    """What was measured: values of cos and sin, and what they belong to.
+
+    Attributes:
+        cos: ``[n, rotary_dim]`` or ``[n, rotary_dim // 2]``, any dtype and device.
+        sin: as ``cos``.
+        positions: int64 CPU ``[n]``.
+        length: the length of the sequence that they are for; 0 where it makes no difference.
+        computed_from: the frequencies that the positions were multiplied by, float64 CPU
+            ``[rotary_dim // 2]``, where the module tells them; they say how many turns a phase is off.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+    length: int
+    computed_from: Tensor | None = None
+
 
 _ROWS = 8192
+
+_UNEXPLAINED = 2.0**-6
+"""Radians: cos and sin that were rounded to bfloat16 turn a pair by less."""
 
 
 class Reference:
@@ -151,39 +172,49 @@ def halves(table: Tensor, pairs: int, layout: str) -> tuple[Tensor, ...]:
     return table[..., ::2], table[..., 1::2]
 
 
-def compare(
-    reference: Reference, cos: Tensor, sin: Tensor, positions: Tensor, length: Any = 0
-) -> tuple[Errors, str]:
-    """Measure ``cos`` and ``sin`` ``[n, rotary_dim]`` against float64; return also which layout they have."""
-    results = [(_errors(reference, cos, sin, positions, length, lay), lay) for lay in reference.layouts]
-    return min(results, key=lambda result: float(result[0].excess.max()) if len(positions) else 0.0)
+def compare(reference: Reference, table: CosSinTable) -> tuple[Errors, str]:
+    """Measure ``table`` against float64; return also which layout it has."""
+    results = [(_errors(reference, table, layout), layout) for layout in reference.layouts]
+    return min(results, key=lambda result: float(result[0].excess.max()) if len(table.positions) else 0.0)
 
 
-def _errors(
-    reference: Reference, cos: Tensor, sin: Tensor, positions: Tensor, length: Any, layout: str
-) -> Errors:
+def _errors(reference: Reference, table: CosSinTable, layout: str) -> Errors:
     pairs = len(reference.base)
     parts = []
-    for start in range(0, len(positions), _ROWS):
+    for start in range(0, len(table.positions), _ROWS):
         rows = slice(start, start + _ROWS)
-        phases = reference.phases(positions[rows], length)
+        positions = table.positions[rows]
+        phases = reference.phases(positions, table.length)
         true_cos, true_sin = phases.cos(), phases.sin()
         angle = torch.zeros_like(phases)
         value = torch.zeros_like(phases)
-        for c, s in zip(halves(cos[rows], pairs, layout), halves(sin[rows], pairs, layout), strict=True):
+        cos, sin = halves(table.cos[rows], pairs, layout), halves(table.sin[rows], pairs, layout)
+        for c, s in zip(cos, sin, strict=True):
             c, s = c.to("cpu", torch.float64), s.to("cpu", torch.float64)
-            turned = torch.atan2(s * true_cos - c * true_sin, c * true_cos + s * true_sin).abs()
+            turned = torch.atan2(s * true_cos - c * true_sin, c * true_cos + s * true_sin)
+            turned = _with_turns(turned, positions, phases, table.computed_from)
             off = torch.maximum(
                 (c - true_cos * reference.scaling).abs(), (s - true_sin * reference.scaling).abs()
             )
-            angle = torch.maximum(angle, turned.nan_to_num(nan=torch.inf))
+            angle = torch.maximum(angle, turned.abs().nan_to_num(nan=torch.inf))
             value = torch.maximum(value, off.nan_to_num(nan=torch.inf))
         # A table of the wrong amplitude has the right angle: both are held to the tolerance.
         excess = torch.maximum(angle, value / reference.scaling) / (TOLERANCE * phases.abs().clamp(min=1.0))
-        parts.append(
-            Errors(positions[rows], angle.amax(dim=-1), value.amax(dim=-1), excess.amax(dim=-1)),
-        )
+        parts.append(Errors(positions, angle.amax(dim=-1), value.amax(dim=-1), excess.amax(dim=-1)))
     return Errors.joined(parts)
+
+
+def _with_turns(turned: Tensor, positions: Tensor, phases: Tensor, computed_from: Tensor | None) -> Tensor:
+    """Add to the angle between a pair and the true one the whole turns that its frequency is known to add.
+
+    Only where that frequency explains the angle: positions that were rounded too turn by something else.
+    """
+    if computed_from is None:
+        return turned
+    expected = positions.to(torch.float64)[:, None] * computed_from - phases
+    whole = turned + (2 * math.pi) * ((expected - turned) / (2 * math.pi)).round()
+    explained = (whole - expected).abs() <= _UNEXPLAINED + 2.0**-18 * phases.abs()
+    return torch.where(explained, whole, turned)
 
 
 def rounded_like(actual: Tensor, expected: Tensor) -> str | None:

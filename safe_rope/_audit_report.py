@@ -12,6 +12,9 @@ from safe_rope.errors import DamagedTablesError
 
 Severity = Literal["damaged", "note", "unknown"]
 Verdict = Literal["ok", "damaged", "unknown"]
+Where = Literal[
+    "constructor", "module cast", "initialize", "loading", "cache rebuild", "forward", "application"
+]
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _SHOWN = 4
@@ -27,6 +30,10 @@ class Finding:
         what: the tensor ("inv_freq", "cos_cached, sin_cached"), "forward", "config" or "application".
         severity: "damaged": the positions are wrong. "unknown": the audit cannot tell. "note": neither.
         source: where it comes from, in words.
+        where: the step that did it, where that can be told: "constructor", "module cast", "initialize"
+            (of DeepSpeed; told by `safe-rope audit`, which looks before and after), "loading" (values that
+            nothing computed: uninitialised or overwritten), "cache rebuild" (for a sequence longer than the
+            cached tables), "forward" (right tensors, wrong arithmetic) or "application" (q and k).
         dtype: the dtype of what was measured.
         phase_error_rad: the largest error of a phase, in radians; see `safe_rope.audit.audit`.
         cos_error: the largest absolute error of cos or sin, where these were measured.
@@ -46,6 +53,7 @@ class Finding:
     first_bad_position: int | None = None
     first_damaged_position: int | None = None
     protected: bool = False
+    where: Where | None = None
 
     def describe(self) -> str:
         """Return the finding in one line, without its path."""
@@ -67,7 +75,8 @@ class MeasuredRow:
 
     Attributes:
         position: the position.
-        phase_error_rad: the largest error of a phase, modulo 2 pi, so at most pi.
+        phase_error_rad: the largest error of a phase; where the module does not tell the frequencies that it
+            multiplied, whole turns stay unseen, and it is at most pi.
         cos_error: the largest absolute error of cos or sin.
         layer_type: which of the module's rotary embeddings, where it has several.
         within_tolerance: whether correct FP32 arithmetic explains the error.
@@ -82,14 +91,27 @@ class MeasuredRow:
 
 @dataclass
 class ModuleAudit:
-    """One rotary module: its verdict and what was measured."""
+    """One rotary module: its verdict and what was measured.
+
+    Attributes:
+        path: the module's path in the model that was given.
+        module_class: its class, with its Python module.
+        family: the family of the patch that covers it, or None.
+        protected: whether it is protected by safe_rope.
+        verdict: "damaged", "unknown" or "ok".
+        guard: what the guard does, or would do, about it, in words.
+        rows: what ``forward`` returned, a row for each position.
+        max_position_embeddings: the longest sequence that its config announces.
+    """
 
     path: str
     module_class: str
     family: str | None
     protected: bool
     verdict: Verdict = "ok"
+    guard: str = ""
     rows: list[MeasuredRow] = field(default_factory=list)
+    max_position_embeddings: int | None = None
 
     @property
     def worst(self) -> MeasuredRow | None:
@@ -102,7 +124,8 @@ class AuditReport:
     """Every rotary module of a model, measured. ``str()`` is a plain-text table.
 
     Attributes:
-        model_class: the class of the model that was audited.
+        model_class: the class of the model that was audited, without what is wrapped around it.
+        wrappers: the classes around it, from the outside in: an engine, FSDP, PEFT, a compiled model.
         tolerance: relative to a phase, and absolute for phases below 1 rad.
         findings: what was found, in the order of the modules.
         modules: one entry a rotary module, whether something was found or not.
@@ -112,6 +135,7 @@ class AuditReport:
     tolerance: float
     findings: list[Finding] = field(default_factory=list)
     modules: list[ModuleAudit] = field(default_factory=list)
+    wrappers: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -146,6 +170,7 @@ class AuditReport:
         """Return the report as plain data for strict JSON; a number that is not finite becomes None."""
         return {
             "model_class": self.model_class,
+            "wrappers": list(self.wrappers),
             "ok": self.ok,
             "tolerance": self.tolerance,
             "findings": [_plain(finding) for finding in self.findings],
@@ -154,14 +179,18 @@ class AuditReport:
             ],
         }
 
+    def _title(self) -> str:
+        around = ", ".join(name.rpartition(".")[2] for name in self.wrappers)
+        return f"{self.model_class} in {around}" if around else self.model_class
+
     def __str__(self) -> str:
         if not self.modules:
-            return f"{self.model_class}: no rotary module, so there is nothing to audit"
+            return f"{self._title()}: no rotary module, so there is nothing to audit"
         counts = {verdict: 0 for verdict in ("ok", "damaged", "unknown")}
         for module in self.modules:
             counts[module.verdict] += 1
         said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-        lines = [f"{self.model_class}: {len(self.modules)} rotary module(s): {said}"]
+        lines = [f"{self._title()}: {len(self.modules)} rotary module(s): {said}"]
         lines += _table([_cells(module) for module in self.modules])
         if self.findings:
             lines += [""]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from safe_rope._audit_reference import LOW, CosSinTable, Reference, compare, halves, rounded_like
-from safe_rope._originals import float32_vector
+from safe_rope._audit_report import Where
+from safe_rope._originals import vector
 
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -21,45 +23,56 @@ _NEAR = 2.0**-3
 """Relative: a frequency whose exponent was rounded to 8 bits is nearer than that for any usual theta."""
 
 
+class Explanation(NamedTuple):
+    """How a table came to be what it is: in words, whether that is certain, and at which step."""
+
+    said: str
+    certain: bool
+    where: Where
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
-def explain_inv_freq(name: str, actual: Tensor, reference: Reference, expected: Tensor) -> tuple[str, bool]:
-    """Say in words how ``actual`` came from ``expected`` (FP32 CPU), and whether that is certain.
+def explain_inv_freq(name: str, actual: Tensor, reference: Reference, expected: Tensor) -> Explanation:
+    """Say how ``actual`` came from ``expected`` (FP32 CPU).
 
     It is not certain where the values could be another formula's frequencies.
     """
     values = actual.detach().to("cpu", torch.float32)
+    unrelated = Explanation(UNRELATED, True, "loading")
     if not bool(values.isfinite().all()):
-        return UNRELATED, True
+        return unrelated
     rounded = rounded_like(actual, expected)
     if actual.dtype in LOW:
         dtype = LOW[actual.dtype]
         if rounded == dtype:
-            return f"{name} is {dtype} (module cast)", True
+            return Explanation(f"{name} is {dtype} (module cast)", True, "module cast")
         if rounded is not None:
-            return f"{name} is {dtype} and holds {rounded}-rounded values", True
+            return Explanation(f"{name} is {dtype} and holds {rounded}-rounded values", True, "module cast")
         if _near(values, expected):
-            return (
-                f"{name} is {dtype} and was computed in it (constructor intercepted or default dtype)",
-                True,
-            )
-        return UNRELATED, True
+            said = f"{name} is {dtype} and was computed in it (constructor intercepted or default dtype)"
+            return Explanation(said, True, "constructor")
+        return unrelated
     dtype = dtype_name(actual.dtype)
     if rounded is not None:
-        return f"{name} holds {rounded}-rounded values in a {dtype} tensor (constructor intercepted)", True
+        said = f"{name} holds {rounded}-rounded values in a {dtype} tensor (constructor intercepted)"
+        return Explanation(said, True, "constructor")
     for low, low_name in LOW.items():
         if torch.equal(values, values.to(low).to(torch.float32)) and _near(values, expected):
-            return f"{name} was computed in {low_name} and widened to {dtype} (constructor intercepted)", True
+            said = f"{name} was computed in {low_name} and widened to {dtype} (constructor intercepted)"
+            return Explanation(said, True, "constructor")
         if reference.spec.rope_type == "default" and torch.equal(values, _rounded_exponents(reference, low)):
-            return f"{name} was built from exponents rounded to {low_name} (constructor intercepted)", True
+            said = f"{name} was built from exponents rounded to {low_name} (constructor intercepted)"
+            return Explanation(said, True, "constructor")
     if not _could_be_frequencies(values):
-        return UNRELATED, True
+        return unrelated
     if _near(values, expected):
-        return f"{name} was written to, or built from damaged numbers", True
-    return f"{name} does not follow the config: overwritten, uninitialised, or another formula", False
+        return Explanation(f"{name} was written to, or built from damaged numbers", True, "constructor")
+    said = f"{name} does not follow the config: overwritten, uninitialised, or another formula"
+    return Explanation(said, False, "loading")
 
 
 def _near(values: Tensor, expected: Tensor) -> bool:
@@ -68,7 +81,7 @@ def _near(values: Tensor, expected: Tensor) -> bool:
 
 def _rounded_exponents(reference: Reference, low: torch.dtype) -> Tensor:
     spec = reference.spec
-    indices = float32_vector(range(0, spec.rotary_dim, 2)).to(low).to(torch.float32)
+    indices = vector(range(0, spec.rotary_dim, 2), torch.float32).to(low).to(torch.float32)
     values: Tensor = 1.0 / (spec.rope_theta ** (indices / spec.rotary_dim))
     return values
 
@@ -78,25 +91,24 @@ def _could_be_frequencies(values: Tensor) -> bool:
     return bool((values >= 0).all() and (values.diff() <= 0).all() and 2.0**-10 < float(values[0]) < 8.0)
 
 
-def explain_cos_sin(what: str, reference: Reference, tables: list[CosSinTable]) -> tuple[str, bool]:
-    """Say in words how the first damaged one of ``tables`` came to be, and whether that is certain."""
-    for cos, sin, positions, length in tables:
-        errors, layout = compare(reference, cos, sin, positions, length)
+def explain_cos_sin(what: str, reference: Reference, tables: list[CosSinTable]) -> Explanation:
+    """Say how the first damaged one of ``tables`` came to be."""
+    for table in tables:
+        errors, layout = compare(reference, table)
         if not errors.damaged:
             continue
-        rows = _sampled(len(positions))
-        pairs = len(reference.base)
-        split_cos = halves(cos[rows.to(cos.device)], pairs, layout)
-        split_sin = halves(sin[rows.to(sin.device)], pairs, layout)
-        asked = positions[rows].repeat(len(split_cos))
-        how = _match(torch.cat(split_cos), torch.cat(split_sin), asked, length, reference)
+        is_forward = what.startswith("forward")
+        how = _match(table, layout, reference)
         if how is not None:
-            return f"{what} {how}", True
-        if what.startswith("forward"):
-            return "forward returns something else, although the tensors that it reads are right", False
+            cast = how.endswith("(cast)")
+            where: Where = "forward" if is_forward else "module cast" if cast else "constructor"
+            return Explanation(f"{what} {how}", True, where)
+        if is_forward:
+            said = "forward returns something else, although the tensors that it reads are right"
+            return Explanation(said, False, "forward")
         most = float((errors.excess > 1).double().mean()) > 0.5
-        return (UNRELATED if most else f"{what} were written to in some rows"), True
-    return f"{what} are damaged in a way that is not known", False
+        return Explanation(UNRELATED if most else f"{what} were written to in some rows", True, "loading")
+    return Explanation(f"{what} are damaged in a way that is not known", False, "loading")
 
 
 def _sampled(count: int) -> Tensor:
@@ -104,8 +116,13 @@ def _sampled(count: int) -> Tensor:
     return torch.cat((indices[:_SAMPLED_ROWS], indices[_SAMPLED_ROWS:][-_SAMPLED_ROWS:]))
 
 
-def _match(cos: Tensor, sin: Tensor, positions: Tensor, length: int, reference: Reference) -> str | None:
-    """Tell what kind of damage gives cos and sin, one value a pair, ``[n, rotary_dim // 2]``."""
+def _match(table: CosSinTable, layout: str, reference: Reference) -> str | None:
+    """Tell what kind of damage gives these values, one of each pair, in a sample of the rows."""
+    rows, pairs, length = _sampled(len(table.positions)), len(reference.base), table.length
+    split_cos = halves(table.cos[rows.to(table.cos.device)], pairs, layout)
+    split_sin = halves(table.sin[rows.to(table.sin.device)], pairs, layout)
+    positions = table.positions[rows].repeat(len(split_cos))
+    cos, sin = torch.cat(split_cos), torch.cat(split_sin)
     dtype = cos.dtype
     cos, sin = cos.to("cpu", torch.float64), sin.to("cpu", torch.float64)
     held = next((low for low in LOW if _representable(cos, low) and _representable(sin, low)), None)

@@ -28,6 +28,7 @@ from safe_rope.registry import RopePatch, find, supported
 from safe_rope.rewrite import is_protected
 
 Protect = Callable[[nn.Module, RopePatch, bool], None]
+Built = Callable[[nn.Module], None]
 
 _building = threading.local()
 _watches: list[ConstructionWatch] = []
@@ -38,8 +39,9 @@ _hooked: set[str] = set()
 class ConstructionWatch:
     """One guard's view of what is built while it is open."""
 
-    def __init__(self, protect: Protect) -> None:
+    def __init__(self, protect: Protect, built: Built | None = None) -> None:
         self._protect = protect
+        self._built = built
         self._thread = threading.get_ident()
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
@@ -66,8 +68,13 @@ class ConstructionWatch:
 
     def adopt(self, module: nn.Module, patch: RopePatch, *, constructed: bool) -> None:
         """Protect a position module that is complete."""
-        self._seen.add(module)
+        self._see(module)
         self._protect(module, patch, constructed)
+
+    def _see(self, module: nn.Module) -> None:
+        self._seen.add(module)
+        if self._built is not None:
+            self._built(module)
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is None or not self._concerns_this_thread():
@@ -76,11 +83,11 @@ class ConstructionWatch:
         patch = find(child)
         if patch is not None:
             if is_protected(child):
-                self._seen.add(child)
+                self._see(child)
             elif _watch_of_this_thread() is self:
                 self.adopt(child, patch, constructed=False)
         elif is_position_module(child):
-            self._seen.add(child)
+            self._see(child)
 
     def _concerns_this_thread(self) -> bool:
         return self._thread == threading.get_ident() or _watch_of_this_thread() is self

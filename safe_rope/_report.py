@@ -71,9 +71,14 @@ def _class_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
+# torchrun, deepspeed and accelerate set the first; mpirun and srun, without them, one of the others.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
 def is_main_rank() -> bool:
     """Whether this process is rank 0, or not part of a distributed run."""
-    return os.environ.get("RANK", "0") in ("0", "-1", "")
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
+    return rank in ("0", "-1")
 
 
 def warn_unprotected(report: ProtectionReport, stacklevel: int) -> None:

@@ -11,6 +11,7 @@ from safe_rope import constructors
 from safe_rope._audit_module import ModuleAuditor, class_name
 from safe_rope._audit_reference import TOLERANCE
 from safe_rope._audit_report import AuditReport, Finding, MeasuredRow, ModuleAudit
+from safe_rope._audit_wrappers import compute_dtype, own_class, pending_casts, unwrapped
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.recognition import is_position_module
 from safe_rope.registry import find
@@ -29,16 +30,18 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     A phase error, in radians, is the largest over the frequencies and over the positions. For ``*inv_freq``,
     and for a ``forward`` that computes from a damaged one, it is |error of inv_freq| * position, however
     often that turns around: for the tensor at the largest measured position below max_position_embeddings,
-    for ``forward`` at the largest that is damaged. For cos and sin tables it is the angle between
-    the measured pair and the true one, which is known modulo 2 pi only and is at most pi; so it is in
-    `ModuleAudit.rows`.
+    for ``forward`` at the largest that is damaged. `ModuleAudit.rows` count the turns too, wherever the
+    frequencies that the module multiplied explain the angle that was measured. Of a ready table only the
+    angle between the measured pair and the true one is known, which is at most pi.
 
     A table is damaged when its phases are off by more than 2**-20 of the phase (2**-20 rad for phases below
     1), or its values by as much. Correct FP32 arithmetic stays below that at every position, one rounding of
     inv_freq, a position, cos or sin to bfloat16 or float16 does not.
 
     Args:
-        model: any `torch.nn.Module`: a model, a DeepSpeed engine, a wrapped model.
+        model: any `torch.nn.Module`: a model, a DeepSpeed engine at any ZeRO stage, FSDP in either form, a
+            PEFT, DDP or compiled model. Paths in the report are those in ``model`` as it is given. Buffers
+            that FSDP is to cast at the first forward are measured as they will be then.
         positions: where ``forward`` is measured, instead of 0, 1, 255 to 257, 2047 to 2049, and, with max =
             max_position_embeddings, max - 1 and 2 * max.
 
@@ -52,13 +55,18 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
             "pass the model, not its name or config"
         )
     asked = None if positions is None else _checked(positions)
-    report = AuditReport(model_class=class_name(type(model)), tolerance=TOLERANCE)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    inner, around = unwrapped(model)
+    report = AuditReport(
+        model_class=class_name(own_class(type(inner))),
+        tolerance=TOLERANCE,
+        wrappers=tuple(class_name(type(wrapper)) for wrapper in around),
+    )
+    dtype, casts = compute_dtype(model), pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
         for path, module in model.named_modules():
             patch = find(module)
             if patch is not None or is_position_module(module):
-                ModuleAuditor(report, path, module, patch, dtype).run(asked)
+                ModuleAuditor(report, path, module, patch, dtype, casts.get(module)).run(asked)
     return report
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from _environment import ROOT, Environment, Pair, newest_pair, pairs
-from _process import ToolError, exit_on_sigterm, run, say
+from _environment import HELPER_LIMIT, INSTALL_LIMIT, ROOT, Environment, Pair, newest_pair, pairs
+from _process import ToolError, end_running, exit_on_sigterm, run, say
 
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
@@ -78,7 +81,7 @@ def test(arguments: Sequence[str]) -> int:
 def matrix(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "matrix",
-        "Run the tests in the environment of each version pair, one after the other.",
+        "Run the tests in the environment of each version pair, two pairs at a time.",
         "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
     )
     parser.add_argument(
@@ -91,6 +94,13 @@ def matrix(arguments: Sequence[str]) -> int:
         metavar="S",
         help="seconds for each pair's tests (default: %(default)s)",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        metavar="N",
+        help="pairs at a time (default: %(default)s)",
+    )
     parser.add_argument("pair", nargs="*", help=f"default: all of {', '.join(pair.name for pair in pairs())}")
     arguments = list(arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -99,19 +109,34 @@ def matrix(arguments: Sequence[str]) -> int:
     chosen = [named_pair(name) for name in options.pair] or pairs()
     if options.older:
         chosen = [pair for pair in chosen if pair != newest_pair()]
-    status = 0
-    results = []
-    for pair in chosen:
-        started = time.monotonic()
-        environment = Environment(pair)
+    pytest_arguments = arguments[split + 1 :]
+    if len(chosen) == 1:
+        environment = Environment(chosen[0])
         with environment.ready():
-            ended = run_tests(environment, arguments[split + 1 :], options.time_limit)
-        outcome = "passed" if ended == 0 else f"status {ended}"
-        results.append(f"{pair.name}: {outcome}, {time.monotonic() - started:.0f} s")
-        status = status or ended
-    for line in results:
-        say(line)
-    return status
+            return run_tests(environment, pytest_arguments, options.time_limit)
+
+    def run_pair(pair: Pair) -> tuple[Pair, int, float]:
+        limits = ["--time-limit", str(options.time_limit)]
+        command = [sys.executable, __file__, "matrix", pair.name, *limits, "--", *pytest_arguments]
+        started = time.monotonic()
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            # The environment may have to be made first, which has limits of its own.
+            status = run(command, limit=options.time_limit + INSTALL_LIMIT + HELPER_LIMIT, output=output)
+            output.seek(0)
+            say(f"--- {pair.name}\n{output.read()}")
+        return pair, status, time.monotonic() - started
+
+    # The tests of one pair use one core most of the time.
+    with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
+        try:
+            ended = list(pool.map(run_pair, chosen))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_running()
+            raise
+    for pair, status, seconds in ended:
+        say(f"{pair.name}: {'passed' if status == 0 else f'status {status}'}, {seconds:.0f} s")
+    return next((status for _, status, _ in ended if status), 0)
 
 
 def wheel(arguments: Sequence[str]) -> int:

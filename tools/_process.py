@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
+_running: set[subprocess.Popen[bytes]] = set()
+
 
 class ToolError(Exception):
     """Something the user can act on; the message is one line that says what to do."""
@@ -62,14 +64,22 @@ def run(
         cwd=cwd,
         start_new_session=True,
     )
+    _running.add(child)
     try:
         status = child.wait(limit)
     except subprocess.TimeoutExpired:
         say(f"error: stopped after {limit:.0f} s: {' '.join(str(part) for part in command[:4])} ...")
         status = 124
     finally:
+        _running.discard(child)
         end_group(child)
     return status if status >= 0 else 128 - status
+
+
+def end_running() -> None:
+    """End every child that another thread still waits for, with time to end its own children."""
+    for child in list(_running):
+        child.terminate()
 
 
 def end_group(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:

@@ -12,10 +12,11 @@ import click
 from safe_rope import __version__
 from safe_rope.errors import SafeRopeError
 
-# name -> (module, what --help of the root says); the modules of `scan` and `rule` never import torch.
+# name -> (module, what --help of the root says); the modules of `scan`, `rule` and `run` never import torch.
 COMMANDS: dict[str, tuple[str, str]] = {
     "scan": ("safe_rope.cli.scan", "Find and fix source whose positions a lower dtype can round."),
     "rule": ("safe_rope.cli.rule", "Explain a rule of scan."),
+    "run": ("safe_rope.cli.run", "Guard an unmodified training script in every process."),
 }
 
 

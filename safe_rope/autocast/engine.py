@@ -1,0 +1,174 @@
+"""``initialize``: deepspeed.initialize with its torch_autocast section checked, corrected and kept apart."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope.autocast import buckets, hooks, loss_scale, outside, preflight, safe_set
+from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config
+
+logger = logging.getLogger(__name__)
+
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+
+
+def initialize(
+    args: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Any = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+    *,
+    example_inputs: Any = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Build a DeepSpeed engine, with torch.autocast made right where the config asks for it.
+
+    Takes what ``deepspeed.initialize`` takes and returns what it returns. With the section
+    ``torch_autocast`` the parameters stay FP32, the forward runs under torch.autocast, and parameters of
+    which autocast uses nothing but a cast are gathered and reduced in its dtype. Without the section the
+    engine is DeepSpeed's, but for a forward under somebody else's torch.autocast, which raises.
+
+    Args:
+        args: as for ``deepspeed.initialize``, like all that have no other description.
+        model: the module to train, its trained parameters in FP32.
+        optimizer: an optimizer of the model's parameters, or what makes one.
+        model_parameters: parameters, or groups of them.
+        training_data: a dataset; its first sample also serves to find the safe parameters.
+        lr_scheduler: a learning rate scheduler, or what makes one.
+        distributed_port: the port of rank 0.
+        mpu: a model parallelism unit.
+        dist_init_required: whether to initialise torch.distributed; None where it is not yet.
+        collate_fn: makes a batch of samples.
+        config: a dict, the path of a JSON file, or base64.
+        mesh_param: sizes of a device mesh.
+        config_params: the old name of ``config``.
+        example_inputs: what the model's forward takes (a mapping of keyword arguments, a tuple of
+            positional ones, or the only argument), to find the safe parameters with. Without it the first
+            batch of ``training_data`` serves, else the model's ``dummy_inputs``.
+
+    Returns:
+        engine, optimizer, training dataloader, learning rate scheduler.
+
+    Raises:
+        ConfigError: the config contradicts itself, or asks for what the installed DeepSpeed does wrong.
+        MissingDependencyError: DeepSpeed is not installed.
+
+    """
+    ds = hooks.deepspeed()
+    arguments = {
+        "args": args,
+        "model": model,
+        "optimizer": optimizer,
+        "model_parameters": model_parameters,
+        "training_data": training_data,
+        "lr_scheduler": lr_scheduler,
+        "distributed_port": distributed_port,
+        "mpu": mpu,
+        "dist_init_required": dist_init_required,
+        "collate_fn": collate_fn,
+        "config": config,
+        "config_params": config_params,
+    }
+    if mesh_param is not None or "mesh_param" in inspect.signature(ds.initialize).parameters:
+        arguments["mesh_param"] = mesh_param
+    given = find_config(args, config, config_params)
+    settings = None if given is None else preflight.check_config(read_config(given))
+    if model is None or settings is None:
+        return _plain(ds, arguments)
+    preflight.check_model(model)
+    names, report = safe_set.choose(model, settings, example_inputs, training_data, collate_fn)
+    return _with_autocast(ds, arguments, read_config(given), settings, names, report)
+
+
+def _plain(ds: Any, arguments: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+    if isinstance(arguments["model"], nn.Module):
+        hooks.unmark(arguments["model"])
+    with hooks.own_globals():
+        built = ds.initialize(**arguments)
+    engine = built[0]
+    if hasattr(engine.optimizer, "get_param_comm_dtype"):
+        communication = engine.optimizer.communication_data_type
+        engine.optimizer.get_param_comm_dtype = lambda parameter: communication
+    outside.refuse_autocast(engine)
+    return built  # type: ignore[no-any-return]
+
+
+def _with_autocast(
+    ds: Any,
+    arguments: dict[str, Any],
+    config: dict[str, Any],
+    settings: AutocastSettings,
+    names: frozenset[str],
+    report: Any,
+) -> tuple[Any, Any, Any, Any]:
+    model = arguments["model"]
+    safe = safe_set.parameters(model, names)
+    reduced = {id(p) for p in safe} if settings.reduce_dtype == settings.dtype else set()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    dtypes = {settings.dtype if id(p) in reduced else p.dtype for p in trained}
+    arguments |= {"args": _without_config(arguments["args"]), "config_params": None}
+    arguments["config"] = _for_deepspeed(config, buckets.bucket_size(settings, dtypes))
+    hooks.unmark(model)
+    try:
+        if reduced:
+            hooks.mark(safe, settings.dtype)
+        with hooks.own_globals():
+            built = ds.initialize(**arguments)
+    except BaseException:
+        hooks.unmark(model)
+        raise
+    engine = built[0]
+    # ZeRO builds a bucket for each dtype of the marks that it finds; ZeRO 3 reads them at each gather.
+    hooks.mark(safe, settings.dtype)
+    if hasattr(engine.optimizer, "get_param_comm_dtype"):
+        engine.optimizer.get_param_comm_dtype = _reduce_dtypes(reduced, settings)
+    if settings.dtype == torch.float16:
+        loss_scale.install(engine, settings.stage)
+    outside.mention_autocast(engine, settings.dtype)
+    engine.safety_report = report
+    logger.info("%d of %d parameters are communicated in %s", len(safe), len(trained), settings.dtype)
+    return built  # type: ignore[no-any-return]
+
+
+def _reduce_dtypes(low: set[int], settings: AutocastSettings) -> Any:
+    """What the optimizer asks for each gradient; its own method reads a flag that all engines share."""
+
+    def get_param_comm_dtype(parameter: nn.Parameter) -> Any:
+        return settings.dtype if id(parameter) in low else parameter.dtype
+
+    return get_param_comm_dtype
+
+
+def _for_deepspeed(config: dict[str, Any], reduce_bucket_size: int) -> dict[str, Any]:
+    """The config with no classes to mark, since the parameters are, and with the bucket that fits."""
+    config = {**config, SECTION: {**config[SECTION], "lower_precision_safe_modules": []}}
+    if "zero_optimization" in config:
+        config["zero_optimization"] = {
+            **config["zero_optimization"],
+            "reduce_bucket_size": reduce_bucket_size,
+        }
+    return config
+
+
+def _without_config(args: Any) -> Any:
+    if args is None:
+        return None
+    args = copy.copy(args)
+    for name in ("deepspeed_config", "deepscale_config"):
+        if getattr(args, name, None) is not None:
+            setattr(args, name, None)
+    return args

@@ -1,0 +1,163 @@
+"""The one place for what is private in DeepSpeed's autocast, found by capability.
+
+Releases 0.17.2 to 0.19.8 differ in names, not in structure: a parameter that carries an attribute is gathered
+and reduced in the dtype it holds, and a module-global flag says whether any engine has autocast on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope.errors import IncompatibleVersionError, MissingDependencyError
+
+_MARKS = ("comm_dtype", "autocast_dtype")  # from 0.17.6 on, and before
+_GLOBALS = ("TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
+
+
+def deepspeed() -> Any:
+    """The installed DeepSpeed.
+
+    Raises:
+        MissingDependencyError: none is installed.
+
+    """
+    try:
+        return importlib.import_module("deepspeed")
+    except ModuleNotFoundError as error:
+        if error.name != "deepspeed":
+            raise
+        raise MissingDependencyError(
+            "safe_rope.initialize needs deepspeed, which is not installed; install the training extra: "
+            'pip install "safe-rope[train]"'
+        ) from error
+
+
+def release() -> str:
+    """The version of the installed DeepSpeed."""
+    return str(deepspeed().__version__)
+
+
+def device_type() -> str:
+    """The kind of device that engines run on, as torch.autocast names it."""
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().device_name())
+
+
+def _autocast_module() -> ModuleType | None:
+    deepspeed()
+    try:
+        return importlib.import_module("deepspeed.runtime.torch_autocast")
+    except ModuleNotFoundError:
+        return None
+
+
+def has_autocast() -> bool:
+    """Whether the installed DeepSpeed has the section ``torch_autocast`` at all."""
+    return _autocast_module() is not None
+
+
+def mark_name() -> str | None:
+    """The attribute that a parameter of lower communication dtype carries."""
+    module = _autocast_module()
+    named = getattr(module, "PARAM_COMM_DTYPE_ATTR_NAME", None)
+    if named is None and hasattr(module, "has_autocast_dtype"):
+        return "autocast_dtype"
+    return named
+
+
+def missing() -> list[str]:
+    """The hook points that the installed DeepSpeed lacks, empty for every supported release."""
+    module = _autocast_module()
+    lacking = [name for name in _GLOBALS if not hasattr(module, name)]
+    if mark_name() is None:
+        lacking.append("PARAM_COMM_DTYPE_ATTR_NAME")
+    return lacking
+
+
+def require_mark_name() -> str:
+    """Return ``mark_name()``.
+
+    Raises:
+        IncompatibleVersionError: the installed DeepSpeed has none.
+
+    """
+    name = mark_name()
+    if name is None:
+        raise IncompatibleVersionError(f"DeepSpeed {release()} marks no parameter for autocast")
+    return name
+
+
+def mark(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Let DeepSpeed gather (ZeRO 3) and reduce these parameters in ``dtype``."""
+    name = require_mark_name()
+    for parameter in parameters:
+        setattr(parameter, name, dtype)
+
+
+def unmark(model: nn.Module) -> None:
+    """Take off the marks that another engine left on the parameters of ``model``."""
+    for parameter in model.parameters():
+        for name in _MARKS:
+            if name in vars(parameter):
+                delattr(parameter, name)
+
+
+@contextlib.contextmanager
+def own_globals() -> Iterator[None]:
+    """Hide the autocast state of other engines, and leave none behind."""
+    module = _autocast_module()
+    if module is None:
+        yield
+        return
+    before = {name: getattr(module, name) for name in _GLOBALS if hasattr(module, name)}
+    for name in before:
+        setattr(module, name, False if isinstance(before[name], bool) else None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+@functools.cache
+def known_config_keys() -> frozenset[str]:
+    """Every word that DeepSpeed uses as a key of its config."""
+    known = {"zero_optimization", "fp16", "bf16", "amp", "gradient_clipping", "activation_checkpointing"}
+    for name in ("deepspeed.runtime.constants", "deepspeed.runtime.config", "deepspeed.runtime.zero.config"):
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, str) and value.isidentifier() and value.islower():
+                known.add(value)
+    return frozenset(known)
+
+
+def data_parallel_size(config: Mapping[str, Any]) -> int:
+    """How many ranks share a batch; 1 where no process group says otherwise yet."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        world = torch.distributed.get_world_size()
+    else:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+    return max(1, world // int(config.get("sequence_parallel_size", 1)))
+
+
+def scales_without_zero() -> bool:
+    """Whether engines at ZeRO 0 have a loss scale for autocast in float16."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    return "torch_autocast_z0_gradscaler" in DeepSpeedEngine.__init__.__code__.co_names
+
+
+def is_pipeline(model: nn.Module) -> bool:
+    """Whether ``model`` is one of DeepSpeed's pipelines."""
+    from deepspeed.runtime.pipe.module import PipelineModule
+
+    return isinstance(model, PipelineModule)

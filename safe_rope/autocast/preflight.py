@@ -1,0 +1,312 @@
+"""Everything that can be wrong with a config or a model, found before DeepSpeed builds anything.
+
+DeepSpeed accepts most of what is refused here and trains on, in another precision than was asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from safe_rope.autocast import hooks, releases
+from safe_rope.autocast.settings import (
+    COMMUNICATION_DTYPES,
+    DTYPES,
+    REDUCE_BUCKET_SIZE,
+    SECTION,
+    AutocastSettings,
+    is_enabled,
+)
+from safe_rope.errors import ConfigError, IncompatibleVersionError
+
+KEYS = ("enabled", "dtype", "lower_precision_safe_modules")
+QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+EXCLUSIVE = ("fp16", "bf16", "bfloat16", "amp")
+ALIKE = 0.8  # the ratio of difflib above which an unknown key counts as a misspelled one
+
+
+def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
+    """Check what a DeepSpeed config says about autocast against the installed DeepSpeed.
+
+    Returns:
+        the settings; None where the section ``torch_autocast`` is absent or disabled.
+
+    Raises:
+        ConfigError: the config contradicts itself, has a misspelled key, or asks for what the installed
+            DeepSpeed does wrong; the message says what to change.
+
+    """
+    _check_section_name(config)
+    section = config.get(SECTION)
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f'{SECTION} must be an object such as {{"enabled": true, "dtype": "bfloat16"}}, got {section!r}'
+        )
+    _check_keys(section, KEYS, SECTION)
+    if not isinstance(section.get("enabled", False), bool):
+        raise ConfigError(f"{SECTION}.enabled must be true or false, got {section['enabled']!r}")
+    if not section.get("enabled", False):
+        return None
+    _check_top_level(config)
+    zero = _zero_section(config)
+    stage = _stage(zero)
+    accumulation = _accumulation_steps(config)
+    dtype = _dtype(section)
+    _check_exclusive(config)
+    _check_quantised(zero)
+    _check_release(stage, accumulation, dtype, zero)
+    return AutocastSettings(
+        dtype=dtype,
+        safe_modules=_safe_modules(section),
+        stage=stage,
+        accumulation_steps=accumulation,
+        reduce_dtype=_reduce_dtype(config, dtype),
+        reduce_bucket_size=_bucket_size(zero),
+    )
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that autocast can train ``model``: parameters that get gradients are FP32, none is quantised.
+
+    Raises:
+        ConfigError: naming the first parameters that are not.
+
+    """
+    if hooks.is_pipeline(model):
+        raise ConfigError(
+            f"{SECTION} is enabled and the model is a PipelineModule, whose engine does not enter autocast "
+            f"as others do; remove the section {SECTION}, or train without pipeline parallelism"
+        )
+    if getattr(model, "is_quantized", False):
+        raise ConfigError(
+            f"{SECTION} is enabled and the model's weights are quantised, which autocast cannot train; load "
+            "the model without quantisation"
+        )
+    wrong = [
+        f"{name} ({parameter.dtype})"
+        for name, parameter in model.named_parameters()
+        if (parameter.requires_grad and parameter.dtype != torch.float32) or not _is_plain(parameter)
+    ]
+    if wrong:
+        shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise ConfigError(
+            f"{SECTION} is enabled: trained parameters must be torch.float32, autocast casts them where "
+            f"that is safe; got {shown}. Load the model with dtype=torch.float32, or call model.float()"
+        )
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()
+
+
+def import_classes(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
+    """Import the module classes of an explicit list.
+
+    Raises:
+        ConfigError: a name cannot be imported, or is no module class.
+
+    """
+    return tuple(_import_class(name) for name in names)
+
+
+def _import_class(name: str) -> type[nn.Module]:
+    where = f"{SECTION}.lower_precision_safe_modules"
+    package, _, cls = name.rpartition(".")
+    try:
+        module = importlib.import_module(package) if package else None
+    except ImportError as error:
+        raise ConfigError(f"{where} names {name!r}, which cannot be imported: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: {name!r} is no qualified class name such as torch.nn.Linear") from error
+    if module is None:
+        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
+    found = getattr(module, cls, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"{where}: {package} has no module class {cls!r}{_nearest(cls, classes)}")
+    return found
+
+
+# ---- one check each ------------------------------------------------------------------------------------
+
+
+def _check_section_name(config: Mapping[str, Any]) -> None:
+    for key in config:
+        if key != SECTION and isinstance(key, str) and _is_like(key, SECTION):
+            raise ConfigError(f"the DeepSpeed config has an unknown key {key!r}; did you mean {SECTION!r}?")
+
+
+def _is_like(key: str, known: str) -> bool:
+    return difflib.SequenceMatcher(None, key.lower(), known).ratio() >= ALIKE
+
+
+def _check_top_level(config: Mapping[str, Any]) -> None:
+    """A key of one's own is allowed; one that is nearly DeepSpeed's is not, since DeepSpeed ignores both."""
+    known = hooks.known_config_keys()
+    for key in config:
+        if isinstance(key, str) and key not in known:
+            near = difflib.get_close_matches(key.lower(), known, 1, 0.86)
+            if near:
+                raise ConfigError(
+                    f"the DeepSpeed config has an unknown key {key!r}, which DeepSpeed ignores; did you mean "
+                    f"{near[0]!r}?"
+                )
+
+
+def _check_keys(section: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key in section:
+        if key not in known:
+            raise ConfigError(f"{where} has an unknown key {key!r}{_nearest(str(key), known)}")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(word, known, 1, 0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are {', '.join(known)}" if len(known) <= 8 else ""
+
+
+def _dtype(section: Mapping[str, Any]) -> torch.dtype:
+    expected = 'expected "bfloat16" or "float16"'
+    if "dtype" not in section:
+        raise ConfigError(f'{SECTION}.dtype is missing: {expected}; add "dtype": "bfloat16"')
+    value = section["dtype"]
+    try:
+        return DTYPES[value.lower() if isinstance(value, str) else value]
+    except (KeyError, TypeError):
+        names = [name for name in DTYPES if isinstance(name, str)]
+        near = _nearest(value, names) if isinstance(value, str) else ""
+        raise ConfigError(f"{SECTION}.dtype: {expected}, got {value!r}{near}") from None
+
+
+def _safe_modules(section: Mapping[str, Any]) -> Literal["auto"] | tuple[str, ...]:
+    value = section.get("lower_precision_safe_modules", "auto")
+    if value is None or value == "auto":
+        return "auto"
+    where = f"{SECTION}.lower_precision_safe_modules"
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise ConfigError(f'{where} must be "auto" or a list of class names, got {value!r}')
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigError(f"{where} must hold class names such as 'torch.nn.Linear', got {name!r}")
+    import_classes(value)
+    return tuple(value)
+
+
+def _zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, Mapping):
+        raise ConfigError(f'zero_optimization must be an object such as {{"stage": 2}}, got {zero!r}')
+    return zero
+
+
+def _stage(zero: Mapping[str, Any]) -> int:
+    stage = zero.get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ConfigError(f"zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
+    return int(stage)
+
+
+def _whole(value: Any, where: str) -> int:
+    if value == "auto":
+        raise ConfigError(f'{where} is still "auto", which only the HF Trainer fills in; give a number')
+    # JSON writes large sizes as 5e8, which is a float.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+        raise ConfigError(f"{where} must be a whole number above 0, got {value!r}")
+    return int(value)
+
+
+def _accumulation_steps(config: Mapping[str, Any]) -> int:
+    """The steps that the config names, or that follow from its batch sizes once the world is known."""
+    if "gradient_accumulation_steps" in config:
+        return _whole(config["gradient_accumulation_steps"], "gradient_accumulation_steps")
+    whole, part = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
+    if whole is None or part is None:
+        return 1
+    return max(
+        1,
+        _whole(whole, "train_batch_size")
+        // (_whole(part, "train_micro_batch_size_per_gpu") * hooks.data_parallel_size(config)),
+    )
+
+
+def _bucket_size(zero: Mapping[str, Any]) -> int:
+    return _whole(zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE), "zero_optimization.reduce_bucket_size")
+
+
+def _check_exclusive(config: Mapping[str, Any]) -> None:
+    for name in EXCLUSIVE:
+        if is_enabled(config, name):
+            raise ConfigError(
+                f"the sections {SECTION} and {name} are both enabled: {SECTION} keeps parameters FP32, casts "
+                f"where it is safe, {name} turns them all low; remove {name}, or disable {SECTION}"
+            )
+
+
+def _check_quantised(zero: Mapping[str, Any]) -> None:
+    for name in QUANTISED:
+        if zero.get(name):
+            raise ConfigError(
+                f"zero_optimization.{name} cannot be combined with {SECTION}: it would ignore "
+                f"which parameters are safe; remove {name}"
+            )
+
+
+def _reduce_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
+    value = config.get("communication_data_type")
+    if value is None:
+        return dtype
+    asked = COMMUNICATION_DTYPES.get(str(value).lower())
+    if asked is None:
+        known = ", ".join(COMMUNICATION_DTYPES)
+        raise ConfigError(f"communication_data_type must be one of {known}, got {value!r}")
+    if asked not in (torch.float32, dtype):
+        raise ConfigError(
+            f"communication_data_type {value!r} is neither fp32 nor {SECTION}.dtype ({dtype}); remove it to "
+            "reduce safe parameters in the autocast dtype, or set it to fp32"
+        )
+    return asked
+
+
+def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapping[str, Any]) -> None:
+    release = hooks.release()
+    if not hooks.has_autocast():
+        raise ConfigError(
+            f"{SECTION} needs DeepSpeed {releases.FIRST_RELEASE} or newer, {release} is installed and would "
+            f"train in FP32; upgrade DeepSpeed, or use the bf16 section instead"
+        )
+    for fault in releases.faults(release, stage, accumulation):
+        raise ConfigError(
+            f"DeepSpeed {release} with {SECTION}, ZeRO {stage} and {accumulation} accumulation steps "
+            f"{fault.what}: {fault.remedy}"
+        )
+    if dtype == torch.float16:
+        _check_float16(release, stage, zero)
+    missing = hooks.missing()
+    if missing:
+        raise IncompatibleVersionError(
+            f"DeepSpeed {release} has none of the hook points {', '.join(missing)} that {SECTION} needs; "
+            f"releases {releases.FIRST_RELEASE} to {releases.NEWEST_TESTED} do"
+        )
+
+
+def _check_float16(release: str, stage: int, zero: Mapping[str, Any]) -> None:
+    if stage == 0 and not hooks.scales_without_zero():
+        raise ConfigError(
+            f"DeepSpeed {release} has no loss scale for float16 at ZeRO 0: use bfloat16, or ZeRO 1, 2 or 3"
+        )
+    for name in ("offload_optimizer", "offload_param"):
+        section = zero.get(name)
+        if isinstance(section, Mapping) and section.get("device", "none") not in (None, "none"):
+            raise ConfigError(
+                f"float16 with zero_optimization.{name} is not supported: overflow is not checked "
+                "on offloaded gradients; use bfloat16, or remove the offload"
+            )

@@ -1,0 +1,80 @@
+"""What is known to be wrong with torch_autocast in which DeepSpeed releases: data, found by measuring.
+
+Every entry was measured on two ranks against DDP with torch.autocast; ``docs/autocast.md`` has the numbers.
+A fault that safe_rope corrects is not listed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_RELEASE = "0.17.2"
+"""The first DeepSpeed that has the section ``torch_autocast``."""
+
+NEWEST_TESTED = "0.19.8"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that some releases do wrong.
+
+    ``stages`` are the ZeRO stages concerned; with ``accumulation`` it happens only where
+    gradient_accumulation_steps is above 1. ``first`` and ``last`` are the releases between which it happens.
+    """
+
+    first: str
+    last: str
+    stages: frozenset[int]
+    what: str
+    remedy: str
+    accumulation: bool = False
+
+    def concerns(self, release: str, stage: int, accumulation_steps: int) -> bool:
+        """Whether the fault happens in ``release`` with these settings."""
+        return (
+            parse(self.first) <= parse(release) <= parse(self.last)
+            and stage in self.stages
+            and (accumulation_steps > 1 or not self.accumulation)
+        )
+
+
+FAULTS = (
+    Fault(
+        first="0.17.2",
+        last="0.17.5",
+        stages=frozenset({1, 2}),
+        what="multiplies every gradient by 65536, a loss scale that is never removed",
+        remedy="use DeepSpeed 0.17.6 or newer, or zero_optimization.stage 3",
+    ),
+    Fault(
+        first="0.17.6",
+        last="0.18.2",
+        stages=frozenset({2}),
+        accumulation=True,
+        what="lets each micro-batch's gradient overwrite the last one's",
+        remedy="use DeepSpeed 0.18.3 or newer, gradient_accumulation_steps 1, or another ZeRO stage",
+    ),
+    Fault(
+        first="0.18.9",
+        last="0.18.9",
+        stages=frozenset({1, 2}),
+        what="fails in the all-gather after the step",
+        remedy="use DeepSpeed 0.19.3 or newer, or zero_optimization.stage 3",
+    ),
+)
+
+
+def parse(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release, without what follows them: ``0.17.6+cpu`` is (0, 17, 6)."""
+    numbers: list[int] = []
+    for part in release.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def faults(release: str, stage: int, accumulation_steps: int) -> list[Fault]:
+    """Return every known fault of ``release`` with these settings."""
+    return [fault for fault in FAULTS if fault.concerns(release, stage, accumulation_steps)]

@@ -1,0 +1,151 @@
+"""`safe-rope run`: start a training script as it is, and guard every Python process that it starts.
+
+The command takes this process's place (exec): signals, stdin, the terminal and the exit status are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import uuid
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from safe_rope.integrations import run_report
+from safe_rope.integrations.options import TABLES, Options
+
+
+class _Failure(click.ClickException):
+    exit_code = 2
+
+
+class _Command(click.Command):
+    """Options, then ``--``, then the command as it is."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        split = args.index("--") if "--" in args else len(args)
+        ctx.meta["safe_rope.command"] = args[split + 1 :] if split < len(args) else None
+        plain = [arg for i, arg in enumerate(args[:split]) if not arg.startswith("-") and not _value(args, i)]
+        if plain:
+            raise _Failure(f"write -- before the command: safe-rope run -- {' '.join(plain)} ...")
+        try:
+            return super().parse_args(ctx, args[:split])
+        except click.UsageError as error:
+            raise _Failure(error.format_message()) from error
+
+
+def _value(args: list[str], index: int) -> bool:
+    return index > 0 and args[index - 1] in ("--tables", "--report")
+
+
+@click.command("run", cls=_Command, options_metavar="[OPTIONS] -- COMMAND...")
+@click.option("--strict", is_flag=True, help="Fail where a position module cannot be protected.")
+@click.option("--tables", type=click.Choice(TABLES), default="exact", show_default=True)
+@click.option("--report", metavar="FILE", help="Rank 0 writes there, as JSON, what was protected.")
+@click.option("--print-env", is_flag=True, help="Print the environment that does the same; run nothing.")
+@click.pass_context
+def command(context: click.Context, strict: bool, tables: str, report: str | None, print_env: bool) -> None:
+    """Guard an unmodified training script, in every process that it starts.
+
+    COMMAND is what you would type without safe-rope: torchrun, deepspeed, accelerate launch, python ...
+    For a Python script `python -m safe_rope [OPTIONS] train.py ...` is the same.
+    Exit status: the command's; 2 where it could not be started.
+    """
+    arguments = context.meta["safe_rope.command"]
+    options = Options(tables=tables, strict=strict, report=os.path.abspath(report) if report else None)
+    if print_env:
+        if arguments:
+            raise _Failure("--print-env runs nothing; leave the command out")
+        for name, value in options.environment(os.environ).items():
+            click.echo(f"{name}={value}")
+        return
+    if not arguments:
+        raise _Failure("give a command after --: safe-rope run -- torchrun --nproc_per_node 2 train.py")
+    _replace_process(options, arguments)
+
+
+def _replace_process(options: Options, arguments: list[str]) -> NoReturn:
+    program = shutil.which(arguments[0])
+    if program is None:
+        found = os.path.exists(arguments[0])
+        raise _Failure(f"{arguments[0]}: {'not executable' if found else 'command not found'}")
+    run = uuid.uuid4().hex
+    environment = {**os.environ, **Options(**{**vars(options), "run": run}).environment(os.environ)}
+    report = _Report(options.report)
+    report.begin(run, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, arguments, environment)
+    except BaseException as error:
+        report.take_back()
+        if isinstance(error, OSError):
+            raise _Failure(f"{arguments[0]}: cannot be run: {error.strerror or error}") from error
+        raise
+
+
+@dataclass
+class _Report:
+    """The report file, and what it held before."""
+
+    path: str | None
+    before: bytes | None = None
+
+    def begin(self, run: str, arguments: list[str]) -> None:
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            self.before = file.read()
+        try:
+            run_report.begin(self.path, run, arguments)
+        except OSError as error:
+            raise _Failure(f"{self.path}: the report cannot be written: {error.strerror or error}") from error
+
+    def take_back(self) -> None:
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError):
+            if self.before is None:
+                os.unlink(self.path)
+            else:
+                with open(self.path, "wb") as file:
+                    file.write(self.before)
+
+
+def python_command(original: list[str], script: list[str]) -> list[str]:
+    """Return the ``safe-rope run`` arguments that ``python -m safe_rope ...`` stands for.
+
+    Args:
+        original: `sys.orig_argv`: the interpreter, its options, ``-m safe_rope``, and ``script``.
+        script: what follows: options of ``run``, then a script or ``-m module``, then its arguments.
+    """
+    options: list[str] = []
+    rest = list(script)
+    while rest and rest[0].startswith("--"):
+        takes_value = rest[0] in ("--tables", "--report")
+        options += rest[: 1 + takes_value]
+        del rest[: 1 + takes_value]
+    if not rest:
+        return ["run", *options]
+    return ["run", *options, "--", sys.executable, *_interpreter_options(original, script), *rest]
+
+
+def _interpreter_options(original: list[str], script: list[str]) -> list[str]:
+    *options, last = original[1 : len(original) - len(script)]
+    last = options.pop() if last == "safe_rope" else last.removesuffix("safe_rope")
+    kept = last.removesuffix("m")  # python -um safe_rope
+    return [*options, kept] if kept != "-" else options
+
+
+def check_interpreter(flags: Any) -> None:
+    """Refuse a Python that will not look at PYTHONPATH.
+
+    Raises:
+        click.ClickException: it was started with -E, -I or -S.
+    """
+    if flags.ignore_environment or flags.no_site:
+        raise _Failure("Python's options -E, -I and -S keep safe-rope from starting; leave them out")

@@ -1,0 +1,59 @@
+"""Open the guard by itself, in a process whose environment asks for it, once that process imports torch.
+
+A process that never does (a shell, a launcher that only starts others) pays for the import of this file and
+no more: torch is waited for, not imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from safe_rope.integrations import options
+
+_armed = False
+_lock = threading.Lock()
+
+
+def arm() -> None:
+    """Guard this process from its import of torch on, if SAFE_ROPE asks for it. Twice is as good as once."""
+    global _armed
+    with _lock:
+        if _armed or not options.is_on(os.environ):
+            return
+        _armed = True
+    if "torch" in sys.modules:
+        _wait_for_torch()
+    else:
+        sys.meta_path.insert(0, _FirstLook())
+
+
+class _FirstLook:
+    """Sees somebody look for torch. Only then is wrapt worth its import, which takes longer than this one."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        _wait_for_torch()
+        return importlib.util.find_spec(name)
+
+
+def _wait_for_torch() -> None:
+    import wrapt
+
+    wrapt.register_post_import_hook(_on_torch, "torch")
+
+
+def _on_torch(module: ModuleType) -> None:
+    # An error here fails the import of torch: better than a run that is not guarded.
+    from safe_rope.integrations.process_guard import ProcessGuard
+
+    ProcessGuard(options.read(os.environ)).start()

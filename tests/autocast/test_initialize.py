@@ -1,0 +1,184 @@
+"""safe_rope.initialize on one rank: deepspeed.initialize's arguments and results, and autocast around it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+from safe_rope.autocast import hooks
+from safe_rope.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+class Regression(nn.Module):
+    """Two linear layers; the forward returns the loss and says under which autocast it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+        self.seen: torch.dtype | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layers(x)
+        self.seen = out.dtype
+        return out.float().square().mean()
+
+
+def config(stage: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, "allgather_bucket_size": 1000},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        **changes,
+    }
+
+
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+BATCH = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
+
+
+def step(engine: Any) -> float:
+    loss = engine(BATCH)
+    engine.backward(loss)
+    engine.step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_without_the_section_the_engine_is_deepspeeds(stage: int) -> None:
+    import deepspeed
+
+    losses = []
+    for initialize in (safe_rope.initialize, deepspeed.initialize):
+        engine, optimizer, loader, scheduler = initialize(model=Regression(), config=config(stage))
+        assert optimizer is engine.optimizer
+        assert loader is None
+        assert scheduler is None
+        losses.append([step(engine), step(engine)])
+        assert engine.module.seen == torch.float32
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_autocast_around_an_engine_without_it_raises(stage: int) -> None:
+    engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage))
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ConfigError, match="enabled for cpu around"),
+    ):
+        engine(BATCH)
+    assert engine.module.seen is None
+    step(engine)
+    assert engine.module.seen == torch.float32
+
+
+def test_the_config_may_come_in_args_and_data_gets_a_loader(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config()), encoding="utf-8")
+    args = argparse.Namespace(local_rank=0, deepspeed_config=str(path))
+    engine, _, loader, _ = safe_rope.initialize(args=args, model=Regression(), training_data=list(BATCH))
+    assert len(next(iter(loader))) == 2
+    assert engine.train_micro_batch_size_per_gpu() == 2
+
+
+@pytest.fixture
+def autocast_engine(has_autocast: bool) -> None:
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+
+
+@pytest.mark.usefixtures("autocast_engine")
+@pytest.mark.parametrize("form", ["dict", "args"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_with_the_section_the_forward_runs_under_autocast(form: str, stage: int, tmp_path: Path) -> None:
+    given = config(stage, **AUTOCAST)
+    kept = json.dumps(given)
+    path = tmp_path / "ds.json"
+    path.write_text(kept, encoding="utf-8")
+    args = argparse.Namespace(local_rank=0, deepspeed_config=str(path))
+    arguments: dict[str, Any] = {"config": given} if form == "dict" else {"args": args}
+    engine, *_ = safe_rope.initialize(model=Regression(), example_inputs=BATCH, **arguments)
+    losses = [step(engine) for _ in range(3)]
+    assert losses[2] < losses[0]
+    assert engine.module.seen == torch.bfloat16
+    assert all(p.dtype == torch.float32 for p in engine.module.parameters())
+    assert json.dumps(given) == kept
+    assert args.deepspeed_config == str(path)
+
+
+@pytest.mark.usefixtures("autocast_engine")
+def test_autocast_around_an_engine_that_has_it_is_replaced_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, *_ = safe_rope.initialize(model=Regression(), example_inputs=BATCH, config=config(2, **AUTOCAST))
+    with caplog.at_level(logging.INFO, "safe_rope"):
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.float16):
+                step(engine)
+    assert engine.module.seen == torch.bfloat16
+    said = [record for record in caplog.records if "around the engine" in record.message]
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("autocast_engine")
+def test_engines_with_different_settings_do_not_see_each_other() -> None:
+    from deepspeed.runtime import torch_autocast
+
+    before = torch_autocast.TORCH_AUTOCAST_INITIALIZED, torch_autocast.TORCH_AUTOCAST_DTYPE
+    alone = [step(safe_rope.initialize(model=Regression(), config=config(2))[0]) for _ in range(1)]
+    model = Regression()
+    sections: list[dict[str, Any]] = [
+        {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+        AUTOCAST,
+        {},
+    ]
+    engines = [
+        safe_rope.initialize(model=m, example_inputs=BATCH, config=config(2, **changes))[0]
+        for m, changes in zip((Regression(), Regression(), model), sections, strict=True)
+    ]
+    after = torch_autocast.TORCH_AUTOCAST_INITIALIZED, torch_autocast.TORCH_AUTOCAST_DTYPE
+    assert after == before
+    for _ in range(2):  # interleaved
+        for engine, dtype in zip(engines, (torch.float16, torch.bfloat16, torch.float32), strict=True):
+            with contextlib.suppress(StopIteration):
+                loss = step(engine)
+            assert engine.module.seen == dtype
+            assert engine.get_global_grad_norm() < 10
+            assert loss < 1
+    first = safe_rope.initialize(model=Regression(), config=config(2))[0]
+    assert [step(first)] == alone
+
+
+@pytest.mark.usefixtures("autocast_engine")
+def test_a_model_that_had_autocast_can_go_without_it() -> None:
+    model = Regression()
+    safe_rope.initialize(model=model, example_inputs=BATCH, config=config(3, **AUTOCAST))
+    name = hooks.require_mark_name()
+    assert any(hasattr(p, name) for p in model.parameters())
+    again = Regression()
+    again.load_state_dict(Regression().state_dict())
+    hooks.mark(again.parameters(), torch.bfloat16)
+    engine, *_ = safe_rope.initialize(model=again, config=config(2))
+    assert not any(hasattr(p, name) for p in again.parameters())
+    step(engine)
+
+
+def test_a_refusal_leaves_the_model_as_it_was(has_autocast: bool) -> None:
+    model = Regression()
+    before = {name: dict(vars(p)) for name, p in model.named_parameters()}
+    with pytest.raises(ConfigError):
+        safe_rope.initialize(model=model, config=config(2, torch_autocast={"enabled": True, "dtype": "int8"}))
+    assert {name: dict(vars(p)) for name, p in model.named_parameters()} == before

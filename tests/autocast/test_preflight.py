@@ -1,0 +1,185 @@
+"""What is refused before anything is built, and what the refusal says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+from safe_rope.autocast import hooks, preflight, releases, settings
+from safe_rope.errors import ConfigError
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+        "zero_optimization": {"stage": 2},
+        **changes,
+    }
+
+
+def section(**changes: Any) -> dict[str, Any]:
+    return config(torch_autocast={"enabled": True, "dtype": "bfloat16", **changes})
+
+
+@pytest.fixture
+def check(has_autocast: bool) -> Callable[[dict[str, Any]], Any]:
+    """check_config, on a DeepSpeed that has the feature."""
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+    return preflight.check_config
+
+
+REFUSED = {
+    "misspelled section": (config(torch_autocats={}), "did you mean 'torch_autocast'"),
+    "misspelled key": (section(lower_precision_safe_module=[]), "'lower_precision_safe_modules'"),
+    "unknown key": (section(level="O2"), "known are enabled, dtype, lower_precision_safe_modules"),
+    "key beside": (config(gradient_acumulation_steps=2), "did you mean 'gradient_accumulation_steps'"),
+    "section is a flag": (config(torch_autocast=True), "must be an object"),
+    "enabled is a word": (section(enabled="yes"), "must be true or false, got 'yes'"),
+    "no dtype": (config(torch_autocast={"enabled": True}), "dtype is missing"),
+    "misspelled dtype": (section(dtype="bflaot16"), "did you mean 'bfloat16'"),
+    "FP32": (section(dtype="float32"), "got 'float32'"),
+    "fp16 beside": (config(fp16={"enabled": True}), "torch_autocast and fp16 are both enabled"),
+    "bf16 beside": (config(bf16={"enabled": True}), "torch_autocast and bf16 are both enabled"),
+    "unknown class": (section(lower_precision_safe_modules=["torch.nn.Liner"]), "did you mean 'Linear'"),
+    "no package": (section(lower_precision_safe_modules=["Linear"]), "torch.nn.Linear"),
+    "no such package": (section(lower_precision_safe_modules=["torhc.nn.Linear"]), "cannot be imported"),
+    "no module class": (section(lower_precision_safe_modules=["torch.Tensor"]), "no module class 'Tensor'"),
+    "one class": (section(lower_precision_safe_modules="torch.nn.Linear"), "or a list of class names"),
+    "quantised": (
+        config(zero_optimization={"stage": 3, "zero_quantized_weights": True}),
+        "remove zero_quantized_weights",
+    ),
+    "stage": (config(zero_optimization={"stage": 4}), "must be 0, 1, 2 or 3, got 4"),
+    "left to the Trainer": (config(gradient_accumulation_steps="auto"), "only the HF Trainer"),
+    "reduction dtype": (config(communication_data_type="fp64"), "one of fp32, fp16, bf16"),
+    "another low dtype": (config(communication_data_type="fp16"), "neither fp32 nor"),
+    "float16 offloaded": (
+        config(
+            torch_autocast={"enabled": True, "dtype": "float16"},
+            zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        ),
+        "offload_optimizer is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_that_deepspeed_would_silently_misread_is_refused(name: str, check: Any) -> None:
+    wrong, message = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        check(wrong)
+    assert message in str(caught.value)
+
+
+def test_what_is_asked_for_is_read(check: Any) -> None:
+    found = check(
+        config(
+            torch_autocast={"enabled": True, "dtype": "fp16", "lower_precision_safe_modules": "auto"},
+            communication_data_type="fp32",
+            zero_optimization={"stage": 3, "reduce_bucket_size": 5e8},
+            gradient_accumulation_steps=2,
+            my_own_key=1,
+        )
+    )
+    assert found == settings.AutocastSettings(
+        dtype=torch.float16,
+        safe_modules="auto",
+        stage=3,
+        accumulation_steps=2,
+        reduce_dtype=torch.float32,
+        reduce_bucket_size=500_000_000,
+    )
+
+
+@pytest.mark.parametrize("off", [{}, {"torch_autocast": {"enabled": False}}, {"torch_autocast": {}}])
+def test_a_config_without_autocast_is_not_touched(off: dict[str, Any]) -> None:
+    assert preflight.check_config({"bf16": {"enabled": True}, **off}) is None
+
+
+def test_a_deepspeed_without_the_feature_refuses_the_section(has_autocast: bool) -> None:
+    if has_autocast:
+        pytest.skip("this DeepSpeed has torch_autocast")
+    with pytest.raises(ConfigError, match=r"needs DeepSpeed 0.17.2 or newer, .* is installed"):
+        preflight.check_config(config())
+    with pytest.raises(ConfigError, match="upgrade DeepSpeed"):
+        safe_rope.initialize(model=nn.Linear(2, 2), config=config())
+
+
+@pytest.mark.parametrize(
+    ("release", "stage", "accumulation", "wrong"),
+    [
+        ("0.17.2", 1, 1, True),
+        ("0.17.5", 2, 1, True),
+        ("0.17.5", 3, 4, False),
+        ("0.17.6", 2, 1, False),
+        ("0.17.6", 2, 2, True),
+        ("0.18.2", 2, 2, True),
+        ("0.17.6", 1, 2, False),
+        ("0.18.9", 2, 1, True),
+        ("0.18.9", 3, 1, False),
+        ("0.18.10", 2, 1, False),
+        ("0.19.8+cpu", 2, 2, False),
+    ],
+)
+def test_releases_that_are_known_wrong(release: str, stage: int, accumulation: int, wrong: bool) -> None:
+    assert bool(releases.faults(release, stage, accumulation)) is wrong
+
+
+def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "release", lambda: "0.17.6")
+    assert check(config()) is not None
+    with pytest.raises(ConfigError, match=r"overwrite the last one's: use DeepSpeed 0.18.3 or newer"):
+        check(config(gradient_accumulation_steps=2))
+
+
+@pytest.mark.parametrize("form", ["dict", "path", "Path", "hjson", "base64"])
+def test_every_form_of_a_config_is_read(form: str, tmp_path: Path) -> None:
+    text = json.dumps(config())
+    path = tmp_path / "ds.json"
+    path.write_text(text if form != "hjson" else "# a comment\n" + text, encoding="utf-8")
+    given: Any = {
+        "dict": config(),
+        "path": str(path),
+        "Path": path,
+        "hjson": str(path),
+        "base64": base64.urlsafe_b64encode(text.encode()).decode(),
+    }[form]
+    assert settings.read_config(given) == config()
+
+
+def test_a_config_is_found_where_deepspeed_looks() -> None:
+    args = types.SimpleNamespace(deepspeed_config="ds.json", local_rank=0)
+    assert settings.find_config(args, None, None) == "ds.json"
+    assert settings.find_config(None, None, {"a": 1}) == {"a": 1}
+    assert settings.find_config(None, None, None) is None
+
+
+def test_unreadable_configs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the path of a file that exists"):
+        settings.read_config("nowhere.json")
+    twice = tmp_path / "twice.json"
+    twice.write_text('{"bf16": {}, "bf16": {}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="names bf16 twice"):
+        settings.read_config(twice)
+
+
+def test_models_that_autocast_cannot_train_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16))
+    with pytest.raises(ConfigError, match=r"1.weight \(torch.bfloat16\), 1.bias"):
+        preflight.check_model(model)
+    model[1].requires_grad_(False)  # a frozen base below trained adapters
+    preflight.check_model(model)
+    model.is_quantized = True  # as transformers marks it
+    with pytest.raises(ConfigError, match="without quantisation"):
+        preflight.check_model(model)

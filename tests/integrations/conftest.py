@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from running import DS_CONFIG, HERE
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The environment of a run: this interpreter's programs and sys.path, nothing of safe_rope's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SAFE_ROPE")}
+    return kept | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)]),
+        "OMP_NUM_THREADS": "1",
+        "LOCAL_SIZE": "2",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.fixture
+def ds_config(tmp_path: Path) -> Path:
+    """A ZeRO-3 bf16 config as people have them."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(DS_CONFIG), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with head_dim 128 and 4,096 positions, written by transformers."""
+    import families
+
+    folder = tmp_path_factory.mktemp("llama")
+    families.build("llama", seed=1, layers=2).save_pretrained(folder)
+    return folder

@@ -1,0 +1,173 @@
+"""audit() says what is damaged, by how much, and why."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from audited import has_caches, of
+from rotary_models import FAMILIES, LENGTH, build, first_rotary, rope_types, rotary_modules
+
+import safe_rope
+from safe_rope.recognition import read_spec
+from safe_rope.registry import find
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [(torch.bfloat16, 0.5, 6.0), (torch.float16, 0.2, 1.5)], ids=str
+)
+def test_a_cast_model_is_damaged(family: str, dtype: torch.dtype, least: float, most: float) -> None:
+    model = build(family).to(dtype)
+    report = safe_rope.audit(model)
+    name = str(dtype).removeprefix("torch.")
+    assert not report.ok
+    assert {m.verdict for m in report.modules} == {"damaged"}
+    found = of(report, "inv_freq")
+    assert len(found) == len(report.modules)
+    assert f"inv_freq is {name} (module cast)" in found[0].source
+    assert found[0].dtype == name
+    assert least < found[0].phase_error_rad < most
+    rotary = first_rotary(model)
+    true = read_spec(rotary, find(rotary)).inv_freq().double()
+    off = (true - true.to(dtype).double()).abs().max() * (LENGTH - 1)
+    assert found[0].phase_error_rad == pytest.approx(float(off))
+    assert {f.where for f in found} == {"module cast"}
+    forward = of(report, "forward")
+    assert len(forward) == len(report.modules)
+    assert forward[0].first_bad_position in (255, 256, 257, 2047, 2048, 8192)
+    if has_caches(model):
+        cache = of(report, "cos_cached, sin_cached")
+        assert f"are {name} (cast)" in cache[0].source
+        assert 1e-4 < cache[0].phase_error_rad < 1e-2
+    else:
+        longest = float(off) / (LENGTH - 1) * 2 * LENGTH
+        assert forward[0].phase_error_rad == pytest.approx(longest)
+        assert forward[0].where == "module cast"
+        row = report.modules[0].rows[-1]
+        assert row.phase_error_rad == pytest.approx(longest, rel=1e-3), "whole turns are counted"
+
+
+@pytest.mark.parametrize("rope_type", rope_types())
+def test_a_cast_is_found_for_every_rope_type(rope_type: str) -> None:
+    report = safe_rope.audit(build(rope_type=rope_type).bfloat16())
+    assert not report.ok
+    assert "bfloat16 (module cast)" in of(report, "inv_freq")[0].source
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
+def test_rounded_values_in_an_fp32_tensor_are_recognised(low: torch.dtype) -> None:
+    model = build().to(low).float()
+    report = safe_rope.audit(model)
+    name = str(low).removeprefix("torch.")
+    assert f"holds {name}-rounded values in a float32 tensor" in of(report, "inv_freq")[0].source
+    assert of(report, "inv_freq")[0].dtype == "float32"
+    if has_caches(model):
+        assert f"hold {name}-rounded values in float32" in of(report, "cos_cached, sin_cached")[0].source
+
+
+def test_frequencies_computed_in_bfloat16_are_recognised() -> None:
+    model = build()
+    exponents = torch.arange(0, 128, 2).to(torch.bfloat16) / 128
+    for rotary in rotary_modules(model).values():
+        rotary.inv_freq = (1.0 / (10000.0**exponents)).float()
+    found = of(safe_rope.audit(model), "inv_freq")
+    assert {f.where for f in found} == {"constructor"}
+    (source, *_) = {f.source for f in found}
+    assert "was computed in bfloat16 and widened to float32" in source
+
+
+@pytest.mark.parametrize("garbage", [0.0, math.nan, 3e30, -1.0])
+def test_uninitialised_tables_are_damaged(garbage: float) -> None:
+    with torch.device("meta"):
+        model = build()
+    report = safe_rope.audit(model)
+    assert not report.ok
+    assert {m.verdict for m in report.modules} == {"unknown"}
+    assert "meta device" in of(report, "inv_freq", "unknown")[0].source
+    report.raise_if_damaged()
+
+    model.to_empty(device="cpu")
+    # What to_empty leaves is what the memory held before; it could even be right.
+    for rotary in rotary_modules(model).values():
+        for buffer in rotary.buffers():
+            buffer.fill_(garbage)
+    report = safe_rope.audit(model)
+    assert {m.verdict for m in report.modules} == {"damaged"}
+    assert "uninitialised" in of(report, "inv_freq")[0].source
+    assert "uninitialised" in of(report, "forward")[0].source
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_a_guarded_model_survives_to_empty() -> None:
+    with safe_rope.guard(), torch.device("meta"):
+        model = build()
+    model.to_empty(device="cpu")
+    report = safe_rope.audit(model)
+    assert report.ok, str(report)
+
+
+def test_tables_that_are_built_anew_from_a_damaged_inv_freq_are_told_apart() -> None:
+    model = build()
+    if not has_caches(model):
+        pytest.skip("this release keeps no cached tables that a longer sequence could outgrow")
+    for rotary in rotary_modules(model).values():
+        rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+    report = safe_rope.audit(model)
+    assert not of(report, "cos_cached, sin_cached")
+    (forward, *_) = of(report, "forward")
+    assert forward.where == "cache rebuild"
+    assert forward.first_damaged_position == 2 * LENGTH
+    assert forward.phase_error_rad > 5, "whole turns are counted"
+
+
+def test_writes_into_the_tables_are_found() -> None:
+    model = build()
+    rotary = first_rotary(model)
+    with torch.no_grad():
+        rotary.inv_freq[3] *= 1.001
+        if has_caches(model):
+            rotary.sin_cached[1000:1010] = 0.5
+    report = safe_rope.audit(model)
+    assert [m.verdict for m in report.modules].count("damaged") == 1
+    assert "written to" in of(report, "inv_freq")[0].source
+    if has_caches(model):
+        (cache,) = of(report, "cos_cached, sin_cached")
+        assert "written to in some rows" in cache.source
+        assert cache.first_damaged_position == cache.first_bad_position == 1000
+
+
+def test_a_table_of_the_wrong_amplitude_is_damaged() -> None:
+    model = build()
+    rotary = first_rotary(model)
+    if has_caches(model):
+        rotary.cos_cached.mul_(0.5)
+        rotary.sin_cached.mul_(0.5)
+    else:
+        rotary.attention_scaling = 0.5
+    (forward,) = of(safe_rope.audit(model), "forward")
+    assert forward.phase_error_rad < 1e-3
+    assert forward.cos_error == pytest.approx(0.5, abs=1e-2)
+
+
+def test_the_rounding_of_cos_and_sin_is_a_note_not_damage() -> None:
+    model = build()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    report = safe_rope.audit(model)
+    assert report.ok, str(report)
+    assert {f.severity for f in report.findings} == {"note"}
+    assert report.findings[0].source.startswith("rounded")
+    assert 2**-10 < report.findings[0].cos_error <= 2**-8
+    safe_rope.protect(model)
+    assert not safe_rope.audit(model).findings
+
+
+def test_protect_with_stock_application_is_noted_as_rounded() -> None:
+    model = build().bfloat16()
+    safe_rope.protect(model, apply="stock")
+    report = safe_rope.audit(model)
+    assert report.ok
+    assert {f.severity for f in report.findings} == {"note"}

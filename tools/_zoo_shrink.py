@@ -1,0 +1,211 @@
+"""Configs that are small enough to build many times: fewer layers, narrower, the same structure.
+
+Nothing is known about any architecture. Names of attributes say what they count; where the smallest form
+cannot be built, the next one leaves more as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LARGEST = 24_000_000
+"""Parameters of a model that is still built; more would take a minute for each architecture."""
+
+_LAYERS = re.compile(
+    r"(^|_)(n_layers?|num_layers|(num_)?hidden_layers|layers|num_blocks|n_blocks|depth|num_stages_layers)$"
+)
+_NOT_LAYERS = re.compile(
+    r"out_|_indices|feature_layer|extract|conv|adapter|postnet|upsample|num_feat|sparse|dense"
+)
+_HEADS = re.compile(r"(heads|n_head|num_head)$")
+_WIDTH = re.compile(
+    r"(hidden_size|hidden_dim|embed_dim|embed_size|embedding_size|d_model|n_embd|n_inner|d_ff|d_inner|d_kv_|"
+    r"intermediate_size|intermediate_dim|ffn_dim|ff_dim|ffn_hidden_size|projection_dim|proj_dim|"
+    r"lora_rank|word_embed_proj_dim|model_dim|mlp_dim|feat_dim|codebook_dim|shared_expert_intermediate_size)$"
+)
+_WIDE = 64
+_EXPERTS = re.compile(r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
+_EXPERTS_CHOSEN = re.compile(r"(experts_per_tok|num_experts_per_token|top_k_experts|moe_k|topk)$")
+_VOCABULARY = re.compile(r"vocab_size|vocabulary_size|num_embeddings$")
+_LENGTH = re.compile(r"(^|_)(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_source_positions)$")
+
+
+@functools.cache
+def config_classes() -> dict[str, type[Any]]:
+    """Every config class of the installed transformers, by model type."""
+    configuration_auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
+    classes = {}
+    for name in sorted(configuration_auto.CONFIG_MAPPING_NAMES):
+        try:
+            classes[name] = configuration_auto.CONFIG_MAPPING[name]
+        except (ImportError, AttributeError, KeyError):
+            continue
+    return classes
+
+
+def model_class(config_class: type[Any]) -> type[Any] | None:
+    """The base model of a config class; where the auto classes know none, one of the same Python module."""
+    modeling_auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
+    names = sorted((name for name in vars(modeling_auto) if name.endswith("_MAPPING")), key=_preference)
+    for name in names:
+        mapping = getattr(modeling_auto, name)
+        try:
+            found = mapping[config_class] if config_class in mapping.keys() else None  # noqa: SIM118
+        except (ImportError, AttributeError, KeyError, ValueError):
+            continue
+        if found is not None:
+            first: type[Any] = found[0] if isinstance(found, tuple) else found
+            return first
+    return _sibling(config_class)
+
+
+def _preference(name: str) -> tuple[int, str]:
+    order = ("MODEL_MAPPING", "MODEL_FOR_PRETRAINING_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING")
+    return (order.index(name) if name in order else len(order), name)
+
+
+def _sibling(config_class: type[Any]) -> type[Any] | None:
+    from transformers import PreTrainedModel
+
+    module_name = config_class.__module__.replace(".configuration_", ".modeling_")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return None
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, PreTrainedModel)
+        and getattr(value, "config_class", None) is config_class
+        and "__init__" in vars(value)
+    ]
+    return min(found, key=lambda cls: len(cls.__name__)) if found else None
+
+
+def small_configs(config_class: type[Any]) -> Iterator[Any]:
+    """Yield configs of ``config_class``, the smallest first."""
+    for change in (_all_but_rope, _depth_and_vocabulary, _depth):
+        config = config_class()
+        for part in _parts(config, []):
+            change(part)
+        yield config
+
+
+def _parts(config: Any, seen: list[int]) -> Iterator[Any]:
+    if id(config) in seen:
+        return
+    seen.append(id(config))
+    yield config
+    for value in list(vars(config).values()):
+        if type(value).__module__.split(".")[0] == "transformers" and hasattr(value, "model_type"):
+            yield from _parts(value, seen)
+
+
+def _numbers(config: Any) -> Iterator[tuple[str, int]]:
+    for name, value in list(vars(config).items()):
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield name, value
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    try:
+        setattr(config, name, value)
+    except Exception:  # a config that validates what it is given keeps what it had
+        return
+
+
+def _depth(config: Any) -> None:
+    layers = 0
+    for name, value in _numbers(config):
+        if _LAYERS.search(name) and not _NOT_LAYERS.search(name) and value > 2:
+            _set(config, name, 2)
+            layers = max(layers, value)
+    for name, value in list(vars(config).items()):
+        # What is told of each layer gets as short as the layers are; depths of stages get small.
+        if isinstance(value, list | tuple) and value:
+            if layers and len(value) == layers:
+                _set(config, name, type(value)(_both_kinds(list(value))))
+            elif name in ("depths", "num_layers", "depth") and all(isinstance(v, int) for v in value):
+                _set(config, name, type(value)(min(v, 1 if v == 1 else 2) for v in value))
+    for name, value in _numbers(config):
+        if _EXPERTS.search(name) and value > 4:
+            _set(config, name, 4)
+        elif _EXPERTS_CHOSEN.search(name) and value > 2:
+            _set(config, name, 2)
+        elif name in ("n_group", "topk_group", "first_k_dense_replace") and value > 1:
+            _set(config, name, 1)
+
+
+def _both_kinds(values: list[Any]) -> list[Any]:
+    # Where layers differ, keep one of each of the first two kinds.
+    other = next((value for value in values if value != values[0]), values[0])
+    return [values[0], other]
+
+
+def _depth_and_vocabulary(config: Any) -> None:
+    _depth(config)
+    for name, value in _numbers(config):
+        if _VOCABULARY.search(name) and value > 512:
+            _set(config, name, 512)
+    for name, value in _numbers(config):
+        if (name.endswith("token_id") or name.endswith("_token_index")) and value >= 512:
+            _set(config, name, 500)
+
+
+def _all_but_rope(config: Any) -> None:
+    """Narrow everything by one divisor, the heads with the width, so that the size of a head stays."""
+    _depth_and_vocabulary(config)
+    heads = [value for name, value in _numbers(config) if _HEADS.search(name) and "value" not in name]
+    widths = [value for name, value in _numbers(config) if _WIDTH.search(name) and value >= 2 * _WIDE]
+    common = math.gcd(*heads) if heads else (math.gcd(*widths) if widths else 1)
+    divisor = max((d for d in range(1, 17) if common % d == 0 and common // d >= 1), default=1)
+    if divisor == common and divisor > 1 and divisor % 2 == 0:
+        divisor //= 2
+    for name, value in _numbers(config):
+        if _HEADS.search(name):
+            _set(config, name, max(1, value // divisor))
+        elif _WIDTH.search(name) and value >= _WIDE and value % divisor == 0:
+            _set(config, name, value // divisor)
+
+
+def count_parameters(build: Callable[[], Any]) -> int | None:
+    """Return how many parameters ``build`` would make; None where it cannot run without memory."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = build()
+    except Exception:
+        return None
+    return int(sum(parameter.numel() for parameter in model.parameters()))
+
+
+def buildable(config_class: type[Any], cls: type[Any]) -> tuple[Any | None, str]:
+    """Return the smallest config that ``cls`` can be built with; without one, why not."""
+    reason = ""
+    for config in small_configs(config_class):
+        try:
+            count = count_parameters(functools.partial(build, cls, config))
+            if count is not None and count > LARGEST:
+                reason = reason or f"{count / 1e6:.0f} million parameters at its smallest"
+                continue
+            build(cls, config)
+            return config, ""
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
+    return None, reason
+
+
+def build(cls: type[Any], config: Any, seed: int = 0) -> Any:
+    """Build a model of ``cls`` from a copy of ``config``."""
+    import torch
+
+    torch.manual_seed(seed)
+    return cls(copy.deepcopy(config))

@@ -1,0 +1,208 @@
+"""The survey's command: which architectures, one process each, JSON lines, a summary."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _zoo_summary import markdown, summarize
+
+LIMIT = 120.0
+
+
+def main() -> int:
+    """Survey what was asked for; exit 1 if the guard leaves a position table damaged or breaks a load."""
+    arguments = _parse()
+    done = _read(arguments.output)
+    if arguments.summary:
+        print(markdown(list(done.values())) if arguments.markdown else summarize(list(done.values())))
+        return 0
+    _environment()
+    import _zoo_worker as worker  # imports torch, and so comes after the environment
+    from _zoo_shrink import config_classes
+
+    logging.disable(logging.WARNING)
+    worker.prepare()
+    names = _choose(arguments, sorted(config_classes()))
+    left = [name for name in names if name not in done]
+    print(f"{len(names)} architectures, {len(names) - len(left)} done already", file=sys.stderr)
+    scenarios = tuple(arguments.scenarios.split(","))
+    kinds = ("stock", "guard") if arguments.kind == "both" else (arguments.kind,)
+    deadline = time.monotonic() + arguments.budget if arguments.budget else None
+    with arguments.output.open("a") as output, _progress(len(left)) as advance:
+        for name in left:
+            if deadline and time.monotonic() > deadline:
+                break
+            row = _in_child(lambda name=name: worker.survey(name, scenarios, kinds), arguments.limit)
+            row = {"model_type": name, **row, "pair": pair()}
+            output.write(json.dumps(row) + "\n")
+            output.flush()
+            done[name] = row
+            advance(name, row)
+    rows = [done[name] for name in names if name in done]
+    print(markdown(rows) if arguments.markdown else summarize(rows))
+    return int(any(_fails(row) for row in rows))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tools/zoo_survey", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines; what is in it is not redone")
+    parser.add_argument("--sample", type=int, metavar="N", help="N architectures at random")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample")
+    parser.add_argument("--only", help="comma-separated model types")
+    parser.add_argument("--scenarios", default="S1,S2,S3,S4,S4a,S5")
+    parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
+    parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
+    parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
+    parser.add_argument("--markdown", action="store_true", help="the summary as a table for the docs")
+    return parser.parse_args()
+
+
+def _choose(arguments: argparse.Namespace, known: list[str]) -> list[str]:
+    if arguments.only:
+        return [name for name in arguments.only.split(",") if name in known]
+    if arguments.sample:
+        return sorted(random.Random(arguments.seed).sample(known, min(arguments.sample, len(known))))
+    return known
+
+
+def pair() -> str:
+    """The installed version pair."""
+    return f"{importlib.metadata.version('transformers')} + {importlib.metadata.version('deepspeed')}"
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    rows = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
+            rows.append(json.loads(line))
+    return {row["model_type"]: row for row in rows}
+
+
+def _fails(row: dict[str, Any]) -> bool:
+    if row["status"] not in ("built", "unbuildable"):
+        return True
+    for results in row.get("scenarios", {}).values():
+        guarded, stock = results.get("guard", {}), results.get("stock", {})
+        if guarded.get("damaged") or ("error" in guarded and "error" not in stock):
+            return True
+    return False
+
+
+def _environment() -> None:
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in names.items():
+        os.environ[name] = value
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TQDM_DISABLE"] = "1"
+
+
+def _in_child(work: Any, limit: float) -> dict[str, Any]:
+    """Run ``work`` in a fork of this process, which has everything imported already."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _child(work, writer)
+    os.close(writer)
+    try:
+        text = _receive(reader, time.monotonic() + limit)
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    if text is None:
+        return {"status": "timeout", "reason": f"not done after {limit:.0f} s"}
+    if not text:
+        return {"status": "crash", "reason": f"the process ended with status {status}"}
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+def _child(work: Any, writer: int) -> None:
+    try:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        if not os.environ.get("ZOO_DEBUG"):
+            os.dup2(silence, 2)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+        import deepspeed
+
+        deepspeed.init_distributed("gloo", verbose=False)
+        try:
+            row = work()
+        except BaseException as error:
+            if os.environ.get("ZOO_DEBUG"):
+                import traceback
+
+                traceback.print_exc()
+            row = {"status": "crash", "reason": f"{type(error).__name__}: {error!s}"[:300]}
+        data = json.dumps(row).encode()
+        while data:
+            data = data[os.write(writer, data) :]
+    finally:
+        os._exit(0)
+
+
+def _receive(reader: int, deadline: float) -> str | None:
+    data = b""
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([reader], [], [], left)[0]:
+            return None
+        chunk = os.read(reader, 1 << 16)
+        if not chunk:
+            return data.decode()
+        data += chunk
+    return None
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(name: str, row: dict[str, Any]) -> None:
+            progress.update(task, advance=1, description=name)
+            if _fails(row):
+                console.print(f"{name}: {row['status']} {row.get('reason', '')} {_first_problem(row)}"[:300])
+
+        yield advance
+
+
+def _first_problem(row: dict[str, Any]) -> str:
+    for name, results in row.get("scenarios", {}).items():
+        guarded, stock = results.get("guard", {}), results.get("stock", {})
+        if guarded.get("damaged"):
+            return f"{name}: {next(iter(guarded['damaged'].items()))}"
+        if "error" in guarded and "error" not in stock:
+            return f"{name}: only with the guard: {guarded['error']}"
+    return ""
