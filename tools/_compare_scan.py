@@ -48,7 +48,8 @@ def install(folder: Path) -> None:
     """Install both tools into a folder, unless they are there."""
     for package in ("semgrep", "torchfix"):
         if not (folder / package / "bin").is_dir():
-            command = [sys.executable, "-m", "pip", "install", "-q", "--target", folder / package, package]
+            target = str(folder / package)
+            command = [sys.executable, "-m", "pip", "install", "-q", "--target", target, package]
             subprocess.run(command, check=False)
 
 
@@ -66,7 +67,7 @@ def compare(files: list[tuple[str, bytes]], folder: Path) -> list[Run]:
             (code / path).parent.mkdir(parents=True, exist_ok=True)
             (code / path).write_bytes(source)
         (work / "rule.yaml").write_text(RULE)
-        commands = {
+        commands: dict[str, list[str | Path]] = {
             "safe-rope": [
                 sys.executable, "-c", "from safe_rope.cli.main import main; main()",
                 "scan", "--no-cache", "--jobs", "1", "--quiet", "--format", "json", "code",
