@@ -94,7 +94,7 @@ class LowPrecisionGather:
             return
         numel = sum(view.numel() for view in views)
         buffer = torch.empty(numel, dtype=self._dtype if low else flat.dtype, device=flat.device)
-        parts = buffer.split([view.numel() for view in views])
+        parts = buffer.split([view.numel() for view in views])  # type: ignore[no-untyped-call]
         if own:
             for part, view in zip(parts, views, strict=True):
                 part.copy_(view)
