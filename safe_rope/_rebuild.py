@@ -28,8 +28,7 @@ _thread = threading.local()
 
 # What is counted out and no position all the same: windows and filters of a spectrogram, noise schedules,
 # bounds, statistics. The names are a supplement to where the values come from.
-_NO_ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
-_POSITION = re.compile(
+_NO_POSITION = re.compile(
     r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
     r"timestep(s)?$|schedule|quantil|boundar|bucket|mask|(^|_)(min|max)(_|$)|(^|_)bias$|(^|_)(mean|std|scale)$|"
     r"taps|fir$|anchor|codebook|cluster"
