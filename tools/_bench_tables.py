@@ -39,7 +39,8 @@ def positions(count: int) -> dict[str, tuple[Tensor, float | None]]:
 def _stock_forward(dim: int, device: str) -> Callable[[Tensor], Any]:
     if "config" not in inspect.signature(LlamaRotaryEmbedding.__init__).parameters:
         raise SystemExit("error: this transformers' rotary forward takes no positions; use 4.43 or later")
-    config = LlamaConfig(hidden_size=2 * dim, num_attention_heads=2, rope_theta=THETA)
+    shape: dict[str, Any] = {"hidden_size": 2 * dim, "num_attention_heads": 2, "rope_theta": THETA}
+    config = LlamaConfig(**shape)
     module, x = LlamaRotaryEmbedding(config).to(device), torch.zeros(1, device=device)
     return lambda ids: module(x, ids)
 
