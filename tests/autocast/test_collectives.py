@@ -66,6 +66,7 @@ def test_rounded_weights_are_refused_or_restored_wherever_they_would_be_read(
     for rank in ranks:
         seen = rank["rounded"][stage]
         assert "full_precision(engine) on every rank" in seen["export"]
+        assert seen["export of a part"] == seen["export"]
         assert "without autocast" in seen["outside"]
         assert seen["restored"]
         assert seen["exported"]
