@@ -209,4 +209,4 @@ def _numbers(shape: tuple[int, ...], seed: int) -> Tensor:
     """FP32 numbers between -1 and 1, all different, the same on every machine."""
     count = math.prod(shape)
     values = [math.sin(12.9898 * (i + 1) + 78.233 * seed) for i in range(count)]
-    return _originals.float32_vector(values).view(shape)
+    return _originals.vector(values, torch.float32).view(shape)

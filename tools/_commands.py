@@ -16,6 +16,7 @@ from _process import ToolError, end_running, exit_on_sigterm, run, say
 
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
+BENCH_LIMIT = 600.0
 CHECK_LIMIT = 300.0
 WHEEL_LIMIT = 900.0
 
@@ -52,6 +53,22 @@ def demo(arguments: Sequence[str]) -> int:
     with environment.ready():
         command: list[str | Path] = [environment.python, TOOLS / "_demo.py", "--format", options.format]
         return run(command, env=environment.variables(), limit=DEMO_LIMIT)
+
+
+def bench_autocast(arguments: Sequence[str]) -> int:
+    parser = new_parser(
+        "bench_autocast", "Show what may travel between ranks in low precision, and what does in one step."
+    )
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="two tables, or one JSON object"
+    )
+    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
+    options = parser.parse_args(arguments)
+    environment = Environment(named_pair(options.pair))
+    with environment.ready():
+        script = TOOLS / "_bench_autocast.py"
+        command: list[str | Path] = [environment.python, script, "--format", options.format]
+        return run(command, env=environment.variables(), limit=BENCH_LIMIT)
 
 
 def test(arguments: Sequence[str]) -> int:
@@ -180,7 +197,13 @@ def named_pair(name: str | None) -> Pair:
 
 def main() -> int:
     exit_on_sigterm()
-    commands = {"demo": demo, "test": test, "matrix": matrix, "wheel": wheel}
+    commands = {
+        "demo": demo,
+        "test": test,
+        "matrix": matrix,
+        "wheel": wheel,
+        "bench_autocast": bench_autocast,
+    }
     try:
         return commands[sys.argv[1]](sys.argv[2:])
     except ToolError as error:
