@@ -1,12 +1,11 @@
 """The rotation of q and k, and a whole training step, against transformers and whatever else is installed.
 
 Every round runs each implementation once, in turn, so that whatever else the machine does falls on all of
-them; times are medians.
+them; times are the best round of each.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from safe_rope.rotation import apply_rotary
 from safe_rope.tables import RotaryTable
 
 Run = Callable[[], Any]
-ROUNDS = 7
+ROUNDS = 5
 
 
 class Shape(NamedTuple):
@@ -94,12 +93,12 @@ def implementations(inputs: Inputs) -> dict[str, Callable[[Tensor, Tensor], Any]
     }
 
 
-def median_times(runs: dict[str, Run], device: str, rounds: int = ROUNDS) -> dict[str, float]:
-    """Return each run's median in seconds."""
+def best_times(runs: dict[str, Run], device: str, rounds: int = ROUNDS) -> dict[str, float]:
+    """Return each run's best round in seconds."""
     on_gpu = device.startswith("cuda")
     samples: dict[str, list[float]] = {name: [] for name in runs}
     flush = torch.empty(1 << 28, dtype=torch.int8, device=device) if on_gpu else None
-    for index in range(rounds + 2):
+    for index in range(rounds + 1):
         for name, run in runs.items():
             if flush is not None:
                 flush.zero_()  # what an earlier run left in the cache helps nobody
@@ -108,10 +107,10 @@ def median_times(runs: dict[str, Run], device: str, rounds: int = ROUNDS) -> dic
             result = run()
             if on_gpu:
                 torch.cuda.synchronize()
-            if index >= 2:  # by then everything is compiled
+            if index:  # by then everything is compiled
                 samples[name].append(time.perf_counter() - began)
             del result
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return {name: min(values) for name, values in samples.items()}
 
 
 def application(shape: Shape, device: str) -> list[Row]:
@@ -148,7 +147,7 @@ def application(shape: Shape, device: str) -> list[Row]:
             runs["copy"] = copy
         else:
             runs["copy"] = lambda: (copy(), copy())
-        rows += _rows(f"{shape.name}, {what}", what, median_times(runs, device), shape, device)
+        rows += _rows(f"{shape.name}, {what}", what, best_times(runs, device), shape, device)
     return rows
 
 
@@ -190,7 +189,7 @@ def training(device: str) -> list[Row]:
         if name == "with":
             safe_rope.protect(model)
         runs[name] = _step(model, ids)
-    times = median_times(runs, device, 3 * ROUNDS)
+    times = best_times(runs, device, 3 * ROUNDS)
     return [Row("a training step with the guard", "without it", times["with"], times["without"], 1.0)]
 
 

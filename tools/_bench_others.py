@@ -33,7 +33,7 @@ def others(inputs: Any) -> dict[str, Rotate]:
 def _liger(inputs: Any) -> Rotate:
     rotate = importlib.import_module("liger_kernel.transformers.rope").liger_rotary_pos_emb
     # It writes into q and k, whose length stays what it is: they serve again.
-    return lambda q, k: rotate(q, k, *inputs.wide)  # type: ignore[no-any-return]
+    return lambda q, k: rotate(q, k, *inputs.wide)
 
 
 def _flash_attention(inputs: Any) -> Rotate:

@@ -113,7 +113,7 @@ def test_no_fp32_copy_of_all_of_q_is_made(layout: str) -> None:
     with _Largest() as largest:
         _eager.rotate_planes(*arguments, False)
     assert torch.equal(out, rotate(x, cos, sin, layout).bfloat16())
-    assert largest.bytes <= 2 * 4 * 65536 < 4 * x.numel()
+    assert largest.bytes <= 2 * 4 * _eager._CPU_BLOCK < 4 * x.numel()
 
 
 def test_empty_and_single_tokens() -> None:
