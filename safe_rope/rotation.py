@@ -262,7 +262,8 @@ def _is_worthwhile(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # Eagerly, a few tokens cost more in a kernel's preparation than in the function itself.
     if torch.compiler.is_compiling():
         return True
-    return sum(v.numel() for v in (*args, *kwargs.values()) if _is_rotated(v)) >= _SMALLEST
+    elements = sum(v.numel() for v in (*args, *kwargs.values()) if _is_rotated(v))
+    return bool(elements >= _SMALLEST)
 
 
 def _unmark(value: Any) -> Any:

@@ -87,7 +87,7 @@ def implementations(inputs: Inputs) -> dict[str, Callable[[Tensor, Tensor], Any]
         "transformers": lambda q, k: apply_rotary_pos_emb(q, k, *inputs.low),
         "eager": lambda q, k: apply_rotary(q, k, *tables),
         "torch.compile": lambda q, k: compiled(q, k, *tables),
-        "transformers, compiled": lambda q, k: stock_compiled(q, k, *inputs.low),
+        "transformers, compiled": lambda q, k: stock_compiled(q, k, *inputs.low),  # type: ignore[no-untyped-call]
         "transformers on q and k in FP32": raised,
         **others(inputs),
     }
@@ -185,7 +185,8 @@ def training(device: str) -> list[Row]:
     runs: dict[str, Run] = {}
     for name in ("without", "with"):
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config).to(device, torch.bfloat16)
+        model: Any = transformers.LlamaForCausalLM(config)
+        model.to(device, torch.bfloat16)
         if name == "with":
             safe_rope.protect(model)
         runs[name] = _step(model, ids)
