@@ -10,7 +10,7 @@ from torch import Tensor
 
 from safe_rope._audit_reference import LOW, CosSinTable, Reference, compare, halves, rounded_like
 from safe_rope._audit_report import Where
-from safe_rope._originals import float32_vector
+from safe_rope._originals import vector
 
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -81,7 +81,7 @@ def _near(values: Tensor, expected: Tensor) -> bool:
 
 def _rounded_exponents(reference: Reference, low: torch.dtype) -> Tensor:
     spec = reference.spec
-    indices = float32_vector(range(0, spec.rotary_dim, 2)).to(low).to(torch.float32)
+    indices = vector(range(0, spec.rotary_dim, 2), torch.float32).to(low).to(torch.float32)
     values: Tensor = 1.0 / (spec.rope_theta ** (indices / spec.rotary_dim))
     return values
 

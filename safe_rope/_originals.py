@@ -18,8 +18,8 @@ empty = torch._C._VariableFunctions.empty
 tensor = torch._C._VariableFunctions.tensor
 
 
-def float32_vector(values: Iterable[float]) -> torch.Tensor:
-    """Return ``values``, each rounded once to FP32, as a CPU tensor ``[len(values)]`` that owns its memory.
+def vector(values: Iterable[float], dtype: torch.dtype) -> torch.Tensor:
+    """Return ``values``, each rounded once to ``dtype``, as a CPU tensor ``[len(values)]`` of its own memory.
 
     ``torch.frombuffer`` reads memory that already exists, so that no context redirects it. Integers below
     2**53 are rounded as ``torch.arange(..., dtype=torch.int64).float()`` rounds them.
@@ -28,4 +28,4 @@ def float32_vector(values: Iterable[float]) -> torch.Tensor:
         ValueError: ``values`` is empty (a buffer cannot be).
 
     """
-    return torch.frombuffer(array("d", values), dtype=torch.float64).to(torch.float32)
+    return torch.frombuffer(array("d", values), dtype=torch.float64).to(dtype)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from safe_rope._row_cache import RowCache, Rows, shared_rows
-from safe_rope.frequencies import RopeSpec
+from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.recognition import Convention, layer_types, read_spec
 from safe_rope.registry import RopePatch
 from safe_rope.tables import RotaryTable, StockTable, shared_table
@@ -63,7 +63,9 @@ class RotaryState:
         layout: str,
         tables: str,
         apply: str,
+        bits: Bits = "checkpoint",
     ) -> None:
+        self.bits = bits
         self.sets = sets
         self.convention = convention
         self.layout = layout
@@ -83,22 +85,25 @@ class RotaryState:
         tables: str,
         apply: str,
         constructed: bool,
+        inv_freq: Bits = "checkpoint",
     ) -> RotaryState:
         """Read the state from a rotary module, changing nothing. See `safe_rope.rewrite.plan`."""
+        # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
+        bits: Bits = "machine" if tables == "fp32" else inv_freq
         sets: dict[str | None, Frequencies] = {}
         for layer_type in layer_types(module):
             spec = read_spec(module, patch, layer_type)
             prefix = "" if layer_type is None else f"{layer_type}_"
-            shown = _shown_spec(module, spec).inv_freq()
+            shown = _shown_spec(module, spec).inv_freq(bits=bits)
             if constructed:
-                shown = _authoritative(module, prefix, shown)
-            table = _table(tables, module, spec, shown)
+                shown = _authoritative(module, prefix, _shown_spec(module, spec), shown)
+            table = _table(tables, module, spec, shown, bits)
             sets[layer_type] = Frequencies(spec, prefix, shown, shown, table, table)
             if spec.rope_type == "longrope":
-                long = spec.inv_freq(_longrope_limit(spec) + 1)
+                long = spec.inv_freq(_longrope_limit(spec) + 1, bits)
                 sets[layer_type].long = long
-                sets[layer_type].long_table = _table(tables, module, spec, long)
-        state = cls(sets, convention, patch.layout, tables, apply)
+                sets[layer_type].long_table = _table(tables, module, spec, long, bits)
+        state = cls(sets, convention, patch.layout, tables, apply, bits)
         if convention == "length":
             state._grow_rows(module, int(getattr(module, "max_seq_len_cached", 0)))
         return state
@@ -141,7 +146,7 @@ class RotaryState:
             frequencies = self.sets[None]
             spec = frequencies.spec
             if spec.depends_on_length and length > (spec.max_position_embeddings or 0):
-                self._set_inv_freq(module, frequencies, spec.inv_freq(length))
+                self._set_inv_freq(module, frequencies, spec.inv_freq(length, self.bits))
             self._grow_rows(module, length)
         if not torch.compiler.is_compiling():
             self.restore(module)
@@ -159,21 +164,22 @@ class RotaryState:
         if not hasattr(module, "original_max_seq_len"):
             # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
             if length > (spec.max_position_embeddings or 0):
-                self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu()))
+                self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             return
         # Grow with the longest sequence seen, come back once a sequence fits the trained length.
         name = f"{frequencies.prefix}max_seq_len_cached"
         trained = spec.max_position_embeddings or 0
         cached = getattr(module, name, module.max_seq_len_cached)
         if length > cached:  # type: ignore[operator]
-            self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu()))
+            self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             setattr(module, name, int(length))
         elif length < trained and cached > trained:  # type: ignore[operator]
             self._set_inv_freq(module, frequencies, frequencies.original)
             setattr(module, name, trained)
 
     def _set_inv_freq(self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor) -> None:
-        self._show(module, frequencies, inv_freq, _table(self.tables, module, frequencies.spec, inv_freq))
+        table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+        self._show(module, frequencies, inv_freq, table)
 
     def _show(
         self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor, table: Table
@@ -283,13 +289,13 @@ def _longrope_limit(spec: RopeSpec) -> int:
     return spec.original_max_position_embeddings or spec.max_position_embeddings or 0
 
 
-def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor) -> Table:
+def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor, bits: Bits) -> Table:
     divisor = 1.0
     if _divides_positions(module, spec):
         if kind == "fp32":
             divisor = spec.factor or 1.0
         else:
-            inv_freq = spec.inv_freq()
+            inv_freq = spec.inv_freq(bits=bits)
     table: Table = shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
     return table
 
@@ -307,13 +313,17 @@ def _shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
     return spec.unscaled() if _divides_positions(module, spec) else spec
 
 
-def _authoritative(module: nn.Module, prefix: str, expected: torch.Tensor) -> torch.Tensor:
-    """The inv_freq that a constructor made with nothing intercepted: what the model's authors meant."""
+def _authoritative(module: nn.Module, prefix: str, spec: RopeSpec, expected: torch.Tensor) -> torch.Tensor:
+    """The inv_freq that a constructor made with nothing intercepted: what the model's authors meant.
+
+    Where it is what this CPU makes of the config, that is ``expected``, whose bits no CPU changes.
+    """
     built = getattr(module, f"{prefix}inv_freq", None)
     if not isinstance(built, torch.Tensor) or built.dtype != torch.float32 or built.device.type != "cpu":
         return expected
-    if not torch.equal(built, expected):
-        logger.info("%s builds frequencies of its own; they are kept as they are", type(module).__name__)
+    if torch.equal(built, expected) or torch.equal(built, spec.inv_freq(bits="machine")):
+        return expected
+    logger.info("%s builds frequencies of its own; they are kept as they are", type(module).__name__)
     return built.detach().clone()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,10 @@ from safe_rope import _rope_formulas as formulas
 from safe_rope._rope_checks import ROPE_TYPES, check
 from safe_rope._rope_config import read_fields
 
-__all__ = ["ROPE_TYPES", "RopeSpec"]
+__all__ = ["ROPE_TYPES", "Bits", "RopeSpec"]
+
+Bits = Literal["checkpoint", "exact", "machine"]
+"""Which rounding of the frequencies; see `RopeSpec.inv_freq`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,8 @@ class RopeSpec:
             max_position_embeddings=self.max_position_embeddings,
         )
 
-    def inv_freq(self, seq_len: int | torch.Tensor | None = None) -> torch.Tensor:
-        """Return the inverse frequencies with the bits that transformers computes on CPU.
+    def inv_freq(self, seq_len: int | torch.Tensor | None = None, bits: Bits = "checkpoint") -> torch.Tensor:
+        """Return the inverse frequencies.
 
         Args:
             seq_len: the current sequence length, for the types that depend on it; an int or an integer tensor
@@ -125,6 +128,13 @@ class RopeSpec:
                 frequencies; beyond, an int raises the base in double precision (as transformers 4.36 does)
                 and a tensor in FP32 (as later versions do). longrope takes its long factors beyond
                 ``original_max_position_embeddings``.
+            bits: ``"checkpoint"``: what transformers computes on a CPU with AVX-512, on every machine.
+                ``"exact"``: the config's formula in float64, rounded once, the same on every machine; most
+                frequencies are the checkpoint's, the others differ by one or two units in the last place.
+                ``"machine"``: what transformers computes on this CPU. FP32 ``pow`` is SLEEF's in vector code
+                and the C library's in scalar code, so a few frequencies of a model may differ from the
+                checkpoint's by one unit: with AVX2 where rotary_dim is no multiple of 64, in scalar code for
+                any.
 
         Returns:
             FP32 ``[rotary_dim // 2]`` on CPU, new at every call, whatever the default dtype, autocast,
@@ -132,38 +142,41 @@ class RopeSpec:
 
         Raises:
             TypeError: ``seq_len`` is not an integer.
-            ValueError: ``seq_len`` is negative.
+            ValueError: ``seq_len`` is negative, or ``bits`` none of the three.
 
         """
         length = _length(seq_len)
+        if bits not in formulas.ARITHMETICS:
+            raise ValueError(f'bits must be "checkpoint", "exact" or "machine", got {bits!r}')
         # An inference tensor made here would outlive the mode and could not be used in training.
         with torch.inference_mode(False), torch.no_grad():
-            return self._inv_freq(length, as_tensor=isinstance(seq_len, torch.Tensor))
+            as_tensor = isinstance(seq_len, torch.Tensor)
+            return self._inv_freq(formulas.ARITHMETICS[bits], length, as_tensor).to(torch.float32)
 
-    def _inv_freq(self, length: int, as_tensor: bool) -> torch.Tensor:
+    def _inv_freq(self, how: formulas.Arithmetic, length: int, as_tensor: bool) -> torch.Tensor:
         theta, dim = self.rope_theta, self.rotary_dim
         if self.rope_type == "linear":
-            return formulas.linear(theta, dim, _given(self.factor))
+            return formulas.linear(how, theta, dim, _given(self.factor))
         if self.rope_type == "dynamic" and length > _given(self.max_position_embeddings):
             trained_length = _given(self.max_position_embeddings)
-            return formulas.dynamic(theta, dim, _given(self.factor), trained_length, length, as_tensor)
+            return formulas.dynamic(how, theta, dim, _given(self.factor), trained_length, length, as_tensor)
         if self.rope_type == "proportional":
             factor = 1.0 if self.factor is None else self.factor
-            return formulas.proportional(theta, dim, factor, self.partial_rotary_factor)
+            return formulas.proportional(how, theta, dim, factor, self.partial_rotary_factor)
         if self.rope_type in ("default", "dynamic"):
-            return formulas.geometric(theta, dim)
+            return formulas.geometric(how, theta, dim)
 
         trained_length = _given(self.original_max_position_embeddings)
         if self.rope_type == "longrope":
             factors = self.long_factor if length > trained_length else self.short_factor
-            return formulas.longrope(theta, dim, _given(factors))
+            return formulas.longrope(how, theta, dim, _given(factors))
         if self.rope_type == "yarn":
             truncate = self.truncate is not False
             return formulas.yarn(
-                theta, dim, _given(self.factor), trained_length, self.beta_fast, self.beta_slow, truncate
+                how, theta, dim, _given(self.factor), trained_length, self.beta_fast, self.beta_slow, truncate
             )
         low, high = _given(self.low_freq_factor), _given(self.high_freq_factor)
-        return formulas.llama3(theta, dim, _given(self.factor), trained_length, low, high)
+        return formulas.llama3(how, theta, dim, _given(self.factor), trained_length, low, high)
 
 
 def _given(value: Any) -> Any:

@@ -26,6 +26,7 @@ from safe_rope.rewrite import is_protected, plan, protect_module
 
 Tables = Literal["exact", "fp32"]
 Apply = Literal["fp32", "stock"]
+InvFreq = Literal["checkpoint", "exact"]
 
 
 class Guard(contextlib.ContextDecorator):
@@ -36,13 +37,15 @@ class Guard(contextlib.ContextDecorator):
         tables: Tables = "exact",
         apply: Apply = "fp32",
         strict: bool = False,
+        inv_freq: InvFreq = "checkpoint",
         *,
         built: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        _check_options(tables, apply)
+        _check_options(tables, apply, inv_freq)
         self.tables = tables
         self.apply = apply
         self.strict = strict
+        self.inv_freq = inv_freq
         self.report = ProtectionReport(tables=tables, apply=apply)
         self._built = built  # told of every position module, just before it is protected
         self._depth = 0
@@ -90,7 +93,7 @@ class Guard(contextlib.ContextDecorator):
 
     def _recreate_cm(self) -> Guard:
         # As a decorator, every call gets a guard of its own.
-        return Guard(self.tables, self.apply, self.strict, built=self._built)
+        return Guard(self.tables, self.apply, self.strict, self.inv_freq, built=self._built)
 
     def _close(self, *, raise_unsupported: bool) -> None:
         with self._lock:
@@ -111,11 +114,23 @@ class Guard(contextlib.ContextDecorator):
 
     def _protect_new(self, module: nn.Module, patch: RopePatch, constructed: bool) -> None:
         if not is_protected(module):
-            state = plan(module, patch, tables=self.tables, apply=self.apply, constructed=constructed)
+            state = plan(
+                module,
+                patch,
+                tables=self.tables,
+                apply=self.apply,
+                constructed=constructed,
+                inv_freq=self.inv_freq,
+            )
             protect_module(module, patch, state)
 
 
-def guard(tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False) -> Guard:
+def guard(
+    tables: Tables = "exact",
+    apply: Apply = "fp32",
+    strict: bool = False,
+    inv_freq: InvFreq = "checkpoint",
+) -> Guard:
     """Keep the position tables of every model that is built or loaded inside right, for its whole life.
 
         with safe_rope.guard() as session:
@@ -132,16 +147,25 @@ def guard(tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False)
         apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos
             and sin are rounded to the activations' dtype, as the stock model does.
         strict: raise UnsupportedModelError for what cannot be protected, instead of a warning.
+        inv_freq: ``"checkpoint"``: the frequencies that the stock code computes in FP32, which the model was
+            trained with, the same bits on every machine. ``"exact"``: the config's formula in float64,
+            rounded once; up to two units in the last place from the checkpoint's, and only with exact
+            tables.
 
     Raises:
         ConfigError: an option is not one of the above.
         IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
     """
-    return Guard(tables, apply, strict)
+    return Guard(tables, apply, strict, inv_freq)
 
 
 def protect(
-    model: nn.Module, *, tables: Tables = "exact", apply: Apply = "fp32", strict: bool = False
+    model: nn.Module,
+    *,
+    tables: Tables = "exact",
+    apply: Apply = "fp32",
+    strict: bool = False,
+    inv_freq: InvFreq = "checkpoint",
 ) -> ProtectionReport:
     """Repair, rewrite and pin the position modules of a model that already exists; return what was done.
 
@@ -153,13 +177,14 @@ def protect(
         tables: as for `guard`.
         apply: as for `guard`.
         strict: as for `guard`.
+        inv_freq: as for `guard`.
 
     Raises:
         UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be
             protected.
         ConfigError: an option, or a position module's configuration, contradicts itself.
     """
-    _check_options(tables, apply)
+    _check_options(tables, apply, inv_freq)
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
             f"protect() needs a torch.nn.Module, got {type(model).__name__}; "
@@ -171,7 +196,8 @@ def protect(
         patch = find(module)
         if patch is not None:
             if not is_protected(module):
-                plans.append((module, patch, plan(module, patch, tables=tables, apply=apply)))
+                state = plan(module, patch, tables=tables, apply=apply, inv_freq=inv_freq)
+                plans.append((module, patch, state))
             report.add_protected(path, module, patch.family)
         elif is_position_module(module):
             report.add_unprotected(path, module)
@@ -191,8 +217,15 @@ def _settle(report: ProtectionReport, strict: bool, stacklevel: int) -> None:
     warn_unprotected(report, stacklevel)
 
 
-def _check_options(tables: Any, apply: Any) -> None:
+def _check_options(tables: Any, apply: Any, inv_freq: Any) -> None:
     if tables not in ("exact", "fp32"):
         raise ConfigError(f'tables must be "exact" or "fp32", got {tables!r}')
     if apply not in ("fp32", "stock"):
         raise ConfigError(f'apply must be "fp32" or "stock", got {apply!r}')
+    if inv_freq not in ("checkpoint", "exact"):
+        raise ConfigError(f'inv_freq must be "checkpoint" or "exact", got {inv_freq!r}')
+    if inv_freq == "exact" and tables == "fp32":
+        raise ConfigError(
+            'inv_freq="exact" needs tables="exact", got tables="fp32", which are the stock model\'s bits; '
+            "leave one of the two out"
+        )

@@ -20,6 +20,7 @@ from torch import nn
 from safe_rope import application
 from safe_rope._rotary_state import RotaryState
 from safe_rope.errors import UnsupportedModelError
+from safe_rope.frequencies import Bits
 from safe_rope.recognition import calling_convention
 from safe_rope.registry import RopePatch, find
 from safe_rope.rotation import marked
@@ -39,7 +40,13 @@ def state_of(module: nn.Module) -> RotaryState:
 
 
 def plan(
-    module: nn.Module, patch: RopePatch, *, tables: str, apply: str, constructed: bool = False
+    module: nn.Module,
+    patch: RopePatch,
+    *,
+    tables: str,
+    apply: str,
+    constructed: bool = False,
+    inv_freq: Bits = "checkpoint",
 ) -> RotaryState:
     """Work out everything that protecting ``module`` needs, and change nothing.
 
@@ -50,6 +57,7 @@ def plan(
         apply: ``"fp32"`` or ``"stock"``.
         constructed: the module has just been built with nothing intercepted, so its inv_freq is
             authoritative.
+        inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
 
     Raises:
         ConfigError: the module's configuration contradicts itself.
@@ -62,7 +70,9 @@ def plan(
             f"{stock.__module__}.{stock.__name__}.forward takes neither position_ids nor seq_len; "
             f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
         )
-    return RotaryState.read(module, patch, convention, tables=tables, apply=apply, constructed=constructed)
+    return RotaryState.read(
+        module, patch, convention, tables=tables, apply=apply, constructed=constructed, inv_freq=inv_freq
+    )
 
 
 def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> None:

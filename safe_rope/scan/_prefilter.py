@@ -15,6 +15,9 @@ _IN_COMPANY = (
     (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
+    (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype_as)\((?![\w.]*device\))")),
+    (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
+    (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
 _TOKENS = (*_CALLS, *(token for token, _ in _IN_COMPANY))
 _TABLES = (b"cos_cache", b"sin_cache", b"_cached_cos", b"_cached_sin")
@@ -23,25 +26,27 @@ _TRIGGERS = (
     *_TOKENS, *_TABLES, b"register_buffer", b"Buffer(", b"Parameter(", b"einsum", b"matmul", b" @ ",
     b"invfreq", b"tensor(", b"Tensor(", b"full(", b"ones(",
 )  # fmt: skip
-_FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *= *\w+\.(?:tensor|full)\(")
+_FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # Another name for such a function: calls through it hold no token, so that everything counts.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]]")
 # A count of whole numbers that nothing on its line divides, multiplies or casts.
 _COUNT = re.compile(
-    rb"arange\([\w., \[\]:+\-]*(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
-    rb"(?:, (?:device|dtype)=[\w.]+)*\)(?P<rest>[^\n/*]*)(?=\n)"
+    rb"arange\(([\w., \[\]:+\-]*)(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
+    rb"(?:, (?:device|dtype)=[\w.]+)*\)[^\n/*]*(?=\n)"
 )
 _FLOATING = re.compile(
     rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|pow|exp|log|sin|cos|sqrt"
 )
 _INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
 _WORD = re.compile(rb"\w")
+_NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w*(?![\w.(\[=])")
+_FRACTION = re.compile(rb" = [^\n]*?(?:[^/\n]/[^/\n]|\d\.\d)| = float\(")
 _USED = re.compile(
-    rb"(?:\[[^\n\]]*\]|\.\w+\([^\n()]*\))*"
-    rb"(?: *[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
+    rb"(?:\[[^\]]*\]|\s*\.\w+\([^()]*\))*"
+    rb"\s*(?:[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
     rb"|[^\n]*\d\."
 )
-_USING = re.compile(rb"[/*] *\(?$|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*$")
+_USING = re.compile(rb"[/*]\s*\(?\s*$|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\n?\s*$")
 _ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
 # Statements in which a count ends; a line of a longer expression does not look like them.
 _SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")
@@ -109,11 +114,11 @@ def lines_of(text: bytes, tokens: Iterable[bytes]) -> list[int]:
     return lines
 
 
-def _all(text: bytes, token: bytes) -> Iterator[int]:
-    position = text.find(token)
+def _all(text: bytes, token: bytes, start: int = 0, end: int | None = None) -> Iterator[int]:
+    position = text.find(token, start, end)
     while position >= 0:
         yield position
-        position = text.find(token, position + 1)
+        position = text.find(token, position + 1, end)
 
 
 def _is_count(text: bytes, offset: int) -> bool:
@@ -126,6 +131,8 @@ def _is_count(text: bytes, offset: int) -> bool:
     if b"dtype" in line:
         line = _INTEGER_DTYPE.sub(b"", line)
     if b"/" in line or b"*" in line or b"dtype" in line or _FLOATING.search(line):
+        return False
+    if _takes_float(text, offset, match[1] or b""):
         return False
     name, equals, _ = line.partition(b" = ")
     if line.count(b"(") != line.count(b")") or line.count(b"[") != line.count(b"]"):
@@ -141,6 +148,16 @@ def _is_count(text: bytes, offset: int) -> bool:
     return not may_become_float(text[offset : end if end >= 0 else len(text)], name)
 
 
+def _takes_float(text: bytes, offset: int, arguments: bytes) -> bool:
+    """Say whether a bound is a variable that a division or a decimal fraction was assigned to."""
+    start = text.rfind(b"def ", 0, offset)
+    return any(
+        _FRACTION.match(text, at + 1 + len(name))
+        for name in _NAME.findall(arguments)
+        for at in _all(text, b" " + name, max(start, 0), offset)
+    )
+
+
 def may_become_float(text: bytes, name: bytes, depth: int = 2) -> bool:
     """Say whether a line of the text divides, scales or casts a variable, or one that it is assigned to."""
     others = set()
@@ -148,7 +165,7 @@ def may_become_float(text: bytes, name: bytes, depth: int = 2) -> bool:
         end = offset + len(name)
         if _WORD.match(text, end) or (offset and _WORD.match(text, offset - 1)):
             continue
-        if _USED.match(text, end) or _USING.search(text, max(offset - 30, 0), offset):
+        if _USED.match(text, end) or _USING.search(text, max(offset - 40, 0), offset):
             return True
         if depth and (assigned := _ASSIGNED.search(text, max(offset - 80, 0), offset)) is not None:
             others.add(assigned[1])
@@ -170,8 +187,9 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
         for definition, piece in zip(definitions, pieces, strict=True)
     ]
     _keep_at(hits, starts, keep)
-    for name in _called_names(pieces, definitions, keep):
-        _keep_at(_all(text, name), starts, keep)
+    for _ in range(2):  # what calls a kept function, and what calls that
+        for name in _called_names(pieces, definitions, keep):
+            _keep_at(_all(text, name), starts, keep)
     header = 0
     uses_self = [
         any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in _within(hits, start, piece))

@@ -22,7 +22,6 @@ class Scope:
     node: ast.AST
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
-    buffers: dict[str, ast.Call] = field(default_factory=dict)  # of a class: register_buffer("name", ...)
     bases: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +53,7 @@ class Binding:
     """One way in which a name gets a value.
 
     ``how`` is "value", "element" (one of several unpacked from the value), "item" (an item that a loop
-    takes from the value) or "parameter".
+    takes from the value), "buffer" (the value as a registered buffer) or "parameter".
     """
 
     how: str
@@ -97,7 +96,6 @@ class Walk:
         for scope in self._scopes:
             scope.bindings.clear()
             scope.attributes.clear()
-            scope.buffers.clear()
 
     def on_lines(self, lines: list[int]) -> Iterator[Site]:
         """Yield the calls and operations of the statements that touch one of the lines."""
@@ -188,6 +186,15 @@ class Walk:
             value = ast.copy_location(ast.BinOp(loaded, node.op, node.value), node)
             self._bind_target(node.target, value, place)
         self.statements.append((node, place))
+
+    def _expr(self, node: ast.Expr, place: Place) -> None:
+        self.statements.append((node, place))
+        call = node.value
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or len(call.args) < 2:
+            return
+        name, owner = call.args[0], place.scope.owner
+        if call.func.attr == "register_buffer" and owner is not None and isinstance(name, ast.Constant):
+            owner.attributes.setdefault(str(name.value), []).append(Binding("buffer", call.args[1], place))
 
     # Compound statements.
 

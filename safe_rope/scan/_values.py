@@ -25,7 +25,8 @@ class Value:
     bound: float | None = None  # numbers: no larger in magnitude
     dtype: str = ""  # tensors and dtypes
     source: str = ""  # dtypes: the expression or parameter it comes from
-    exponent: bool = False  # tensors: derived from an arange by division or a power
+    grid: bool = False  # tensors: derived from an arange or linspace
+    exponent: bool = False  # tensors: a number raised to such a grid, as inverse frequencies are
 
     @property
     def is_int(self) -> bool:
@@ -58,9 +59,10 @@ def number(constant: int | float) -> Value:
     return Value("number", whole, floating, constant, abs(constant))
 
 
-def tensor(dtype: str, whole: bool | None = None, exponent: bool = False) -> Value:
+def tensor(dtype: str, whole: bool | None = None, *, grid: bool = False, exponent: bool = False) -> Value:
     """Return a tensor of a dtype; integers are whole."""
-    return Value("tensor", True if dtype in ("int", "bool") else whole, dtype=dtype, exponent=exponent)
+    whole = True if dtype in ("int", "bool") else whole
+    return Value("tensor", whole, dtype=dtype, grid=grid, exponent=exponent)
 
 
 def join(values: list[Value]) -> Value:
@@ -78,6 +80,8 @@ def join(values: list[Value]) -> Value:
         dtype = first.dtype
     elif dtypes <= {"int", "bool"}:
         dtype = "int"
+    elif dtypes <= PINNED:
+        dtype = "float32"  # the narrower one
     elif "" in dtypes and sort != "dtype":
         dtype = ""
     else:
@@ -90,6 +94,7 @@ def join(values: list[Value]) -> Value:
         bound=None if None in bounds else max(filter(None, bounds), default=0),
         dtype=dtype,
         source=next((value.source for value in some if value.source), ""),
+        grid=any(value.grid for value in some),
         exponent=any(value.exponent for value in some),
     )
 

@@ -20,6 +20,7 @@ _DTYPES = {
 } | dict.fromkeys(
     ("int64", "long", "int32", "int", "int16", "short", "int8", "uint8", "uint16", "uint32", "uint64"), "int"
 )  # fmt: skip
+_EXPLICIT = {"float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8"}
 _TENSOR_CLASSES = {
     "LongTensor": "int", "IntTensor": "int", "ShortTensor": "int", "ByteTensor": "int", "BoolTensor": "bool",
     "FloatTensor": "inherited", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16", "Tensor": "",
@@ -30,6 +31,9 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 def named(function: str) -> Value | None:
     """Return the dtype that a full name stands for."""
     base, _, last = function.rpartition(".")
+    if base and base != "torch" and last.lower() in _EXPLICIT:
+        # numpy's, jax's or a kernel language's
+        return Value("dtype", dtype=_DTYPES[last.lower()], source=function)
     if base != "torch":
         return None
     if last.startswith("float8"):

@@ -35,7 +35,8 @@ class File:
         self.names = Names(walk)
         self.inference = Inference(walk, self.names, CallSites(walk, self.names, LinesOf(source.text)))
         self.flow = Flow(source, walk, self.inference)
-        self._script = b"__main__" in source.text and b"argparse" in source.text
+        self._main = b"__main__" in source.text
+        self._script = self._main and b"argparse" in source.text
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression."""
@@ -43,7 +44,7 @@ class File:
 
     def severity(self, base: Severity, site: Site, *, follows_activations: bool = False) -> Severity:
         """Return a hazard's severity where it stands."""
-        where = places.kind(site.place.scope, self.path, self.walk, self._script)
+        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
         return places.severity(base, where, follows_activations=follows_activations)
 
     def bounds(self, call: Call) -> list[Value]:

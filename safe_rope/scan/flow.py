@@ -15,6 +15,11 @@ from safe_rope.scan.inference import Inference
 
 _MAX_VARIABLES = 3
 _NUMERIC = tensors._FLOATED - {"mean", "std", "softmax", "log_softmax"}
+_EXPONENTIAL = {"exp", "exp2"}
+_EINOPS = ("einops.rearrange", "einops.repeat")
+# What a search looks for: the first operation that makes integers floating; the first that divides, scales
+# or raises values, floating or not; or only one that raises a number to them.
+Goal = Literal["floating", "scaled", "raised"]
 
 
 Use = tuple[ast.Name, tuple[ast.AST, ...], Place]
@@ -42,16 +47,34 @@ class Flow:
         self._by_scope: dict[int, list[tuple[ast.AST, Place]]] | None = None
         self._reads: dict[int, dict[str, list[Use]]] = {}
 
-    def steps(self, site: Site, *, through_casts: bool = False) -> Iterator[Step]:
-        """Yield the first floating operations; ``through_casts``: on a value that floats already."""
-        yield from self._climb(site.node, site.ancestors, site.place, through_casts, 0)
+    def steps(self, site: Site, goal: Goal = "floating") -> Iterator[Step]:
+        """Yield the first operations of a kind on each way that the values take."""
+        yield from self._climb(site.node, site.ancestors, site.place, goal, 0)
 
     def is_exponent(self, site: Site) -> bool:
         """Say whether the values are divided, scaled or raised: frequencies rather than counts."""
-        return any(step.how == "arithmetic" for step in self.steps(site, through_casts=True))
+        return any(step.how == "arithmetic" for step in self.steps(site, "scaled"))
+
+    def is_raised(self, site: Site) -> bool:
+        """Say whether a number is raised to the values, or ``exp`` is taken of them."""
+        return any(True for _ in self.steps(site, "raised"))
+
+    def uses(self, scope: Scope, name: str) -> list[Use]:
+        """Return where a scope reads a name; one walk per scope serves every name."""
+        if id(scope) not in self._reads:
+            if self._by_scope is None:
+                self._by_scope = {}
+                for statement, place in self._walk.statements:
+                    self._by_scope.setdefault(id(place.scope), []).append((statement, place))
+            reads: dict[str, list[Use]] = {}
+            for statement, place in self._by_scope.get(id(scope), []):
+                for node, ancestors in _names_in(statement):
+                    reads.setdefault(node.id, []).append((node, ancestors, place))
+            self._reads[id(scope)] = reads
+        return self._reads[id(scope)].get(name, [])
 
     def _climb(
-        self, node: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, casts: bool, variables: int
+        self, node: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:
         current = node
         index = len(ancestors) - 1
@@ -60,7 +83,7 @@ class Flow:
             if isinstance(parent, ast.Attribute) and index > 0:
                 call = ancestors[index - 1]
                 if isinstance(call, ast.Call) and call.func is parent:
-                    step = self._method(call, parent, current, place, casts, variables)
+                    step = self._method(call, parent, current, place, goal, variables)
                     if step is not None:
                         if isinstance(step, Step):
                             yield step
@@ -71,13 +94,13 @@ class Flow:
                 if parent.attr not in ("T", "mT", "data"):
                     return
             elif isinstance(parent, ast.Call):
-                step = self._function(parent, current, place, variables)
+                step = self._function(parent, current, place, goal, variables)
                 if isinstance(step, Step):
                     yield step
                 if step is not None:
                     return
             elif isinstance(parent, ast.BinOp):
-                step = self._operation(parent, current, place, casts, variables)
+                step = self._operation(parent, current, place, goal, variables)
                 if isinstance(step, Step):
                     yield step
                 if step is not None:
@@ -86,7 +109,7 @@ class Flow:
                 if parent.value is not current:
                     return
             elif isinstance(parent, ast.Assign):
-                yield from self._follow(parent, current, place, casts, variables)
+                yield from self._follow(parent, current, place, goal, variables)
                 return
             elif not isinstance(parent, ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp):
                 return
@@ -101,41 +124,44 @@ class Flow:
         function: ast.Attribute,
         current: ast.expr,
         place: Place,
-        casts: bool,
+        goal: Goal,
         variables: int,
     ) -> Step | bool | None:
         """Return the step that a method is, True if the trail ends there, None if it goes on."""
         name = function.attr
         if name in ("to", "type", "type_as"):
             target = tensors.cast_target(self._inference, self._inference.call(call, place))
-            if target is None or casts:
+            if target is None or goal != "floating":
                 return None
             if target.dtype in PINNED or target.is_int:
                 return Step("pinned", call, current, place, variables == 0)
             return Step("cast", call, current, place, variables == 0, target.dtype)
         if name in ("float", "double", "half", "bfloat16"):
-            if casts:
+            if goal != "floating":
                 return None
             how: Literal["cast", "pinned"] = "pinned" if name in ("float", "double") else "cast"
             return Step(how, call, current, place, variables == 0, {"half": "float16"}.get(name, name))
-        if name in _NUMERIC:
+        if name in _NUMERIC and (goal != "raised" or name in _EXPONENTIAL):
             return Step("arithmetic", call, current, place, variables == 0)
         if name in tensors._OPERATORS and len(call.args) == 1:
             operation = tensors._OPERATORS[name]
             return self._arithmetic(
-                operation, call, current, call.args[0], place, casts, variables, on_left=True
+                operation, call, current, call.args[0], place, goal, variables, on_left=True
             )
         return None if name in tensors._KEPT or name in ("long", "int", "round", "floor") else True
 
     def _function(
-        self, call: ast.Call, current: ast.expr, place: Place, variables: int
+        self, call: ast.Call, current: ast.expr, place: Place, goal: Goal, variables: int
     ) -> Step | bool | None:
         if not any(argument is current for argument in call.args):
             return True
-        module, _, name = self._inference.call(call, place).function.rpartition(".")
+        function = self._inference.call(call, place).function
+        if function in _EINOPS:
+            return None
+        module, _, name = function.rpartition(".")
         if module != "torch":
             return True
-        if name in _NUMERIC:
+        if name in _NUMERIC and (goal != "raised" or name in _EXPONENTIAL):
             return Step("arithmetic", call, current, place, variables == 0)
         if (
             name in ("pow", "div", "mul", "true_divide")
@@ -145,47 +171,51 @@ class Flow:
             other = call.args[1] if call.args[0] is current else call.args[0]
             left = call.args[0] is current
             return self._arithmetic(
-                tensors._OPERATORS[name], call, current, other, place, False, variables, left
+                tensors._OPERATORS[name], call, current, other, place, goal, variables, left
             )
         return None if name in tensors._KEPT or name in tensors._JOINED else True
 
     def _operation(
-        self, node: ast.BinOp, current: ast.expr, place: Place, casts: bool, variables: int
+        self, node: ast.BinOp, current: ast.expr, place: Place, goal: Goal, variables: int
     ) -> Step | bool | None:
         left = node.left is current
         other = node.right if left else node.left
-        return self._arithmetic(node.op, node, current, other, place, casts, variables, left)
+        return self._arithmetic(node.op, node, current, other, place, goal, variables, left)
 
     def _arithmetic(
         self, operation: ast.operator, node: ast.expr, current: ast.expr, other_node: ast.expr, place: Place,
-        casts: bool, variables: int, on_left: bool,
+        goal: Goal, variables: int, on_left: bool,
     ) -> Step | bool | None:  # fmt: skip
+        if goal == "raised":
+            raised = isinstance(operation, ast.Pow) and not on_left
+            return Step("arithmetic", node, current, place, variables == 0) if raised else None
         other = self._inference.value(other_node, place)
-        if casts:
+        if goal == "scaled":
             scaled = isinstance(operation, ast.Div | ast.Pow) or (isinstance(operation, ast.Mult) and (
                 other.is_float or (other.sort == "number" and not other.whole)
             ))  # fmt: skip
             return Step("arithmetic", node, current, place, variables == 0) if scaled else None
-        if other.sort == "tensor" and not other.is_int:
+        unknown_divisor = isinstance(operation, ast.Div) and not other.dtype  # lengths, as often as not
+        if other.sort == "tensor" and not other.is_int and not unknown_divisor:
             return True  # the other tensor's dtype decides
         if _makes_float(operation, other, on_left):
             return Step("arithmetic", node, current, place, variables == 0)
         return None
 
     def _follow(
-        self, assign: ast.Assign, value: ast.expr, place: Place, casts: bool, variables: int
+        self, assign: ast.Assign, value: ast.expr, place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:
         target = assign.targets[0]
         if variables >= _MAX_VARIABLES or len(assign.targets) != 1 or not isinstance(target, ast.Name):
             return
         if not self._may_become_float(place.scope, assign, target.id):
             return
-        for name, ancestors, where in self._uses(place.scope, target.id):
+        for name, ancestors, where in self.uses(place.scope, target.id):
             if where.order <= place.order:
                 continue
             reaching = self._inference.names.bindings(target.id, where)
             if any(binding.value is value for binding in reaching):
-                yield from self._climb(name, ancestors, where, casts, variables + 1)
+                yield from self._climb(name, ancestors, where, goal, variables + 1)
 
     def _may_become_float(self, scope: Scope, assign: ast.Assign, name: str) -> bool:
         """Ask the text first: most counts only index, and a walk costs more than a search."""
@@ -193,20 +223,6 @@ class Flow:
         start = self._source.offset(assign.lineno, 0)
         text = self._source.text[start : None if end is None else self._source.offset(end + 1, 0)]
         return _prefilter.may_become_float(text, name.encode())
-
-    def _uses(self, scope: Scope, name: str) -> list[Use]:
-        """Return where a scope reads a name; one walk per scope serves every name."""
-        if id(scope) not in self._reads:
-            if self._by_scope is None:
-                self._by_scope = {}
-                for statement, place in self._walk.statements:
-                    self._by_scope.setdefault(id(place.scope), []).append((statement, place))
-            reads: dict[str, list[Use]] = {}
-            for statement, place in self._by_scope.get(id(scope), []):
-                for node, ancestors in _names_in(statement):
-                    reads.setdefault(node.id, []).append((node, ancestors, place))
-            self._reads[id(scope)] = reads
-        return self._reads[id(scope)].get(name, [])
 
 
 def _makes_float(operation: ast.operator, other: Value, on_left: bool) -> bool:

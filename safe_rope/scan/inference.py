@@ -24,8 +24,11 @@ from safe_rope.scan.names import Argument, Call, Names
 _DEPTH = 40
 # Tensors of these names hold indices or counts whatever their dtype is called elsewhere.
 _INTEGER_TENSORS = re.compile(
-    r"(?:\w+_)?(?:ids?|idx|indices|index|labels?|lengths?|lens|cu_seqlens|seqlens|tokens|positions)"
+    r"(?:\w+_)?(?:ids?|idxs?|indices|index(?:es)?|[a-z]?labels?|lengths?|lens|seqlens|tokens|positions|top_?ks?|perm"
+    r"|permutation|indptr|cu_\w+)"
+    r"|(?:\w+_)?(?:idxs?|indices)_\w{1,4}|(?:\w+_)?(?:row|chunk|block|page|token|seq)_(?:offsets|starts|ends|slots|ptrs?)"
 )
+_RETURNS_INTEGERS = re.compile(r"\w*_(?:ids|idxs?|indices|index)")
 _DEVICES = re.compile(r"(?:\w+_)?(?:device|dev|cuda|gpu|rank|device_type)\d?")
 _SHAPES = re.compile(r"(?:\w+_)?(?:shape|size|sizes|dims)")
 
@@ -140,9 +143,6 @@ class Inference:
         if node.attr in ("T", "mT", "data", "real"):
             return self.value(node.value, place)
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "module"):
-            owner = place.scope.owner
-            if owner is not None and node.attr in owner.buffers:
-                return tensor("inherited", exponent=True)
             value = (
                 self._joined(self.names.attributes(node.attr, place))
                 if node.value.id != "module"
@@ -184,6 +184,8 @@ class Inference:
         if binding.how == "item":
             return self._item(binding)
         value = self.value(binding.value, binding.place)
+        if binding.how == "buffer":
+            return tensors.registered(value)
         if binding.how == "element":
             if value.sort == "numbers":
                 return Value("number", value.whole, value.floating, bound=value.bound)
@@ -251,9 +253,12 @@ class Inference:
         if (result := tensors.of_call(self, call, place)).sort != "unknown" or result.dtype:
             return result
         result = integers.of_call(self, node, call.function, place)
-        if result.sort != "unknown" or not call.function.startswith("."):
-            return result
-        return self._returned(call.function[1:])
+        if result.sort == "unknown" and call.function.startswith("."):
+            result = self._returned(call.function[1:])
+        if result.sort == "unknown":
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            return Value(dtype="int") if _RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
+        return result
 
     def _returned(self, function: str) -> Value:
         """Return what a function of this file returns, where it says so by annotation."""

@@ -28,15 +28,23 @@ _ROTARY = re.compile(
 _FORWARD = re.compile(r"forward|__call__|_*forward\w*|call")
 
 
-def kind(scope: Scope, path: str, walk: Walk, script: bool) -> Kind:
-    """Return where the code of a scope runs."""
+def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: bool = False) -> Kind:
+    """Return where the code of a scope runs.
+
+    Args:
+        scope: the scope.
+        path: of the file.
+        walk: of the file.
+        script: the file is a program with a command line.
+        main: the file can be run, so that its statements outside of functions may be that program.
+    """
     if script or is_script(path):
         return "script"
     function: Scope | None = scope
     while function is not None and function.kind != "function":
         function = function.parent
     if function is None:
-        return "constructor"
+        return "script" if main else "constructor"
     return _function_kind(function, walk)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from safe_rope.scan._scopes import Place
-from safe_rope.scan._values import UNKNOWN, Value, join, tensor
+from safe_rope.scan._values import FLOATING, UNKNOWN, Value, join, tensor
 from safe_rope.scan.names import Argument, Call
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ _KEPT = {
     "clamp_min", "clamp_max", "abs", "neg", "max", "min", "amax", "amin", "gather", "unbind", "split",
     "chunk", "relu",
 }  # fmt: skip
+# Methods that only tensors have.
+_TENSORS_ONLY = {
+    "unsqueeze", "expand", "expand_as", "unflatten", "masked_fill", "permute", "contiguous", "detach",
+    "repeat_interleave", "view_as",
+}  # fmt: skip
 _ROUNDED = {"ceil", "floor", "round", "trunc"}
 _COMPARED = {
     "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan",
@@ -33,6 +39,7 @@ _FLOATED = {
     "deg2rad",
 }  # fmt: skip
 _FILLED = {"zeros", "ones", "full", "empty"}
+_GRIDS = {"linspace", "logspace", "range"}
 _RANDOM = {"rand", "randn", "normal", "linspace", "logspace", "range", "eye"}
 _INDEXED = {
     "argmax",
@@ -60,26 +67,33 @@ _OPERATORS: dict[str, ast.operator] = {
 
 def promote(operation: ast.operator, left: Value, right: Value) -> Value:
     """Return what an operation gives of which at least one side is a tensor."""
-    exponent = left.exponent or right.exponent or (isinstance(operation, ast.Pow) and right.sort == "tensor")
+    raised = isinstance(operation, ast.Pow) and right.grid and left.constant not in (1, -1)
+    grid, exponent = left.grid or right.grid, left.exponent or right.exponent or raised
     whole = True if left.whole and right.whole and not isinstance(operation, ast.Div | ast.Pow) else None
     if isinstance(operation, ast.FloorDiv):
         whole = True
+    dtype = _promoted(operation, left, right)
+    return tensor(dtype, whole, grid=grid, exponent=exponent)
+
+
+def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
+    """Return the dtype of an operation of which at least one side is a tensor."""
     sides = [side for side in (left, right) if side.sort == "tensor"]
     if len(sides) == 1:
         (side,), other = sides, right if sides[0] is left else left
         if not side.is_int:
-            return tensor(side.dtype, whole, exponent)
+            return side.dtype
         if isinstance(operation, ast.Div) or other.is_float:
-            return tensor("default" if other.sort == "number" else "", whole, exponent)
-        return tensor("int" if other.sort == "number" else "", whole, exponent)
+            return "default" if other.sort == "number" else ""
+        return "int" if other.sort == "number" else ""
     dtypes = {left.dtype, right.dtype}
     if dtypes <= {"int", "bool"}:
-        return tensor("default" if isinstance(operation, ast.Div) else "int", whole, exponent)
+        return "default" if isinstance(operation, ast.Div) else "int"
     dtypes -= {"int", "bool"}
     if len(dtypes) == 1:
-        return tensor(dtypes.pop(), whole, exponent)
+        return dtypes.pop()
     pinned = {"float64", "float32"} & dtypes
-    return tensor(max(pinned) if pinned and "" not in dtypes else "", whole, exponent)
+    return max(pinned) if pinned and "" not in dtypes else ""
 
 
 def of_call(inference: Inference, call: Call, place: Place) -> Value:
@@ -87,6 +101,10 @@ def of_call(inference: Inference, call: Call, place: Place) -> Value:
     module, _, name = call.function.rpartition(".")
     if module in ("torch", "torch.nn.functional", "torch.special", "torch.Tensor"):
         return _function(inference, call, name, place)
+    if call.function in ("einops.rearrange", "einops.repeat") and call.positional:
+        return inference.value(call.positional[0].value, call.positional[0].place)
+    if name in ("Parameter", "Buffer") and module.startswith("torch.nn") and call.positional:
+        return registered(inference.value(call.positional[0].value, call.positional[0].place))
     if isinstance(call.node.func, ast.Attribute) and module in ("", "self"):
         return _method(inference, call, call.node.func, place)
     if module and not module.startswith(".") and isinstance(call.node.func, ast.Attribute):
@@ -99,17 +117,18 @@ def of_call(inference: Inference, call: Call, place: Place) -> Value:
 
 def _function(inference: Inference, call: Call, name: str, place: Place) -> Value:
     if name == "arange":
-        return tensor(arange_dtype(inference, call), whole=True)
+        return tensor(arange_dtype(inference, call), whole=True, grid=True)
     given = call.keywords.get("dtype")
     if given is not None and name not in ("softmax",):
         dtype = inference.value(given.value, given.place)
         if dtype.sort != "none":
             unknown = "" if dtype.sort == "dtype" else "inherited"
-            return tensor(dtype.dtype or unknown, whole=True if name in ("ones", "zeros") else None)
+            whole = True if name in ("ones", "zeros") else None
+            return tensor(dtype.dtype or unknown, whole, grid=name in _GRIDS)
     if name in _FILLED:
         return tensor("default", whole=True if name in ("ones", "zeros") else None)
     if name in _RANDOM:
-        return tensor("default")
+        return tensor("default", grid=name in _GRIDS)
     if name in ("tensor", "as_tensor") and call.positional:
         argument = call.positional[0]
         content = inference.value(argument.value, argument.place)
@@ -152,9 +171,9 @@ def _method(inference: Inference, call: Call, function: ast.Attribute, place: Pl
         target = cast_target(inference, call)
         if target is None:
             return of
-        return tensor(target.dtype or "inherited", of.whole, of.exponent)
+        return tensor(target.dtype or "inherited", of.whole, grid=of.grid, exponent=of.exponent)
     if name in _CASTS and not call.positional:
-        return tensor(_CASTS[name], of.whole, of.exponent)
+        return tensor(_CASTS[name], of.whole, grid=of.grid, exponent=of.exponent)
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
         return tensor(of.dtype or "inherited", True if name in ("new_ones", "new_zeros") else None)
     if name in ("cumsum", "sum", "softmax") and (given := call.keywords.get("dtype")) is not None:
@@ -171,18 +190,25 @@ def _operation(of: Value, name: str) -> Value:
         return BOOL
     if name in _INDEXED:
         return tensor("int")
-    known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in _ROUNDED))
+    known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in _ROUNDED | _TENSORS_ONLY))
     if not known:
         return UNKNOWN
     if name in _KEPT:
-        return tensor(of.dtype, of.whole, of.exponent)
+        return tensor(of.dtype, of.whole, grid=of.grid, exponent=of.exponent)
     if name in _ROUNDED:
-        return tensor(of.dtype or "float", True, of.exponent)
+        return tensor(of.dtype or "float", True, grid=of.grid, exponent=of.exponent)
     if name in _SUMMED:
-        return tensor("int" if of.is_int else of.dtype, of.whole, of.exponent)
+        return tensor("int" if of.is_int else of.dtype, of.whole, grid=of.grid, exponent=of.exponent)
     if name in _FLOATED:
-        return tensor("default" if of.is_int else of.dtype, None, name in ("exp", "exp2", "reciprocal"))
+        raised = (name in ("exp", "exp2") and of.grid) or (name == "reciprocal" and of.exponent)
+        return tensor("default" if of.is_int else of.dtype, exponent=raised)
     return UNKNOWN
+
+
+def registered(value: Value) -> Value:
+    """Return what is known of a tensor once it is a buffer or parameter: a cast of its module lowers it."""
+    floats = value.sort == "tensor" and value.dtype in FLOATING
+    return replace(value, dtype="inherited") if floats else value
 
 
 def arange_dtype(inference: Inference, call: Call) -> str:

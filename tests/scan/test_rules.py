@@ -158,3 +158,9 @@ def test_scanning_imports_neither_torch_nor_anything_outside_the_standard_librar
 
 def test_the_version_of_the_rules_changes_with_their_source() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", _version())
+
+
+def test_what_runs_as_a_program_is_a_note() -> None:
+    source = "import torch\nif __name__ == '__main__':\n    t = torch.arange(9999, dtype=torch.float32)\n"
+    (finding,) = scan(source, "SR001")
+    assert finding.severity == "note"

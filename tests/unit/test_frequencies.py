@@ -1,4 +1,4 @@
-"""RopeSpec gives the bits of the installed transformers, from its config objects and from published files.
+"""RopeSpec gives the bits of the installed transformers for every rope type.
 
 The same file runs with transformers 4.36 (rotary classes), 4.57 and 5.x (functions by rope type).
 """
@@ -7,125 +7,37 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
-import math
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stock_frequencies import (
+    DIMS,
+    HAS_FUNCTIONS,
+    HAS_PROPORTIONAL,
+    HAS_ROPE_PARAMETERS,
+    LLAMA3,
+    NEEDS_FUNCTIONS,
+    NEEDS_V5,
+    NESTED,
+    ROPE_INIT_FUNCTIONS,
+    SCALINGS,
+    THETAS,
+    YARN,
+    assert_like_stock,
+    assert_same_bits,
+    assert_stock_bits,
+    llama_config,
+    longrope,
+    stock,
+)
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
 from safe_rope.frequencies import RopeSpec
-
-try:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-except ImportError:  # before transformers 4.43
-    ROPE_INIT_FUNCTIONS = None
-
-HAS_FUNCTIONS = ROPE_INIT_FUNCTIONS is not None
-HAS_PROPORTIONAL = HAS_FUNCTIONS and "proportional" in ROPE_INIT_FUNCTIONS
-HAS_ROPE_PARAMETERS = hasattr(LlamaConfig(), "rope_parameters")
-
-THETAS = (1e4, 5e5, 1e6, 10000, 1e7, 7777.7)
-DIMS = (32, 64, 80, 96, 128, 192, 256)
-NEEDS_FUNCTIONS = pytest.mark.skipif(
-    not HAS_FUNCTIONS, reason="this transformers knows linear and dynamic only"
-)
-NEEDS_V5 = pytest.mark.skipif(not HAS_ROPE_PARAMETERS, reason="this transformers has no rope_parameters")
-
-
-def llama_config(
-    theta: float, head_dim: int, scaling: dict[str, Any] | None = None, **extra: Any
-) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=2 * head_dim,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        rope_theta=theta,
-        rope_scaling=copy.deepcopy(scaling),
-        **{"max_position_embeddings": 4096, **extra},
-    )
-
-
-def stock(
-    config: Any, seq_len: Any = None, layer_type: str | None = None, module: Any = modeling_llama
-) -> tuple[torch.Tensor, float]:
-    """Return inv_freq and attention scaling as the installed transformers computes them on CPU."""
-    if not HAS_FUNCTIONS:
-        return _stock_of_classes(config, seq_len, module), 1.0
-    if HAS_ROPE_PARAMETERS:
-        parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
-        rope_type = parameters["rope_type"]
-        layer = {} if layer_type is None else {"layer_type": layer_type}
-    else:
-        scaling = getattr(config, "rope_scaling", None) or {}
-        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-        layer = {}
-    if rope_type in ROPE_INIT_FUNCTIONS:
-        return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=seq_len, **layer)
-    rotary = next(value for name, value in vars(module).items() if name.endswith("RotaryEmbedding"))
-    return rotary.compute_default_rope_parameters(config, **layer)
-
-
-def _stock_of_classes(config: Any, seq_len: int | None, module: Any) -> torch.Tensor:
-    neox = module is modeling_gpt_neox
-    dim = config.hidden_size // config.num_attention_heads
-    dim = int(dim * config.rotary_pct) if neox else dim
-    scaling = getattr(config, "rope_scaling", None) or {}
-    kind = scaling.get("type")
-    middle = {None: "", "linear": "LinearScaling", "dynamic": "DynamicNTKScaling"}[kind]
-    rotary = getattr(module, f"{'GPTNeoX' if neox else 'Llama'}{middle}RotaryEmbedding")
-    options = {"scaling_factor": scaling["factor"]} if kind else {}
-    base = config.rotary_emb_base if neox else config.rope_theta
-    embedding = rotary(dim, max_position_embeddings=config.max_position_embeddings, base=base, **options)
-    if seq_len is not None and seq_len > config.max_position_embeddings:
-        embedding(torch.zeros(1), seq_len=seq_len)
-    return embedding.inv_freq / options["scaling_factor"] if kind == "linear" else embedding.inv_freq
-
-
-def assert_same_bits(got: torch.Tensor, expected: torch.Tensor) -> None:
-    assert got.dtype == expected.dtype == torch.float32
-    assert got.device.type == "cpu"
-    assert torch.equal(got, expected), (got - expected).abs().max()
-
-
-def assert_like_stock(config: Any, seq_len: Any = None, **layer: Any) -> RopeSpec:
-    spec = RopeSpec.from_config(config, **layer)
-    inv_freq, scaling = stock(config, seq_len, **layer)
-    assert_same_bits(spec.inv_freq(seq_len), inv_freq)
-    assert spec.attention_scaling == scaling
-    return spec
-
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 2048,
-}
-SCALINGS: dict[str, dict[str, Any] | None] = {
-    "default": None,
-    "linear": {"type": "linear", "rope_type": "linear", "factor": 3.7},
-    "linear by an integer": {"type": "linear", "rope_type": "linear", "factor": 8.0},
-    "yarn": YARN,
-    "yarn, not truncated": {**YARN, "truncate": False},
-    "yarn, mscale": {**YARN, "factor": 40, "mscale": 1.0, "mscale_all_dim": 0.707},
-    "yarn, equal mscale": {**YARN, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
-    "yarn, one mscale": {**YARN, "factor": 40, "mscale": 0.5},
-    "yarn, attention_factor": {**YARN, "attention_factor": 1.25},
-    "yarn, betas": {**YARN, "factor": 16.3, "beta_fast": 48, "beta_slow": 2.5},
-    "yarn, ramp of no width": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
-    "yarn, factor 1": {**YARN, "factor": 1.0},
-    "yarn, no trained length": {"rope_type": "yarn", "factor": 2.5},
-    "llama3": LLAMA3,
-    "llama3, other options": {**LLAMA3, "factor": 32.0, "low_freq_factor": 1.5, "high_freq_factor": 3.3},
-}
 
 
 @pytest.mark.parametrize("name", SCALINGS)
@@ -168,7 +80,7 @@ def test_dynamic_ntk_follows_a_length_given_as_tensor(dtype: torch.dtype) -> Non
             spec = assert_like_stock(config, tensor)
             differs += not torch.equal(spec.inv_freq(length), spec.inv_freq(tensor))
         for length in (1, 512):
-            assert_same_bits(spec.inv_freq(torch.tensor(length, dtype=dtype)), stock(config)[0])
+            assert_stock_bits(spec, torch.tensor(length, dtype=dtype), stock(config)[0])
     assert differs > 0, "a tensor and an integer would need no distinction"
 
 
@@ -180,17 +92,7 @@ def test_dynamic_rotary_module_passes_through_the_same_frequencies() -> None:
     for length in (10, 64, 65, 200, 12):
         position_ids = torch.arange(length)[None]
         rotary(torch.zeros(1), position_ids)
-        assert_same_bits(spec.inv_freq(position_ids.max() + 1), rotary.inv_freq)
-
-
-def longrope(dim: int, **options: Any) -> dict[str, Any]:
-    count = dim // 2
-    return {
-        "rope_type": "longrope",
-        "short_factor": [1.0 + 0.013 * i for i in range(count)],
-        "long_factor": [1.08 + 63.7 * i / count for i in range(count)],
-        **options,
-    }
+        assert_stock_bits(spec, position_ids.max() + 1, rotary.inv_freq)
 
 
 @NEEDS_FUNCTIONS
@@ -277,7 +179,7 @@ def test_partial_rotary_factor_of_gpt_neox(kind: str | None, pct: float) -> None
     assert spec.rotary_dim == int(80 * pct)
     assert spec.head_dim == 80
     for length in (None, 700) if kind == "dynamic" else (None,):
-        assert_same_bits(spec.inv_freq(length), stock(config, length, module=modeling_gpt_neox)[0])
+        assert_stock_bits(spec, length, stock(config, length, module=modeling_gpt_neox)[0])
 
 
 @NEEDS_FUNCTIONS
@@ -296,18 +198,6 @@ def test_unscaled_linear_frequencies_are_those_of_the_default_type() -> None:
 
 
 # ---- transformers 5: parameters per layer type ----------------------------------------------------------
-
-
-NESTED = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 8.0,
-        "original_max_position_embeddings": 512,
-        "truncate": False,  # transformers 5 reads it beside the layer types only
-    },
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-}
 
 
 def nested_config(**parameters: Any) -> LlamaConfig:
@@ -331,7 +221,7 @@ def test_each_layer_type_has_its_frequencies(layer_type: str, outer: dict[str, A
         assert spec.attention_scaling == scaling
     else:
         inv_freq = stock(llama_config(1e4, 128))[0]
-    assert_same_bits(spec.inv_freq(), inv_freq)
+    assert_stock_bits(spec, None, inv_freq)
     assert RopeSpec.from_config(config.to_dict(), layer_type) == spec
 
 
@@ -365,195 +255,4 @@ def test_heads_that_differ_between_layer_types() -> None:
     for layer_type, head_dim in (("full_attention", 512), ("sliding_attention", 256)):
         spec = RopeSpec.from_config(config, layer_type)
         assert spec.head_dim == head_dim
-        assert_same_bits(spec.inv_freq(), getattr(rotary, f"{layer_type}_inv_freq"))
-
-
-# ---- published configs ----------------------------------------------------------------------------------
-
-LLAMA_31_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-}
-MISTRAL_7B_V03 = {
-    "model_type": "mistral",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-}
-GPT_NEOX_20B = {
-    "model_type": "gpt_neox",
-    "hidden_size": 6144,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 2048,
-    "rotary_emb_base": 10000,
-    "rotary_pct": 0.25,
-}
-QWEN25_7B_1M = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 1010000,
-    "rope_theta": 10000000.0,
-    "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192},
-}
-# The lists of factors have the published length, not the published values.
-PHI3_128K = {
-    "model_type": "phi3",
-    "hidden_size": 3072,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 131072,
-    "original_max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-    "rope_scaling": {
-        "type": "longrope",
-        "short_factor": longrope(96)["short_factor"],
-        "long_factor": longrope(96)["long_factor"],
-    },
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "max_position_embeddings": 163840,
-    "rope_theta": 10000,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-}
-GEMMA3_4B = {  # published without rope_theta, head_dim and num_attention_heads
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-}
-PUBLISHED: dict[
-    str, tuple[dict[str, Any], int, float, float]
-] = {  # rotary_dim, rope_theta, attention_scaling
-    "Llama-3.1-8B": (LLAMA_31_8B, 128, 5e5, 1.0),
-    "Mistral-7B-v0.3": (MISTRAL_7B_V03, 128, 1e6, 1.0),
-    "GPT-NeoX-20B": (GPT_NEOX_20B, 24, 1e4, 1.0),
-    "Qwen2.5-7B-Instruct-1M": (QWEN25_7B_1M, 128, 1e7, 1.0),
-    "Phi-3-mini-128k": (PHI3_128K, 96, 1e4, math.sqrt(1 + math.log(32) / math.log(4096))),
-    "DeepSeek-V3": (DEEPSEEK_V3, 64, 1e4, 1.0),
-}
-
-
-def config_class_for(model_type: str) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    if model_type not in CONFIG_MAPPING:
-        pytest.skip(f"this transformers has no {model_type}")
-    return CONFIG_MAPPING[model_type]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_config_is_read_as_the_model_means_it(name: str) -> None:
-    content, rotary_dim, theta, scaling = PUBLISHED[name]
-    spec = RopeSpec.from_config(json.loads(json.dumps(content)))
-    assert (spec.rotary_dim, spec.rope_theta, spec.attention_scaling) == (rotary_dim, theta, scaling)
-    assert spec.inv_freq().shape == (rotary_dim // 2,)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_config_and_its_config_object_give_the_stock_bits(name: str) -> None:
-    content = PUBLISHED[name][0]
-    if not HAS_FUNCTIONS and content.get("rope_scaling"):
-        pytest.skip("this transformers knows linear and dynamic only")
-    config = config_class_for(content["model_type"]).from_dict(copy.deepcopy(content))
-    from_file, from_object = RopeSpec.from_config(content), RopeSpec.from_config(config)
-    module = modeling_gpt_neox if content["model_type"] == "gpt_neox" else modeling_llama
-    for length in (None, 4096, 4097) if from_file.depends_on_length else (None,):
-        inv_freq, scaling = stock(config, length, module=module)
-        for spec in (from_file, from_object, RopeSpec.from_config(config.to_dict())):
-            assert_same_bits(spec.inv_freq(length), inv_freq)
-            assert spec.attention_scaling == scaling
-
-
-def test_gemma3_file_is_read_for_each_layer_type() -> None:
-    full = RopeSpec.from_config(GEMMA3_4B, "full_attention")
-    local = RopeSpec.from_config(GEMMA3_4B, "sliding_attention")
-    assert (full.rope_type, full.rope_theta, full.factor, full.rotary_dim) == ("linear", 1e6, 8.0, 256)
-    assert (local.rope_type, local.rope_theta, local.factor, local.rotary_dim) == ("default", 1e4, None, 256)
-
-
-def test_gemma3_rotary_modules_have_the_frequencies_of_their_layer_type() -> None:
-    config_class = config_class_for("gemma3_text")
-    from transformers.models.gemma3 import modeling_gemma3
-
-    content = {**GEMMA3_4B["text_config"], "num_attention_heads": 8, "num_key_value_heads": 4}
-    config = config_class.from_dict(copy.deepcopy(content))
-    if HAS_ROPE_PARAMETERS:
-        rotary = modeling_gemma3.Gemma3RotaryEmbedding(config)
-        stock_bits = {name: getattr(rotary, f"{name}_inv_freq") for name in NESTED}
-    else:
-        local = copy.deepcopy(config)
-        local.rope_theta, local.rope_scaling = config.rope_local_base_freq, {"rope_type": "default"}
-        stock_bits = {"full_attention": stock(config)[0], "sliding_attention": stock(local)[0]}
-        # the rotary module of local layers holds this config and does not know its layer type
-        assert_same_bits(RopeSpec.from_config(local).inv_freq(), stock_bits["sliding_attention"])
-    for layer_type, inv_freq in stock_bits.items():
-        assert_same_bits(RopeSpec.from_config(config, layer_type).inv_freq(), inv_freq)
-        assert_same_bits(RopeSpec.from_config(GEMMA3_4B, layer_type).inv_freq(), inv_freq)
-
-
-def test_both_forms_of_a_file_mean_the_same() -> None:
-    v5 = {key: value for key, value in LLAMA_31_8B.items() if key not in ("rope_theta", "rope_scaling")}
-    v5["rope_parameters"] = {**LLAMA_31_8B["rope_scaling"], "rope_theta": 500000.0}
-    assert RopeSpec.from_config(v5) == RopeSpec.from_config(LLAMA_31_8B)
-
-
-def test_old_names_of_longrope_are_understood() -> None:
-    for name in ("su", "yarn"):
-        content = {**PHI3_128K, "rope_scaling": {**PHI3_128K["rope_scaling"], "type": name}}
-        assert RopeSpec.from_config(content) == RopeSpec.from_config(PHI3_128K)
-
-
-def test_reading_a_config_changes_nothing_in_it() -> None:
-    for content in (*[entry[0] for entry in PUBLISHED.values()], GEMMA3_4B):
-        before = copy.deepcopy(content)
-        RopeSpec.from_config(content, "full_attention")
-        assert content == before
-    config = llama_config(1e4, 64, {"type": "linear", "factor": 2.0})
-    before = copy.deepcopy(config.to_dict())
-    RopeSpec.from_config(config)
-    assert config.to_dict() == before
-
-
-def test_explicit_dimensions_win() -> None:
-    assert RopeSpec.from_config(MISTRAL_7B_V03, head_dim=64).rotary_dim == 64
-    spec = RopeSpec.from_config(GPT_NEOX_20B, head_dim=80, rotary_dim=32)
-    assert (spec.head_dim, spec.rotary_dim) == (80, 32)
-    assert RopeSpec.from_config({"rope_theta": 1e4}, rotary_dim=32).head_dim == 32
+        assert_stock_bits(spec, None, getattr(rotary, f"{layer_type}_inv_freq"))

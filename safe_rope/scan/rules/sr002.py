@@ -6,11 +6,13 @@ the same one. Here forward is no safer than a constructor.
 
 Count in int64 and compute in float32; cast the finished table, if anything, to the activation's dtype. The
 fix changes the dtype of the result and is therefore never applied without `--unsafe-fixes`.
+
+Not reported: a dtype that is an integer one by what its tensor is called or used for, as an index say.
 """
 
 from __future__ import annotations
 
-from safe_rope.scan import fixes
+from safe_rope.scan import fixes, indices
 from safe_rope.scan._scopes import Site
 from safe_rope.scan._values import LOW, PINNED
 from safe_rope.scan.file import File, Report
@@ -28,7 +30,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if dtype.dtype in PINNED | LOW and not is_anothers(dtype):
         return None
-    if file.is_harmless(site, call):
+    if file.is_harmless(site, call) or indices.counts_in(file, site, given):
         return None
     torch = fixes.torch_name(file, site.place)
     fix = fixes.through_integers(file, call, site.place, f"{torch}.float32") if torch else None
@@ -57,6 +59,12 @@ RULE = Rule(
         "import torch\nt = torch.arange(len(x), dtype=None)\n",
         "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",
         "import torch\ndef f(x):\n    return torch.arange(100, dtype=x.dtype)\n",
+        "import torch\ndef inverse(p):\n    q = torch.empty_like(p)\n"
+        "    q[p] = torch.arange(p.numel(), dtype=p.dtype)\n    return q\n",
+        "import torch\ndef f(x, rows, n):\n    offsets = torch.arange(n, dtype=rows.dtype)\n"
+        "    return x[rows[:, None] * n + offsets]\n",
+        "import torch\ndef f(slot, n):\n    page = slot // n\n"
+        "    return page, torch.arange(n, dtype=slot.dtype)\n",
     ),
     INVALID=(
         "import torch\ndef forward(self, x):\n    return torch.arange(x.shape[1], dtype=x.dtype)\n",

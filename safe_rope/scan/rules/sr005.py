@@ -8,38 +8,83 @@ Cast to float32 instead. The result's dtype changes, so that the fix needs `--un
 
 from __future__ import annotations
 
-from safe_rope.scan import fixes, messages
+import ast
+import re
+
+from safe_rope.scan import fixes, indices, messages
 from safe_rope.scan._scopes import Site
 from safe_rope.scan._values import LOW
 from safe_rope.scan.file import File, Report
+from safe_rope.scan.flow import Step
 from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.tensors import cast_argument, cast_target
+
+_POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
-    """Report an integer arange that is cast to a low or inherited dtype."""
-    if call is None or call.function != "torch.arange" or not file.value(call.node, site.place).is_int:
+    """Report an integer arange, or position ids, cast to a low or inherited dtype."""
+    if call is None:
+        return None
+    if call.function != "torch.arange":
+        return _cast_of_positions(file, site, call)
+    if not file.value(call.node, site.place).is_int:
         return None
     for step in file.flow.steps(site):
-        if step.how == "cast" and not file.is_harmless(site, call):
-            target = step.target if step.target in LOW else "a dtype that others lower"
+        if step.how == "cast" and not file.is_harmless(site, call) and not _to_index(file, site, step):
             return Report(
                 call.node,
                 file.severity("warning", site, follows_activations=True),
-                f"positions cast to {target}: {messages.position(step.target, file.largest(call))}"
-                "; use float32",
+                f"positions cast to {_named(step.target)}: "
+                f"{messages.position(step.target, file.largest(call))}; use float32",
                 fixes.replace_cast(file, step.node, step.place),
             )
     return None
+
+
+def _to_index(file: File, site: Site, step: Step) -> bool:
+    """Say whether the cast is to the dtype of indices."""
+    if not isinstance(step.node, ast.Call):
+        return False
+    target = cast_argument(file.inference, file.inference.call(step.node, step.place))
+    return target is not None and indices.counts_in(file, site, target)
+
+
+def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
+    """Report a cast of what is called position ids, wherever they come from."""
+    node = call.node.func
+    if not isinstance(node, ast.Attribute):
+        return None
+    of = node.value
+    name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+    if not _POSITION_IDS.fullmatch(name):
+        return None
+    target = cast_target(file.inference, call)
+    argument = cast_argument(file.inference, call)
+    if target is None or argument is None or not target.lowerable or "device" in ast.unparse(argument.value):
+        return None
+    if indices.holds(file, argument.value, argument.place):
+        return None
+    return Report(
+        call.node,
+        file.severity("warning", site, follows_activations=True),
+        f"positions cast to {_named(target.dtype)}: {messages.position(target.dtype)}; use float32",
+        fixes.replace_cast(file, call.node, site.place),
+    )
+
+
+def _named(dtype: str) -> str:
+    return dtype if dtype in LOW else "a dtype that others lower"
 
 
 RULE = Rule(
     id="SR005",
     name="positions-cast-low",
     severity="warning",
-    summary="an integer arange cast to the dtype of another tensor, or to a low one",
+    summary="positions cast to the dtype of another tensor, or to a low one",
     explanation=__doc__,
-    functions=("arange",),
+    functions=("arange", "to", "type_as"),
     check=check,
     VALID=(
         "import torch\nt = torch.arange(n).to(torch.float32)\n",
@@ -47,6 +92,9 @@ RULE = Rule(
         "import torch\ndef f(device, n):\n    return torch.arange(n).to(device)\n",
         "import torch\ndef f(input_ids, n):\n    return torch.arange(n).type_as(input_ids)\n",
         "import torch\nt = torch.arange(128).to(torch.bfloat16)\n",
+        "import torch\ndef f(batch_idxs, n):\n    return torch.arange(n).type_as(batch_idxs)\n",
+        "import torch\ndef f(x, order, n):\n    return x[torch.arange(n).to(order) - order]\n",
+        "import torch\ndef forward(self, x, position_ids):\n    return position_ids.to(x.device)\n",
     ),
     INVALID=(
         "import torch\ndef f(self, n):\n    return torch.arange(n).type_as(self.inv_freq)\n",
@@ -54,5 +102,7 @@ RULE = Rule(
         "import torch\nt = torch.arange(4096).bfloat16()\n",
         "import torch\ndef f(n, damping: torch.Tensor):\n    return torch.arange(n).to(damping)\n",
         "import torch\ndef f(n, dtype):\n    t = torch.arange(n)\n    return t[None, :].to(dtype)\n",
+        "import torch\ndef forward(self, x, position_ids):\n"
+        "    return position_ids.to(device=x.device, dtype=x.dtype)\n",
     ),
 )

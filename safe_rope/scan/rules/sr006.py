@@ -4,8 +4,8 @@
 needs 9 bits above 128, and bfloat16 has 8. Ask for float32; the result's dtype changes, so that the fix needs
 `--unsafe-fixes`.
 
-Not reported: grids that are read back as Python numbers (stochastic depth), ramps from 0 to 1, and grids
-named as bins, bounds, rates, schedules or windows: none of them are positions.
+Not reported: grids that are read back as Python numbers (stochastic depth), ramps from 0 to 1 that are no
+exponents, and grids named as bins, bounds, rates, schedules, windows or filters: none of them are positions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
 
 _NO_POSITIONS = re.compile(
-    r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|edge|quantile|threshold|beta|sigma|noise|alpha|schedule|timestep"
-    r"|decay|window|fade|weight|prob|lower|upper|level",
+    r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|edge|quantile|threshold|beta|sigma|noise|alpha|schedule|time_?step"
+    r"|decay|window|fade|weight|prob|lower|upper|level|temperature|guidance|mel\b|mel_|_mels?\b|hz\b|hz_|\bdt_|_dt\b"
+    r"|audio|video|image\b|latent|sample\b|loss",
     re.IGNORECASE,
+)
+# The functions around that make something else than positions.
+_NO_ENCODING = re.compile(
+    r"schedule|temperature|gauss|blur|mel(?:scale)?_|_mel|filter|_?fbanks?|fb_matrix|kernel|upsample"
 )
 
 
@@ -35,7 +40,11 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     inherited = dtype is not None and dtype.sort != "none"
     if dtype is not None and inherited and not (dtype.lowerable or not dtype.dtype):
         return None
-    if _is_ramp(file, call) or _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
+    if _is_ramp(file, call) and not file.flow.is_raised(site):
+        return None
+    if _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
+        return None
+    if _NO_ENCODING.search(site.place.scope.name):
         return None
     what = "an inherited dtype" if inherited else "the default dtype"
     return Report(
@@ -84,11 +93,15 @@ RULE = Rule(
         "import torch\ndpr = [x.item() for x in torch.linspace(0, config.drop_path_rate, n)]\n",
         "import torch\nx = torch.linspace(0, 1, n)\n",
         "import torch\nboundaries = torch.linspace(0, 20, n)\n",
+        "import torch\ndef gaussian_blur(k, half):\n    x = torch.linspace(-half, half, steps=k)\n"
+        "    return torch.exp(-0.5 * x**2)\n",
         "import numpy as np\nx = np.linspace(0, 4096, 4096)\n",
     ),
     INVALID=(
         "import torch\ndef f(h, x):\n    return torch.linspace(0.5, h - 0.5, h, dtype=x.dtype)\n",
         "import torch\nbands = torch.linspace(1.0, max_freq / 2, n)\n",
         "import torch\nx = torch.logspace(0, 4, n, dtype=torch.bfloat16)\n",
+        "import torch\ndef f(n, log_max):\n    ramp = torch.linspace(0.0, 1.0, n)\n"
+        "    return torch.exp(ramp * log_max)\n",
     ),
 )

@@ -19,6 +19,8 @@ from safe_rope.scan.file import File, Report
 from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
 
+# Tables of cos and sin are SR011's; a decay is raised to a grid too.
+_OTHERS = re.compile(r"cos|sin(?!us)|decay|slope|alibi|window|filter", re.IGNORECASE)
 _FREQUENCIES = re.compile(r"(?:\w*_)?inv_?freqs?(?:_\w*)?", re.IGNORECASE)
 
 
@@ -31,6 +33,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if value.sort == "none" or value.is_int:
         return None
     if not _FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in FLOATING):
+        return None
+    if _OTHERS.search(name):
         return None
     how = "parameter" if parameter else "buffer"
     return Report(
@@ -78,6 +82,9 @@ RULE = Rule(
         "        self.register_buffer('position_ids', torch.arange(512))\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        self.register_buffer('inv_freq', None)\n",
+        "import torch\nclass M(torch.nn.Module):\n    def __init__(self, n):\n"
+        "        dt = torch.exp(torch.rand(n))\n        self.dt_bias = torch.nn.Parameter(dt)\n"
+        "        self.ids = torch.arange(n)\n        x = self.ids / n\n",
     ),
     INVALID=(
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"

@@ -21,6 +21,8 @@ from safe_rope.scan.names import Call
 from safe_rope.scan.rules._rule import Rule
 
 _FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
+# Other things that a number is raised to a grid for.
+_OTHERS = re.compile(r"decay|slope|alibi|window|filter|kernel|pdf|mask", re.IGNORECASE)
 _PRODUCTS = ("torch.matmul", "torch.bmm", "torch.einsum", "torch.mm")
 
 
@@ -66,6 +68,9 @@ def _mentions(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
             else ""
         )
         if _FREQUENCIES.fullmatch(name):
+            return True
+        named = isinstance(inner, ast.Name | ast.Attribute) and not _OTHERS.search(name)
+        if named and isinstance(inner, ast.expr) and file.value(inner, place).exponent:
             return True
         if isinstance(inner, ast.Name) and depth == 0:
             bindings = file.names.bindings(inner.id, place)
@@ -166,8 +171,15 @@ RULE = Rule(
         "    return self.inv_freq[None, :, None] * t[:, None, :].float()\n",
         "import torch\ndef forward(self, t):\n    return torch.outer(t, self.inv_freq)\n",
         "import torch\ndef forward(self, q, k):\n    return torch.einsum('bhid,bhjd->bhij', q, k)\n",
+        "import torch\ndef f(n, t):\n    slopes = 2.0 ** -torch.arange(1, n).float()\n"
+        "    return torch.einsum('h,i->hi', slopes, t)\n",
     ),
     INVALID=(
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        theta = 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d))\n"
+        "        self.register_buffer('theta', theta)\n"
+        "    def table(self, n):\n        t = torch.arange(n)\n"
+        "        return torch.einsum('i,j->ij', t, self.theta)\n",
         "import torch\ndef forward(self, t):\n    return torch.einsum('i,j->ij', t, self.inv_freq)\n",
         "import torch\ndef forward(self, position_ids):\n    inv = self.inv_freq[None, :, None].float()\n"
         "    return (inv @ position_ids[:, None, :].float()).transpose(1, 2)\n",

@@ -18,6 +18,9 @@ from safe_rope.scan.rules.sr008 import registration
 
 _TABLE = re.compile(r"(?:\w+_)?(?:cos|sin|cosine|sine|freqs_cis)(?:_\w+)?", re.IGNORECASE)
 
+# What else is made of cosines.
+_FILTERS = re.compile(r"filter|window|kernel|dct|basis|stft|dft|mel|hann", re.IGNORECASE)
+
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a registration of a cos or sin table."""
@@ -30,6 +33,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if (
         value.sort == "none"
         or value.is_int
+        or _FILTERS.search(name)
         or not (_TABLE.fullmatch(name) or _is_table(file, tensor, site.place))
     ):
         return None
@@ -65,6 +69,8 @@ RULE = Rule(
     VALID=(
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self):\n"
         "        self.register_buffer('position_ids', torch.arange(512))\n",
+        "import torch\nclass F(torch.nn.Module):\n    def __init__(self):\n        t = torch.arange(9) / 2\n"
+        "        self.register_buffer('filter', torch.sin(t) / t)\n",
     ),
     INVALID=(
         "import torch\nclass R(torch.nn.Module):\n    def f(self, emb, dtype):\n"

@@ -31,17 +31,17 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     severity = file.severity("note", site)
     given = call.keywords.get("dtype")
     dtype = file.value(given.value, given.place) if given is not None else None
-    if dtype is not None and dtype.is_int:
+    if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
     if call.function == "torch.range":
         message = f"torch.range counts in the default dtype: {messages.position()}; use an integer arange"
         return Report(call.node, severity, message)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
-    where = kind(site.place.scope, file.path, file.walk, False)
+    where = kind(site.place.scope, file.path, file.walk)
     if where != "constructor" or not _is_factor(site) or not _is_rotary(site):
         return None
-    if file.value(call.node, site.place).is_int:
+    if file.value(call.node, site.place).is_int or _is_empty(call):
         return None
     pinned = dtype is not None and dtype.dtype in PINNED
     how = "zero.Init" if pinned else "zero.Init or the default dtype"
@@ -49,6 +49,11 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         f"a scale factor as a tensor: {how} makes 1.1 {messages.in_bfloat16(1.1):.4f}; keep a Python float"
     )
     return Report(call.node, severity, message)
+
+
+def _is_empty(call: Call) -> bool:
+    first = call.positional[0].value if call.positional else None
+    return isinstance(first, ast.List | ast.Tuple) and not first.elts
 
 
 def _is_factor(site: Site) -> bool:
