@@ -6,8 +6,8 @@ loaded
     its checkpoint goes through each load path, with stock code and under the guard, and answers the same
     13,000 questions;
 trained
-    the same model is trained from the same start with the tables that stock code made on that path, all else in
-    FP32, and then asked twice: with those tables, and with right ones, as an inference engine has them.
+    the same model is trained from the same start with the tables that stock code made on that path, all else
+    in FP32, and then asked twice: with those tables, and with right ones, as an inference engine has them.
 
 Every part runs in a process of its own (_quality_worker.py). The exit status is 0 if all of them ended.
 """
@@ -133,17 +133,26 @@ def markdown(found: dict[str, Any]) -> str:
 
 def _cells(score: Score) -> str:
     perplexity = score["perplexity"]
-    return f"{100 * score['accuracy']:.1f} % | {perplexity:.2f}" if perplexity < 1e4 else (
-        f"{100 * score['accuracy']:.1f} % | {perplexity:.1e}"
+    return (
+        f"{100 * score['accuracy']:.1f} % | {perplexity:.2f}"
+        if perplexity < 1e4
+        else (f"{100 * score['accuracy']:.1f} % | {perplexity:.1e}")
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Markdown, or JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it (.png, .svg)")
-    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="where checkpoints and results stay; parts that it holds are not run again")
+    parser.add_argument(
+        "--keep",
+        metavar="FOLDER",
+        type=Path,
+        help="where checkpoints and results stay; parts that it holds are not run again",
+    )
     options = parser.parse_args()
     exit_on_sigterm()
     try:

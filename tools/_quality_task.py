@@ -5,14 +5,14 @@ at the odd position after it a token that names a distance d. The answer is the 
 positions before its neighbour. Nothing but the position tells which of up to 1,024 tokens that is: chance is
 1/32. Every question is answered in one forward, so that 2,048 tokens hold 1,024 questions.
 
-One attention layer is enough: for each of the 14 distances it learns a query that, rotated, fits the key at
-just that distance. On the way from FP32 weights to this, nothing is special to this model: it is transformers'
-Llama, with head_dim 64.
+One attention layer is enough: for each of the 14 distances it learns a query that, rotated, fits the key
+at just that distance. Nothing else is special to this model: it is transformers' Llama, with head_dim 64.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,7 +63,7 @@ def sequences(
     half = length // 2
     content = torch.randint(0, CONTENT, (count, half), generator=generator)
     index = torch.arange(half)
-    reachable = (_DISTANCES // 2 <= index[:, None]).sum(1)
+    reachable = (index[:, None] >= _DISTANCES // 2).sum(1)
     choice = (torch.rand(count, half, generator=generator) * reachable).long()
     source = index - _DISTANCES[choice] // 2
     answers = content.gather(1, source.clamp(min=0)).masked_fill(source < 0, NO_ANSWER)
@@ -107,8 +107,8 @@ def evaluate(model: Any, count: int = 16) -> Score:
     """Ask ``model`` the same 16,000 questions at 2,048 tokens whatever it is; a model or a DeepSpeed engine.
 
     Returns:
-        "accuracy" and "perplexity" over all; "by_position" and "by_distance" hold the accuracy for each bin of
-        the question's position, named by its first, and for each distance.
+        "accuracy" and "perplexity" over all; "by_position" and "by_distance" hold the accuracy for each bin
+        of the question's position, named by its first, and for each distance.
     """
     generator = torch.Generator().manual_seed(12345)
     model.eval()
@@ -123,7 +123,7 @@ def evaluate(model: Any, count: int = 16) -> Score:
         positions.append((2 * torch.arange(CONTEXT // 2) + 1)[None][asked])
     hit, loss = torch.cat(hits), torch.cat(losses)
     far, place = torch.cat(distances), torch.cat(positions)
-    bins = zip(POSITION_BINS[:-1], POSITION_BINS[1:], strict=True)
+    bins = itertools.pairwise(POSITION_BINS)
     return {
         "accuracy": float(hit.mean()),
         "perplexity": float(loss.double().mean().exp()),

@@ -22,13 +22,14 @@ model(input_ids=ids, labels=ids).loss.backward()
 """
 
 # What the pages about the scan scan.
-SOURCE = """
-import torch
+SOURCE = """import torch
 
 
-def table(inv_freq, max_positions):
-    t = torch.arange(max_positions, dtype=torch.float32)
-    return torch.outer(t, inv_freq).cos()
+class Rotary:
+    def tables(self, inv_freq, max_positions):
+        # one row for each position
+        t = torch.arange(max_positions, dtype=torch.float32)
+        return torch.outer(t, inv_freq).cos()
 """
 
 
@@ -69,7 +70,9 @@ def reader(tmp_path: Path, checkpoint: Path, example: Path) -> tuple[Path, dict[
     programs.mkdir()
     main = "from safe_rope.cli.main import main; main()"
     for name, arguments in (("safe-rope", f"-c '{main}'"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
+        (programs / name).write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8"
+        )
         (programs / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SAFE_ROPE")}
     path = [str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

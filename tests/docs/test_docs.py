@@ -21,8 +21,8 @@ SHELL = ("sh", "console")
 NOT_CODE = ("text", "mermaid")
 LANGUAGES = ("python", *SHELL, "json", "toml", "yaml", *NOT_CODE)
 
-# The programs that a page may call, and whether a test can do so: installing needs a network, and the commands
-# in tools/ make an environment of their own (tests/unit/test_tools.py).
+# The programs that a page may call, and whether a test can do so: installing needs a network, and the
+# commands in tools/ make an environment of their own (tests/unit/test_tools.py).
 PROGRAMS = {"safe-rope": True, "python": True, "pip": False, "git": False, "tools/": False}
 # A finding is no failure of the page.
 MAY_FIND = ("scan", "audit", "compare")

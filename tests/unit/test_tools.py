@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("demo", "test", "matrix", "wheel")
+COMMANDS = ("demo", "quality", "test", "matrix", "wheel")
 
 
 def call(
