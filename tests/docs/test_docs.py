@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import re
 import subprocess
@@ -87,6 +88,13 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, reader: Reader
     )
     done = run([sys.executable, "-c", source], reader)
     assert done.returncode == 0, done.stderr[-3000:]
+    if importlib.metadata.version("transformers").startswith("5."):  # module paths are those of the newest
+        found = blocks(page)
+        for before, block in itertools.pairwise(found):
+            if before.language == "python" and block.language == "text":
+                for line in block.text.splitlines():
+                    shown = line.partition("…")[0].rstrip()
+                    assert shown in done.stdout, f"{block}: {shown!r} is not in\n{done.stdout}"
 
 
 @pytest.mark.parametrize("page", pages_with(*SHELL), ids=lambda page: page.name)
