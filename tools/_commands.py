@@ -58,7 +58,7 @@ def demo(arguments: Sequence[str]) -> int:
 def quality(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "quality",
-        "Train a small Llama to recall over up to 1,790 tokens, then load and train it with the tables that\n"
+        "Train a small Llama to recall a token from a distance, then load and train it with the tables that\n"
         "each load path leaves, stock and guarded: accuracy and perplexity. About five minutes.",
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")

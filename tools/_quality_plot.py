@@ -1,4 +1,4 @@
-"""The picture of _quality.py's result: accuracy by distance, by position, and while it is learned."""
+"""The picture of _quality.py's result: accuracy by distance, by place, and while it is learned."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def draw(found: dict[str, Any], titles: dict[str, str], file: Path) -> None:
 
     figure, (distance, position, curve) = pyplot.subplots(1, 3, figsize=(13, 4.2), sharey=True)
     for path, kinds in found["loaded"].items():
-        for axes, key in ((distance, "by_distance"), (position, "by_position")):
+        for axes, key in ((distance, "by_distance"), (position, "by_place")):
             stock, guarded = (kinds[kind][key] for kind in ("stock", "guarded"))
             axes.plot(
                 [int(x) for x in stock], list(stock.values()), "o-", color=COLORS[path], label=titles[path]
             )
             label = "all three, guarded" if path == list(found["loaded"])[-1] else None
             axes.plot([int(x) for x in guarded], list(guarded.values()), "k--", lw=1.2, label=label)
-    distance.set(xscale="log", xlabel="distance asked for (tokens)", ylabel="accuracy")
+    distance.set(xscale="log", xlabel="distance asked for (positions)", ylabel="accuracy")
     distance.set_title("loaded: by distance", fontsize=10)
     distance.legend(fontsize=7, loc="lower left")
-    position.set(xlabel="position of the question")
-    position.set_title("loaded: by position", fontsize=10)
+    position.set(xlabel="place of the question in the sequence")
+    position.set_title("loaded: by place", fontsize=10)
     runs = {"right tables": (found["base"], "black")}
     runs |= {titles[path]: (result, COLORS[path]) for path, result in found["trained"].items()}
     for label, (result, color) in runs.items():

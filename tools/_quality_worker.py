@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _quality_task import CONTEXT, evaluate, new_model, train, transformers
+from _quality_task import CONTEXT, evaluate, gap_of, new_model, train, transformers
 
 Tables = dict[str, torch.Tensor]
 
@@ -33,39 +33,53 @@ def by_length(module: Any) -> bool:
 
 @torch.no_grad()
 def tables_of(model: Any) -> Tables:
-    """Return what the model's attention gets at every position: cos and sin, FP32, [2048, head_dim]."""
-    module, x = rotary_modules(model)[0], torch.zeros(1, 1, CONTEXT, 64)
+    """Return what the model's attention gets: cos and sin, FP32, [4096, head_dim].
+
+    The rows are the first 2,048 positions, and those after the gap.
+    """
+    module, x, gap = rotary_modules(model)[0], torch.zeros(1, 1, CONTEXT, 128), gap_of(model)
     if by_length(module):
-        tables = module(x, seq_len=CONTEXT)
+        tables = [table.reshape(CONTEXT, -1).repeat(2, 1) for table in module(x, seq_len=CONTEXT)]
     else:
-        tables = module(x, torch.arange(CONTEXT).unsqueeze(0))
-    cos, sin = (getattr(table, "table", table).reshape(CONTEXT, -1).float().clone() for table in tables)
+        positions = torch.cat([torch.arange(CONTEXT), gap + torch.arange(CONTEXT)])
+        tables = [table.reshape(2 * CONTEXT, -1) for table in module(x, positions.unsqueeze(0))]
+    cos, sin = (getattr(table, "table", table).float().clone() for table in tables)
     return {"cos": cos, "sin": sin}
 
 
 def use_tables(model: Any, tables: Tables) -> None:
     """Let the model's attention have these tables, and nothing else of whatever made them."""
     cos, sin = tables["cos"], tables["sin"]
+    gap = gap_of(model)
+
+    def by_position(
+        x: torch.Tensor, position_ids: torch.Tensor, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = position_ids - (gap - CONTEXT) * (position_ids >= gap)
+        return cos[rows], sin[rows]
+
     for module in rotary_modules(model):
         if by_length(module):
             module.forward = lambda x, seq_len=None: (cos[:seq_len], sin[:seq_len])
         else:
-            module.forward = lambda x, position_ids, **_: (cos[position_ids], sin[position_ids])
+            module.forward = by_position
 
 
 def run_train(seed: str, tables: str, folder: Path) -> dict[str, Any]:
     model = new_model(int(seed))
+    gap = gap_of(model)
     if tables != "none":
         use_tables(model, torch.load(tables))
     curve = train(model, int(seed), lambda step: print(step, flush=True))
     torch.save(tables_of(model), folder / "tables.pt")
-    result = {"curve": curve, "as_trained": evaluate(model)}
+    result = {"curve": curve, "as_trained": evaluate(model, gap)}
     model.save_pretrained(folder / "checkpoint")
     return result
 
 
 def run_score(checkpoint: str, folder: Path) -> dict[str, Any]:
-    return evaluate(transformers.LlamaForCausalLM.from_pretrained(checkpoint))
+    model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
+    return evaluate(model, gap_of(model))
 
 
 def run_load(path: str, kind: str, checkpoint: str, folder: Path) -> dict[str, Any]:
@@ -80,10 +94,11 @@ def run_load(path: str, kind: str, checkpoint: str, folder: Path) -> dict[str, A
     deepspeed.init_distributed("gloo", verbose=False)
     _, load, initializes = PATHS[path]
     model = load(Path(checkpoint), guard)
+    gap = gap_of(model)
     if initializes:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         model, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=DEEPSPEED_CONFIG)
-    result = evaluate(model)
+    result = evaluate(model, gap)
     torch.save(tables_of(model), folder / "tables.pt")
     return result
 
