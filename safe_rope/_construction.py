@@ -1,49 +1,50 @@
-"""Watch modules being built while a guard is open: position modules are built in peace, then protected.
+"""Watch modules being built while a guard is open, and protect each as soon as it is complete.
 
-Two hooks. The constructor of every class that a patch names is wrapped, so that it runs with nothing
-intercepted; a class that does not exist yet is wrapped when its Python module is imported. And PyTorch's own
-hook for registered submodules sees every module that gets a parent, which catches what the first cannot
-(DeepSpeed puts constructors back when zero.Init ends) and tells the path of a module that no patch covers.
+Two hooks. `torch.nn.Module.__init__` tells what every module is built with, so that its constructor can be
+run again with nothing intercepted, whatever its class is and wherever that was defined. And PyTorch's own
+hook for registered submodules tells when a module is complete, and its path; what never gets a parent is
+looked at when the guard closes.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
-import wrapt
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from safe_rope import constructors
+from safe_rope._protection import Options, Protection, Reference, Unprotectable, concerns, prepare
+from safe_rope._rebuild import Arguments, Constructions, Rebuilt, infer_arguments, rebuild, rebuilding
 from safe_rope._report import ProtectionReport
-from safe_rope.recognition import is_position_module
-from safe_rope.registry import RopePatch, find, supported
-from safe_rope.rewrite import is_protected
+from safe_rope.registry import find
+from safe_rope.rewrite import ProtectedModule, settle, stock_class
 
-Protect = Callable[[nn.Module, RopePatch, bool], None]
+logger = logging.getLogger(__name__)
+
 Built = Callable[[nn.Module], None]
 
-_building = threading.local()
 _watches: list[ConstructionWatch] = []
 _watches_lock = threading.RLock()
-_hooked: set[str] = set()
+_wrapped: list[tuple[str, Any, Any]] = []  # a name in nn.Module, what was there, ours
 
 
 class ConstructionWatch:
     """One guard's view of what is built while it is open."""
 
-    def __init__(self, protect: Protect, built: Built | None = None) -> None:
-        self._protect = protect
+    def __init__(self, options: Options, built: Built | None = None) -> None:
+        self._options = options
         self._built = built
         self._thread = threading.get_ident()
+        self._constructions = Constructions()
+        self._rebuilt: dict[Hashable, tuple[Arguments, Rebuilt | Exception]] = {}
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
         )
@@ -54,40 +55,80 @@ class ConstructionWatch:
         with _watches_lock:
             self._handle = register_module_module_registration_hook(self._on_registration)
             _watches.append(self)
-            for patch in supported():
-                for name in patch.modules:
-                    _wrap_when_imported(name)
+            if len(_watches) == 1:
+                _wrap_init()
 
     def close(self) -> None:
-        """Stop watching; with the last watch, put back every constructor that was wrapped."""
-        with _watches_lock:
-            self._handle.remove()
-            _watches.remove(self)
-            if not _watches:
-                _unwrap_constructors()
+        """Protect what never got a parent, put every table back, and stop watching."""
+        try:
+            self.catch_up()
+            for module in self._seen:
+                settle(module)
+        finally:
+            with _watches_lock:
+                self._handle.remove()
+                _watches.remove(self)
+                if not _watches:
+                    _unwrap_init()
+            self._rebuilt.clear()
 
-    def adopt(self, module: nn.Module, patch: RopePatch, *, constructed: bool) -> None:
-        """Protect a position module that is complete."""
-        self._see(module)
-        self._protect(module, patch, constructed)
+    def catch_up(self) -> None:
+        """Protect what was built and never got a parent."""
+        for module in self._constructions.waiting():
+            self._consider(module)
+
+    def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is None or rebuilding() or not self._concerns_this_thread():
+            return
+        self._parents[child] = (weakref.ref(parent), name)
+        if isinstance(child, ProtectedModule):
+            self._see(child)
+        elif _watch_of_this_thread() is self:
+            self._consider(child)
+
+    def _consider(self, module: nn.Module) -> None:
+        arguments = self._constructions.pop(module)
+        if not concerns(module):
+            return
+        parent = self._parents[module][0]() if module in self._parents else None
+        around = () if parent is None else (type(parent).__module__,)
+        try:
+            result = prepare(module, self._reference(module, arguments), around, self._options)
+            if isinstance(result, Protection):
+                self._see(module)
+                result.carry_out()
+        except Exception as error:
+            # A model that nobody has described must still be built; the report says what went wrong.
+            if find(module) is not None:
+                raise
+            logger.info("%s cannot be protected", type(module).__name__, exc_info=True)
+            self._seen.discard(module)
+            result = Unprotectable(module, f"{type(error).__name__}: {error}")
+        if isinstance(result, Unprotectable):
+            if self._built is not None:
+                self._built(module)
+            self._refused[module] = result.reason
 
     def _see(self, module: nn.Module) -> None:
         self._seen.add(module)
         if self._built is not None:
             self._built(module)
 
-    def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is None or not self._concerns_this_thread():
-            return
-        self._parents[child] = (weakref.ref(parent), name)
-        patch = find(child)
-        if patch is not None:
-            if is_protected(child):
-                self._see(child)
-            elif _watch_of_this_thread() is self:
-                self.adopt(child, patch, constructed=False)
-        elif is_position_module(child):
-            self._see(child)
+    def _reference(self, module: nn.Module, arguments: Arguments | None) -> Reference | None:
+        arguments = arguments or infer_arguments(module, stock_class(module))
+        if arguments is None:
+            return None
+        key = _key(type(module), arguments)
+        known = self._rebuilt.get(key) if key is not None else None
+        if known is None:
+            try:
+                known = (arguments, rebuild(type(module), arguments))
+            except Exception as error:
+                logger.info("%s cannot be built again", type(module).__name__, exc_info=True)
+                known = (arguments, error)
+            if key is not None:
+                self._rebuilt[key] = known  # the arguments stay alive with it, so that ids stay theirs
+        return Reference(known[1]) if isinstance(known[1], Rebuilt) else None
 
     def _concerns_this_thread(self) -> bool:
         return self._thread == threading.get_ident() or _watch_of_this_thread() is self
@@ -96,11 +137,9 @@ class ConstructionWatch:
         """Add every position module that was built and still exists to ``report``, ordered by path."""
         entries = sorted(((self._path(module), module) for module in self._seen), key=lambda entry: entry[0])
         for path, module in entries:
-            patch = find(module)
-            if patch is not None:
-                report.add_protected(path, module, patch.family)
-            else:
-                report.add_unprotected(path, module)
+            report.add(path, module)
+        for module, reason in self._refused.items():
+            report.add_unprotected(self._path(module), module, reason)
 
     def _path(self, module: nn.Module) -> str:
         names: list[str] = []
@@ -112,6 +151,19 @@ class ConstructionWatch:
         return ".".join(reversed(names))
 
 
+def _key(cls: type, arguments: Arguments) -> Hashable | None:
+    """Return what two calls of a constructor that make the same tables have in common."""
+    values = (*arguments.args, *arguments.kwargs.values())
+    if any(isinstance(value, nn.Module) for value in values):
+        return None
+    return (cls, tuple(arguments.kwargs), tuple(_identity(value) for value in values))
+
+
+def _identity(value: Any) -> Hashable:
+    plain = isinstance(value, int | float | str | bytes | type(None))
+    return (type(value), value) if plain else id(value)
+
+
 def _watch_of_this_thread() -> ConstructionWatch | None:
     """The innermost guard that this thread opened; where it opened none, the last one opened anywhere."""
     thread = threading.get_ident()
@@ -119,84 +171,34 @@ def _watch_of_this_thread() -> ConstructionWatch | None:
     return (own or _watches or [None])[-1]  # type: ignore[list-item]
 
 
-def _wrap_when_imported(name: str) -> None:
-    if name in sys.modules:
-        _wrap_constructors(sys.modules[name])
-    elif name not in _hooked:
-        # wrapt keeps a hook until the import happens; it does nothing when no guard is open by then.
-        _hooked.add(name)
-        wrapt.register_post_import_hook(_on_import, name)
+def _wrap_init() -> None:
+    # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
+    for name in ("__init__", "_old_init"):
+        inner = nn.Module.__dict__.get(name)
+        if inner is not None and not any(inner is ours for _, _, ours in _wrapped):
+            ours = _noting(inner)
+            _wrapped.append((name, inner, ours))
+            setattr(nn.Module, name, ours)
 
 
-def _on_import(module: ModuleType) -> None:
-    with _watches_lock:
-        _hooked.discard(module.__name__)
-        if _watches:
-            _wrap_constructors(module)
+def _noting(inner: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(inner)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        inner(self, *args, **kwargs)
+        watch = None if rebuilding() else _watch_of_this_thread()
+        if watch is not None:
+            try:
+                watch._constructions.note(self, sys._getframe(1))
+            except Exception:  # whatever a constructor's frames look like, the module must be built
+                logger.debug("cannot tell what %s is built with", type(self).__name__, exc_info=True)
+
+    return init
 
 
-_wrapped: list[tuple[type, Any, Any]] = []
-
-
-def _wrap_constructors(module: ModuleType) -> None:
-    for value in list(vars(module).values()):
-        if not (isinstance(value, type) and issubclass(value, nn.Module)):
-            continue
-        patch = find(value)
-        if patch is not None and patch.covers(value):
-            # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init
-            # ends.
-            for name in ("__init__", "_old_init"):
-                stock = value.__dict__.get(name)
-                if stock is not None and not hasattr(stock, "_safe_rope_stock"):
-                    wrapper = _building_in_peace(stock)
-                    _wrapped.append((value, stock, wrapper))
-                    setattr(value, name, wrapper)
-
-
-def _unwrap_constructors() -> None:
+def _unwrap_init() -> None:
+    # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
     while _wrapped:
-        cls, stock, wrapper = _wrapped.pop()
-        for attribute in ("__init__", "_old_init"):
-            if cls.__dict__.get(attribute) is wrapper:
-                setattr(cls, attribute, stock)
-
-
-def _building_in_peace(stock: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(stock)
-    def constructor(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        inside = getattr(_building, "modules", ())
-        watch = _watch_of_this_thread()
-        if watch is None or any(module is self for module in inside):
-            return stock(self, *args, **kwargs)
-        _building.modules = (*inside, self)
-        try:
-            with constructors.pristine():
-                stock(
-                    self,
-                    *map(_without_device, args),
-                    **kwargs | ({"device": None} if "device" in kwargs else {}),
-                )
-        finally:
-            _building.modules = inside
-        patch = find(self)
-        if patch is not None:
-            watch.adopt(self, patch, constructed=True)
-            asked = [kwargs.get("device"), *(value for value in args if isinstance(value, torch.device))]
-            _send_where_it_belongs(self, next((device for device in asked if device is not None), None))
-
-    constructor._safe_rope_stock = stock  # type: ignore[attr-defined]
-    return constructor
-
-
-def _without_device(value: Any) -> Any:
-    # Tables are computed on CPU whatever device the constructor is asked for, and moved there afterwards.
-    return None if isinstance(value, torch.device) else value
-
-
-def _send_where_it_belongs(module: nn.Module, asked: Any) -> None:
-    # Where nothing is asked, a constructor as it stands outside tells: zero.Init and torch.device contexts
-    # choose.
-    device = torch.device(asked) if asked is not None else torch.empty(0).device
-    if device.type not in ("cpu", "meta"):
-        module.to(device)
+        _, inner, ours = _wrapped.pop()
+        for name in ("__init__", "_old_init"):
+            if nn.Module.__dict__.get(name) is ours:
+                setattr(nn.Module, name, inner)

@@ -17,11 +17,13 @@ _default_dtype_lock = threading.RLock()
 
 class _ThreadState(threading.local):
     depth: int = 0
+    follow: bool = True
     outer_default: torch.dtype | None = None
 
 
 thread = _ThreadState()
-"""``depth``: open pristine sections of this thread; ``outer_default``: the default dtype before."""
+"""``depth``: open pristine sections of this thread; ``outer_default``: the default dtype before; ``follow``:
+whether what they make is followed until it becomes a parameter."""
 
 
 def remember_device_constructors(names: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safe_rope.errors import PrecisionWarning
+from safe_rope.rewrite import is_pinned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,15 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleEntry:
-    """One position module: its path, its class, and the family that protects it or why none does."""
+    """One position module: its path, its class, and how it is protected or why it is not.
+
+    ``level`` is "full" (own tables, q and k rotated as asked), "pinned" (the stock computation on tables
+    that stay what the constructor makes in FP32 on CPU; ``tables`` names them) or None.
+    """
 
     path: str
     module_class: str
     family: str | None = None
     reason: str | None = None
+    level: str | None = None
+    tables: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        what = f"protected as {self.family}" if self.family else f"not protected: {self.reason}"
+        if self.level == "pinned":
+            what = f"rebuilt and pinned: {', '.join(self.tables)}"
+        else:
+            what = f"protected as {self.family}" if self.family else f"not protected: {self.reason}"
         return f"{self.path or '(the module itself)'} ({self.module_class}): {what}"
 
 
@@ -36,13 +46,19 @@ class ProtectionReport:
     protected: list[ModuleEntry] = field(default_factory=list)
     unprotected: list[ModuleEntry] = field(default_factory=list)
 
-    def add_protected(self, path: str, module: nn.Module, family: str) -> None:
-        """Add a module that is protected by the patch of ``family``."""
-        self.protected.append(ModuleEntry(path, _class_name(module), family=family))
+    def add(self, path: str, module: nn.Module) -> None:
+        """Add a module that is protected fully or pinned."""
+        state: Any = module._safe_rope
+        if is_pinned(module):
+            tables = tuple(state.pins)
+            entry = ModuleEntry(path, _class_name(module), family="pinned", level="pinned", tables=tables)
+        else:
+            entry = ModuleEntry(path, _class_name(module), family=state.patch.family, level="full")
+        self.protected.append(entry)
 
-    def add_unprotected(self, path: str, module: nn.Module) -> None:
-        """Add a position module that no patch covers."""
-        reason = "no RopePatch covers this class; register one (safe_rope.registry.register)"
+    def add_unprotected(self, path: str, module: nn.Module, reason: str) -> None:
+        """Add a position module that cannot be protected."""
+        reason = f"{reason}; register a RopePatch for its class (safe_rope.registry.register)"
         self.unprotected.append(ModuleEntry(path, _class_name(module), reason=reason))
 
     def describe_unprotected(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._channels import Channels
 from safe_rope._row_cache import RowCache, Rows, shared_rows
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.recognition import Convention, layer_types, read_spec
@@ -71,6 +72,9 @@ class RotaryState:
         self.layout = layout
         self.tables = tables
         self.apply = apply
+        self.patch: RopePatch | None = None
+        self.channels: Channels | None = None
+        self.follows_x = True
         self.row_cache: RowCache | None = None
         self._rows: Rows | None = None
         self._placed: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
@@ -84,7 +88,7 @@ class RotaryState:
         *,
         tables: str,
         apply: str,
-        constructed: bool,
+        reference: nn.Module | None = None,
         inv_freq: Bits = "checkpoint",
     ) -> RotaryState:
         """Read the state from a rotary module, changing nothing. See `safe_rope.rewrite.plan`."""
@@ -95,8 +99,8 @@ class RotaryState:
             spec = read_spec(module, patch, layer_type)
             prefix = "" if layer_type is None else f"{layer_type}_"
             shown = _shown_spec(module, spec).inv_freq(bits=bits)
-            if constructed:
-                shown = _authoritative(module, prefix, _shown_spec(module, spec), shown)
+            if reference is not None:
+                shown = _authoritative(reference, prefix, _shown_spec(module, spec), shown)
             table = _table(tables, module, spec, shown, bits)
             sets[layer_type] = Frequencies(spec, prefix, shown, shown, table, table)
             if spec.rope_type == "longrope":
@@ -153,8 +157,10 @@ class RotaryState:
         assert self._rows is not None
         return self._rows
 
-    def widen(self, half: torch.Tensor) -> torch.Tensor:
+    def widen(self, half: torch.Tensor, several_axes: bool = False) -> torch.Tensor:
         """Repeat each of the rotary_dim // 2 values for both elements of its pair, as the layout has it."""
+        if self.channels is not None:
+            return self.channels.arrange(half, several_axes)
         if self.layout == "half":
             return torch.cat((half, half), dim=-1)
         return half.repeat_interleave(2, dim=-1)
@@ -208,6 +214,10 @@ class RotaryState:
             self._place(module, name, pin.make(target))
         if self.row_cache is not None:
             self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
+
+    def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
+        """After a load: whatever came, the buffers are made from the spec."""
+        self.restore(module)
 
     def _is_untouched(self, name: str, current: Any, pin: _Pin) -> bool:
         known = self._placed.get(name)

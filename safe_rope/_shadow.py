@@ -76,7 +76,7 @@ class _ShadowMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         defaulted = _pristine.thread.outer_default is not None
-        if not self.enabled or not (_marks or defaulted):
+        if not (self.enabled and _pristine.thread.follow and (_marks or defaulted)):
             return func(*args, **kwargs)
         inputs = list(_tensors((args, kwargs)))
         if not defaulted and not any(id(tensor) in _marks for tensor in inputs):

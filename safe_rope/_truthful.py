@@ -135,7 +135,8 @@ class Session:
                 return inner(*args, **kwargs)
             if _pristine.thread.depth:
                 result = true(*args, **kwargs)
-                if policy is not None and result.is_floating_point() and kwargs.get("out") is None:
+                followed = policy is not None and _pristine.thread.follow and kwargs.get("out") is None
+                if followed and policy is not None and result.is_floating_point():
                     _shadow.mark(result, policy.dtype)
                 return result
             dtype = _requested(kwargs.get("dtype"))

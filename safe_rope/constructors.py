@@ -25,13 +25,14 @@ from safe_rope import _pristine, _shadow
 from safe_rope._truthful import CONSTRUCTORS, Session, Target, new_tensor
 from safe_rope.errors import IncompatibleVersionError
 
-__all__ = ["CONSTRUCTORS", "ConstructorGuard", "interception_active", "pristine"]
+__all__ = ["CONSTRUCTORS", "ConstructorGuard", "interception_active", "pristine", "unpartitioned"]
 
 _MODULE = "deepspeed.runtime.zero.partition_parameters"
 _CLASS = "InsertPostInitMethodToModuleSubClasses"
 _ADD, _REMOVE = "_add_tensor_creation_wrappers", "_remove_tensor_creation_wrappers"
 _DEPTH = "zero_init_context"
 _ORIGINAL = "_orig_torch_{}"
+_ENTERED = "_ds_child_entered"
 
 _lock = threading.RLock()
 
@@ -256,12 +257,12 @@ def interception_active() -> bool:
 
 
 @contextmanager
-def pristine() -> Iterator[None]:
+def pristine(follow: bool = True) -> Iterator[None]:
     """Nothing is intercepted in this thread: plain constructors, CPU, FP32 by default, autocast off.
 
     For the constructor of a position module and whenever its tables are rebuilt. Re-entrant, independent of
     any guard or zero.Init. The gradient mode stays as it is. A parameter made inside gets the dtype that it
-    would have got outside, rounded once from what was computed here.
+    would have got outside, rounded once from what was computed here; with ``follow=False`` it stays as it is.
     """
     with _lock:
         _shadow.tidy()
@@ -272,12 +273,52 @@ def pristine() -> Iterator[None]:
             _state.pristines -= 1
             raise
     try:
-        with _pristine.surroundings(), _followed_dtypes():
+        with _pristine.surroundings(), _followed_dtypes() if follow else _unfollowed():
             yield
     finally:
         with _lock:
             _state.pristines -= 1
             _state.leave()
+
+
+@contextmanager
+def _unfollowed() -> Iterator[None]:
+    before, _pristine.thread.follow = _pristine.thread.follow, False
+    try:
+        yield
+    finally:
+        _pristine.thread.follow = before
+
+
+class _EnteredAlready:
+    """What zero.Init looks for on a module that it is not to partition: there, for one thread."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def __get__(self, module: Any, cls: type) -> bool:
+        if threading.get_ident() in self.threads:
+            return True
+        raise AttributeError(_ENTERED)
+
+
+_entered = _EnteredAlready()
+
+
+@contextmanager
+def unpartitioned() -> Iterator[None]:
+    """Modules that this thread builds inside are left alone by an open zero.Init: nothing is partitioned."""
+    with _lock:
+        if not _entered.threads:
+            setattr(torch.nn.Module, _ENTERED, _entered)
+        _entered.threads.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        with _lock:
+            _entered.threads.remove(threading.get_ident())
+            if not _entered.threads:
+                delattr(torch.nn.Module, _ENTERED)
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from typing import Any, Literal
 from torch import nn
 
 from safe_rope._construction import ConstructionWatch
+from safe_rope._protection import Options, Protection, References, Unprotectable, concerns, prepare
 from safe_rope._report import ProtectionReport, warn_unprotected
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
-from safe_rope.recognition import is_position_module
-from safe_rope.registry import RopePatch, find
-from safe_rope.rewrite import is_protected, plan, protect_module
+from safe_rope.registry import find
+from safe_rope.rewrite import is_pinned, is_protected, stock_class
 
 Tables = Literal["exact", "fp32"]
 Apply = Literal["fp32", "stock"]
@@ -59,7 +59,8 @@ class Guard(contextlib.ContextDecorator):
             if self._depth == 0:
                 self._constructors.open()
                 try:
-                    self._watch = ConstructionWatch(self._protect_new, self._built)
+                    options = Options(self.tables, self.apply, self.inv_freq)
+                    self._watch = ConstructionWatch(options, self._built)
                     self._watch.open()
                 except BaseException:
                     self._constructors.close()
@@ -80,6 +81,7 @@ class Guard(contextlib.ContextDecorator):
         report = ProtectionReport(tables=self.tables, apply=self.apply)
         with self._lock:
             if self._watch is not None:
+                self._watch.catch_up()
                 self._watch.complete(report)
         return report
 
@@ -111,18 +113,6 @@ class Guard(contextlib.ContextDecorator):
             watch.complete(self.report)
         if raise_unsupported:
             _settle(self.report, self.strict, stacklevel=5)
-
-    def _protect_new(self, module: nn.Module, patch: RopePatch, constructed: bool) -> None:
-        if not is_protected(module):
-            state = plan(
-                module,
-                patch,
-                tables=self.tables,
-                apply=self.apply,
-                constructed=constructed,
-                inv_freq=self.inv_freq,
-            )
-            protect_module(module, patch, state)
 
 
 def guard(
@@ -191,20 +181,27 @@ def protect(
             "pass the model, not its name or config"
         )
     report = ProtectionReport(tables=tables, apply=apply)
-    plans = []
+    references, options = References(model), Options(tables, apply, inv_freq)
+    results = []
     for path, module in model.named_modules():
-        patch = find(module)
-        if patch is not None:
-            if not is_protected(module):
-                state = plan(module, patch, tables=tables, apply=apply, inv_freq=inv_freq)
-                plans.append((module, patch, state))
-            report.add_protected(path, module, patch.family)
-        elif is_position_module(module):
-            report.add_unprotected(path, module)
+        if concerns(module):
+            parent = model.get_submodule(path.rpartition(".")[0])
+            around = (stock_class(parent).__module__,)
+            # What a patch covers is told by its config alone, with no second model.
+            reference = references.find(path) if find(module) is None else None
+            result = prepare(module, reference, around, options)
+            results.append((path, result))
+    for path, result in results:
+        if isinstance(result, Unprotectable):
+            report.add_unprotected(path, result.module, result.reason)
     if strict and report.unprotected:
         _settle(report, strict, stacklevel=4)
-    for module, patch, state in plans:
-        protect_module(module, patch, state)
+    for _, result in results:
+        if isinstance(result, Protection):
+            result.carry_out()
+    for path, module in model.named_modules():
+        if is_protected(module) or is_pinned(module):
+            report.add(path, module)
     _settle(report, strict, stacklevel=4)
     return report
 

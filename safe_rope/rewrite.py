@@ -18,14 +18,15 @@ import torch
 from torch import nn
 
 from safe_rope import application
+from safe_rope._pinned import PinnedState, pinned_forward
 from safe_rope._rotary_state import RotaryState
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.recognition import calling_convention
-from safe_rope.registry import RopePatch, find
+from safe_rope.registry import RopePatch
 from safe_rope.rotation import marked
 
-_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+_classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
 _STATE = "_safe_rope"
 
 
@@ -34,9 +35,22 @@ def is_protected(module: nn.Module) -> bool:
     return isinstance(module, ProtectedRotary)
 
 
+def is_pinned(module: nn.Module) -> bool:
+    """Whether ``module`` computes as it did, on tables that `pin_module` keeps right."""
+    return isinstance(module, PinnedPositions)
+
+
 def state_of(module: nn.Module) -> RotaryState:
     """The state of a protected module: its specs, tables and pinned buffers."""
     return module._safe_rope  # type: ignore[return-value]
+
+
+def settle(module: nn.Module) -> None:
+    """Put the tables of a protected or pinned module back, whatever has been written to them."""
+    if isinstance(module, ProtectedModule):
+        state: Any = module._safe_rope
+        state._placed.clear()
+        state.restore(module)
 
 
 def plan(
@@ -45,7 +59,7 @@ def plan(
     *,
     tables: str,
     apply: str,
-    constructed: bool = False,
+    reference: nn.Module | None = None,
     inv_freq: Bits = "checkpoint",
 ) -> RotaryState:
     """Work out everything that protecting ``module`` needs, and change nothing.
@@ -55,7 +69,7 @@ def plan(
         patch: the patch that covers it.
         tables: ``"exact"`` or ``"fp32"``.
         apply: ``"fp32"`` or ``"stock"``.
-        constructed: the module has just been built with nothing intercepted, so its inv_freq is
+        reference: the same module as its constructor makes it with nothing intercepted; its inv_freq is
             authoritative.
         inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
 
@@ -71,40 +85,68 @@ def plan(
             f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
         )
     return RotaryState.read(
-        module, patch, convention, tables=tables, apply=apply, constructed=constructed, inv_freq=inv_freq
+        module, patch, convention, tables=tables, apply=apply, reference=reference, inv_freq=inv_freq
     )
 
 
 def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> None:
     """Make ``module`` draw its cos and sin from ``state`` for the rest of its life."""
     stock = stock_class(module)
-    module.__dict__[_STATE] = state
-    if not is_protected(module):
-        module.__class__ = _protected_class(stock)
+    state.patch = patch
+    _take_over(module, ProtectedRotary, state)
+    if type(module) is not stock:
         application.acquire(module, patch)
     state.restore(module)
+
+
+def pin_module(module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) -> None:
+    """Keep the named ``tables`` of ``module`` for the rest of its life.
+
+    Args:
+        module: any module; its class becomes a subclass of the stock class with the same name.
+        tables: for each buffer or attribute its true values, on CPU, and whether they are ready for use
+            (`safe_rope._provenance.Origin.FINISHED`).
+
+    Raises:
+        UnsupportedModelError: the class cannot be derived from.
+
+    """
+    state = PinnedState(module, tables)
+    try:
+        _take_over(module, PinnedPositions, state)
+    except TypeError as error:
+        module.__dict__.pop(_STATE, None)
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
+        ) from error
+    state.restore(module)
+
+
+def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
+    if not isinstance(module, kind):
+        module.__class__ = _protected_class(stock_class(module), kind)
+    module.__dict__[_STATE] = state
 
 
 def stock_class(module: nn.Module) -> type[nn.Module]:
     """The class that the module had before it was protected."""
     cls = type(module)
-    if not is_protected(module):
-        return cls
-    # Not a fixed place: fully_shard puts a class of its own before them.
-    return cls.__mro__[cls.__mro__.index(ProtectedRotary) + 1]
+    return cls._safe_rope_stock if issubclass(cls, ProtectedModule) else cls
 
 
-def _protected_class(stock: type[nn.Module]) -> type[nn.Module]:
-    protected = _classes.get(stock)
+def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> type[nn.Module]:
+    known = _classes.setdefault(stock, {})
+    protected = known.get(kind)
     if protected is None:
-        forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
         namespace = {
             "__module__": stock.__module__,
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
+            "_safe_rope_stock": stock,
+            "forward": kind.make_forward(stock),
         }
-        protected = type(stock.__name__, (ProtectedRotary, stock), {**namespace, "forward": forward})
-        _classes[stock] = protected
+        metaclass: Any = type(stock)
+        protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
     return protected
 
 
@@ -122,7 +164,8 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
         cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
-        return _deliver(state, x, state.widen(cos), state.widen(sin))
+        several_axes = position_ids.dim() == 3
+        return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
 
     return forward
 
@@ -150,37 +193,66 @@ def _deliver(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if state.apply == "fp32":
         return marked(cos.to(x.device)), marked(sin.to(x.device))
-    return cos.to(x.device, x.dtype), sin.to(x.device, x.dtype)
+    dtype = x.dtype if state.follows_x else cos.dtype
+    return cos.to(x.device, dtype), sin.to(x.device, dtype)
 
 
-class ProtectedRotary:
-    """What a protected module does differently from its stock class, besides ``forward``."""
+class ProtectedModule:
+    """What a protected or pinned module does differently from its stock class, besides ``forward``."""
+
+    _safe_rope_stock: type[nn.Module]
+
+    @staticmethod
+    def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+        """Return the forward of a module whose stock class is ``stock``."""
+        raise NotImplementedError
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
         state = state_of(self)  # type: ignore[arg-type]
         with state.buffers_aside(self, fn):  # type: ignore[arg-type]
-            return super()._apply(fn, recurse)  # type: ignore[misc]
+            # Some classes override _apply without ``recurse``.
+            return super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
-        state_of(self).restore(self)  # type: ignore[arg-type]
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+        state_of(self).settle(self, prefix, state_dict)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
         attributes = state_of(self).portable(self)  # type: ignore[arg-type]
-        return _rebuild, (stock_class(self),), attributes  # type: ignore[arg-type]
+        kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
+        return _rebuild, (self._safe_rope_stock, kind), attributes
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         device = attributes.pop(f"{_STATE}_device").device
         super().__setstate__(attributes)  # type: ignore[misc]
-        state_of(self).restore(self, device)  # type: ignore[arg-type]
+        state = state_of(self)  # type: ignore[arg-type]
+        if isinstance(self, ProtectedRotary) and state.patch is not None:
+            application.acquire(self, state.patch)
+        state.restore(self, device)  # type: ignore[arg-type]
 
 
-def _rebuild(stock: type[nn.Module]) -> nn.Module:
-    module: nn.Module = copyreg.__newobj__(_protected_class(stock))  # type: ignore[attr-defined]
-    patch = find(stock)
-    if patch is not None:
-        application.acquire(module, patch)
+class ProtectedRotary(ProtectedModule):
+    """A rotary module whose cos and sin come from a spec."""
+
+    @staticmethod
+    def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+        forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
+        # Who asks for the signature is to see the stock one.
+        forward.__signature__ = inspect.signature(stock.forward)  # type: ignore[attr-defined]
+        return forward
+
+
+class PinnedPositions(ProtectedModule):
+    """A module that computes as it did, on tables that stay right."""
+
+    @staticmethod
+    def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+        return pinned_forward(stock)
+
+
+def _rebuild(stock: type[nn.Module], kind: type[ProtectedModule]) -> nn.Module:
+    module: nn.Module = copyreg.__newobj__(_protected_class(stock, kind))  # type: ignore[attr-defined]
     return module

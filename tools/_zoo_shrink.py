@@ -26,7 +26,7 @@ _NOT_LAYERS = re.compile(
 _HEADS = re.compile(r"(heads|n_head|num_head)$")
 _WIDTH = re.compile(
     r"(hidden_size|hidden_dim|embed_dim|embed_size|embedding_size|d_model|n_embd|n_inner|d_ff|d_inner|d_kv_|"
-    r"intermediate_size|intermediate_dim|ffn_dim|ff_dim|ffn_hidden_size|projection_dim|proj_dim|"
+    r"intermediate_size|intermediate_size_mlp|intermediate_dim|ffn_dim|ff_dim|ffn_hidden_size|projection_dim|proj_dim|"
     r"lora_rank|word_embed_proj_dim|model_dim|mlp_dim|feat_dim|codebook_dim|shared_expert_intermediate_size)$"
 )
 _WIDE = 64
@@ -89,13 +89,11 @@ def _sibling(config_class: type[Any]) -> type[Any] | None:
     return min(found, key=lambda cls: len(cls.__name__)) if found else None
 
 
-def small_configs(config_class: type[Any]) -> Iterator[Any]:
-    """Yield configs of ``config_class``, the smallest first."""
-    for change in (_all_but_rope, _depth_and_vocabulary, _depth):
-        config = config_class()
-        for part in _parts(config, []):
-            change(part)
-        yield config
+def _small_config(config_class: type[Any], change: Callable[[Any], None]) -> Any:
+    config = config_class()
+    for part in _parts(config, []):
+        change(part)
+    return config
 
 
 def _parts(config: Any, seen: list[int]) -> Iterator[Any]:
@@ -124,9 +122,15 @@ def _set(config: Any, name: str, value: Any) -> None:
 def _depth(config: Any) -> None:
     layers = 0
     for name, value in _numbers(config):
-        if _LAYERS.search(name) and not _NOT_LAYERS.search(name) and value > 2:
+        stages = name == "num_layers" and isinstance(getattr(config, "depths", None), list | tuple)
+        if _LAYERS.search(name) and not _NOT_LAYERS.search(name) and value > 2 and not stages:
             _set(config, name, 2)
             layers = max(layers, value)
+    names = getattr(config, "stage_names", None)
+    if isinstance(names, list) and layers and len(names) == layers + 1:
+        _set(config, "stage_names", names[:3])
+        _set(config, "_out_features", names[2:3])
+        _set(config, "_out_indices", [2])
     for name, value in list(vars(config).items()):
         # What is told of each layer gets as short as the layers are; depths of stages get small.
         if isinstance(value, list | tuple) and value:
@@ -151,6 +155,8 @@ def _both_kinds(values: list[Any]) -> list[Any]:
 
 def _depth_and_vocabulary(config: Any) -> None:
     _depth(config)
+    if getattr(config, "vocab_size", 0) is None:
+        _set(config, "vocab_size", 512)
     for name, value in _numbers(config):
         if _VOCABULARY.search(name) and value > 512:
             _set(config, name, 512)
@@ -190,8 +196,9 @@ def count_parameters(build: Callable[[], Any]) -> int | None:
 def buildable(config_class: type[Any], cls: type[Any]) -> tuple[Any | None, str]:
     """Return the smallest config that ``cls`` can be built with; without one, why not."""
     reason = ""
-    for config in small_configs(config_class):
+    for change in (_all_but_rope, _depth_and_vocabulary, _depth):
         try:
+            config = _small_config(config_class, change)
             count = count_parameters(functools.partial(build, cls, config))
             if count is not None and count > LARGEST:
                 reason = reason or f"{count / 1e6:.0f} million parameters at its smallest"

@@ -28,7 +28,8 @@ def main() -> int:
     arguments = _parse()
     done = _read(arguments.output)
     if arguments.summary:
-        print(markdown(list(done.values())) if arguments.markdown else summarize(list(done.values())))
+        rows = [row for path in (arguments.output, *arguments.more) for row in _read(path).values()]
+        print(markdown(rows) if arguments.markdown else summarize(rows))
         return 0
     _environment()
     import _zoo_worker as worker  # imports torch, and so comes after the environment
@@ -38,6 +39,7 @@ def main() -> int:
     worker.prepare()
     names = _choose(arguments, sorted(config_classes()))
     left = [name for name in names if name not in done]
+    random.Random(arguments.seed).shuffle(left)  # so that a part of the survey is a sample of it
     print(f"{len(names)} architectures, {len(names) - len(left)} done already", file=sys.stderr)
     scenarios = tuple(arguments.scenarios.split(","))
     kinds = ("stock", "guard") if arguments.kind == "both" else (arguments.kind,)
@@ -62,12 +64,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="JSON lines; what is in it is not redone")
     parser.add_argument("--sample", type=int, metavar="N", help="N architectures at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample")
+    parser.add_argument("--also", default="", help="comma-separated model types besides the sample")
     parser.add_argument("--only", help="comma-separated model types")
     parser.add_argument("--scenarios", default="S1,S2,S3,S4,S4a,S5")
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
     parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
     parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
+    parser.add_argument("--more", type=Path, nargs="*", default=[], help="further outputs to summarize")
     parser.add_argument("--markdown", action="store_true", help="the summary as a table for the docs")
     return parser.parse_args()
 
@@ -76,7 +80,8 @@ def _choose(arguments: argparse.Namespace, known: list[str]) -> list[str]:
     if arguments.only:
         return [name for name in arguments.only.split(",") if name in known]
     if arguments.sample:
-        return sorted(random.Random(arguments.seed).sample(known, min(arguments.sample, len(known))))
+        sample = random.Random(arguments.seed).sample(known, min(arguments.sample, len(known)))
+        return sorted({*sample, *(name for name in arguments.also.split(",") if name in known)})
     return known
 
 
@@ -99,10 +104,10 @@ def _fails(row: dict[str, Any]) -> bool:
     if row["status"] not in ("built", "unbuildable"):
         return True
     for results in row.get("scenarios", {}).values():
-        guarded, stock = results.get("guard", {}), results.get("stock", {})
+        guarded, stock = results.get("guard", {}), results.get("stock", {"error": "not asked"})
         if guarded.get("damaged") or ("error" in guarded and "error" not in stock):
             return True
-    return False
+    return any(result not in (None, "same") for result in row.get("run", {}).values())
 
 
 def _environment() -> None:
@@ -205,4 +210,4 @@ def _first_problem(row: dict[str, Any]) -> str:
             return f"{name}: {next(iter(guarded['damaged'].items()))}"
         if "error" in guarded and "error" not in stock:
             return f"{name}: only with the guard: {guarded['error']}"
-    return ""
+    return str({kind: result for kind, result in row.get("run", {}).items() if result not in (None, "same")})

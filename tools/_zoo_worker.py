@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _zoo_run import compare
 from _zoo_shrink import build, buildable, config_classes, model_class
 from _zoo_tables import Table, damage, forward_tables, position_tables, stored
 
@@ -98,14 +99,19 @@ def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) 
     config, reason = buildable(config_class, cls)
     if config is None:
         return row | {"status": "unbuildable", "reason": reason}
-    clean = build(cls, config)
-    tables = position_tables(clean, build(cls, config, seed=1))
-    tables.update(forward_tables(clean))
-    row |= {"status": "built", "tables": len(tables), "names": sorted({_short(path) for path in tables})}
-    if not tables:
-        return row | {"scenarios": {}, "seconds": round(time.monotonic() - started, 2)}
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = _save(clean, Path(folder))
+        clean = build(cls, config)
+        tables = position_tables(clean, build(cls, config, seed=1))
+        if tables:
+            checkpoint = _save(clean, Path(folder))
+            with contextlib.suppress(Exception):  # what a config class makes of its own file
+                config = config_class.from_pretrained(folder)
+                clean = build(cls, config)
+                tables = position_tables(clean, build(cls, config, seed=1))
+        tables.update(forward_tables(clean))
+        row |= {"status": "built", "tables": len(tables), "names": sorted({_short(path) for path in tables})}
+        if not tables:
+            return row | {"scenarios": {}, "seconds": round(time.monotonic() - started, 2)}
         del clean
         runner = _Runner(cls, config, checkpoint, tables)
         row["scenarios"] = {name: {} for name in scenarios}
@@ -113,6 +119,8 @@ def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) 
             for name in scenarios:
                 row["scenarios"][name][kind] = runner.run(name, kind)
         row["protection"] = runner.protection
+        if "guard" in kinds:
+            row["run"] = compare(cls, config)
     return row | {"seconds": round(time.monotonic() - started, 2)}
 
 

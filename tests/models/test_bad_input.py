@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import warnings
@@ -13,12 +12,10 @@ import families
 import pytest
 import survival
 import torch
-import transformers
 from torch import nn
 
 import safe_rope
 from safe_rope import ConfigError, PrecisionWarning, UnsupportedModelError
-from safe_rope.registry import find
 from safe_rope.rewrite import is_protected
 
 
@@ -72,30 +69,26 @@ def _functions() -> dict[str, int]:
     }
 
 
-_CANDIDATES = ("Persimmon", "Phi", "Falcon", "Idefics", "Qwen2", "StableLm", "Olmo")
+class ImpatientRotaryEmbedding(nn.Module):
+    """A rotary module whose constructor works only once, so that nobody can tell what it should have been."""
 
+    built = 0
 
-def _architecture_without_a_patch() -> str:
-    """One that has a rotary module of its own in this transformers, and that no patch covers."""
-    for name in _CANDIDATES:
-        module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
-        rotary = getattr(module, f"{name}RotaryEmbedding", None)
-        if rotary is not None and find(rotary) is None:
-            return name
-    raise AssertionError("every candidate has a patch now; add an architecture that has none")
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        type(self).built += 1
+        if self.built > 1:
+            raise RuntimeError("once is enough")
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, dim, 2) / dim))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phase = position_ids[..., None] * self.inv_freq
+        return phase.cos(), phase.sin()
 
 
 def _build_unsupported() -> Any:
-    name = _architecture_without_a_patch()
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-    )
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    ImpatientRotaryEmbedding.built = 0
+    return nn.Sequential(nn.ModuleDict({"rotary": ImpatientRotaryEmbedding(64)}))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +116,7 @@ def test_stop_without_start_is_refused() -> None:
         safe_rope.guard().stop()
 
 
-def test_strict_protect_refuses_an_architecture_without_a_patch_and_changes_nothing() -> None:
+def test_strict_protect_refuses_what_cannot_be_built_again_and_changes_nothing() -> None:
     model = _build_unsupported()
     before = Snapshot(model)
     with pytest.raises(UnsupportedModelError, match="RotaryEmbedding"):
@@ -161,7 +154,7 @@ def test_without_strict_one_warning_names_path_class_and_reason(how: str) -> Non
     for path, module in rotary:
         assert path in str(warning.message)
         assert type(module).__name__ in str(warning.message)
-    assert "no RopePatch covers this class" in str(warning.message)
+    assert "its constructor cannot be run again" in str(warning.message)
     assert warning.filename == __file__, "the warning points at the line that asked"
     assert [entry.path for entry in report.unprotected] == [path for path, _ in rotary]
     assert not report.protected

@@ -1,0 +1,84 @@
+"""Which channel of a stock table holds which frequency, and of which position axis."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+
+
+class Channels(NamedTuple):
+    """For each channel of cos and sin the index of its frequency, and of its axis where axes are merged."""
+
+    order: tuple[int, ...]
+    axes: tuple[int, ...] | None = None
+
+    def arrange(self, half: torch.Tensor, several_axes: bool) -> torch.Tensor:
+        """Turn one value for each frequency into the channels of the stock table.
+
+        Args:
+            half: [..., rotary_dim // 2], with the position axes in front where there are several.
+            several_axes: whether the first dimension counts position axes.
+
+        """
+        count = half.shape[-1]
+        if several_axes and self.axes is not None:
+            index, axis = _index(self.order, half), _index(self.axes, half)
+            return half.movedim(-1, 1)[axis, index].movedim(0, -1)
+        if self.order == tuple(range(count)):
+            return half
+        if self.order == (*range(count), *range(count)):
+            return torch.cat((half, half), dim=-1)
+        if self.order == tuple(i // 2 for i in range(2 * count)):
+            return half.repeat_interleave(2, dim=-1)
+        return half[..., _index(self.order, half)]
+
+
+_indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+
+
+def _index(values: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """``values`` as a tensor on the device of ``like``, copied there once."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return torch.tensor(values, device=like.device)
+    key = (values, like.device)
+    if key not in _indices:
+        with torch.inference_mode(False):
+            _indices[key] = torch.tensor(values, device=like.device)
+    return _indices[key]
+
+
+def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
+    """Find every channel of ``stock`` in ``own``, to the bit; None if one is not there.
+
+    Args:
+        stock: cos and sin of the stock module, [(axes,) batch, positions, channels].
+        own: cos and sin of our table, [(axes,) batch, positions, rotary_dim // 2].
+        axes: whether the positions had several axes.
+
+    """
+    if any(t.dtype != torch.float32 for t in stock) or stock[0].shape != stock[1].shape:
+        return None
+    merged = axes and stock[0].dim() == own[0].dim() - 1
+    shape = own[0].shape[1:-1] if merged else own[0].shape[:-1]
+    if stock[0].shape[:-1] != shape:
+        return None
+    theirs = torch.cat([table.reshape(-1, table.shape[-1]) for table in stock])
+    ours = [_columns(table) if merged else table.reshape(-1, table.shape[-1]) for table in own]
+    columns = torch.cat(ours)
+    places = []
+    for channel in theirs.T:
+        equal = (columns == channel[:, None]).all(0).nonzero().flatten()
+        if not len(equal):
+            return None
+        places.append(int(equal[0]))
+    frequencies = own[0].shape[-1]
+    order = tuple(place % frequencies for place in places)
+    return Channels(order, tuple(place // frequencies for place in places) if merged else None)
+
+
+def _columns(table: torch.Tensor) -> torch.Tensor:
+    """[axes, batch, positions, frequencies] to [batch * positions, axes * frequencies]."""
+    return table.permute(1, 2, 0, 3).reshape(-1, table.shape[0] * table.shape[-1])

@@ -1,0 +1,255 @@
+"""Position tables of modules that are not rewritten: rebuilt as their authors meant them, and kept so.
+
+The module keeps computing as it does; its tables are put back, in the precision that its constructor gives
+them on CPU in FP32, whenever they have been cast, moved, lost or overwritten. What the rest of the model
+sees keeps its dtypes: a table that is ready for use (sin and cos, coordinates) enters a computation in the
+dtype that it would have had, rounded once; a frequency enters in FP32, and what is computed from it through
+sin and cos is rounded once at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope import _shadow
+from safe_rope._provenance import Origin, Provenance
+
+logger = logging.getLogger(__name__)
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+@dataclasses.dataclass
+class Pin:
+    """One table: its true values, whether they are ready for use, and the dtype that it would have had."""
+
+    values: torch.Tensor
+    finished: bool
+    nominal: torch.dtype
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the table would have been rounded."""
+        return self.nominal in _LOW and self.values.dtype not in _LOW
+
+
+class PinnedState:
+    """What a pinned module knows; it is kept by the module and copied with it."""
+
+    def __init__(self, module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) -> None:
+        self.pins = {
+            name: Pin(values, finished, _dtype_of(module, name, values))
+            for name, (values, finished) in tables.items()
+        }
+        self._placed: dict[str, tuple[torch.Tensor, int, int]] = {}
+        self._rounded: dict[str, torch.Tensor] = {}
+        self.lowered: tuple[torch.dtype | None, ...] | None = None
+
+    # ------------------------------------------------------------------ the tables
+
+    def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
+        """Put back every table that is not, untouched, the one that was put there before."""
+        for name, pin in self.pins.items():
+            current = module._buffers.get(name, module.__dict__.get(name))
+            if device is None and self._is_untouched(name, current):
+                continue
+            target = device if device is not None and name in module._buffers else _device_of(current)
+            if target.type == "meta" and name not in module._buffers:
+                target = torch.device("cpu")  # nobody would ever fill a plain attribute
+            with torch.inference_mode(False):
+                value = pin.values.to(target, copy=True)
+            _set(module, name, value)
+            self._placed[name] = (value, value._version, _address(value))
+
+    def _is_untouched(self, name: str, current: Any) -> bool:
+        known = self._placed.get(name)
+        return (
+            known is not None
+            and known[0] is current
+            and known[1] == current._version
+            and known[2] == _address(current)
+        )
+
+    @contextlib.contextmanager
+    def buffers_aside(self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Take the tables out while ``fn`` is applied to the rest; note what it would have made of them."""
+        aside = {name: module._buffers[name] for name in self.pins if name in module._buffers}
+        for name in aside:
+            module._buffers[name] = None
+        try:
+            yield
+            device = None
+            for name, buffer in aside.items():
+                witness = torch.empty(1, dtype=self.pins[name].nominal, device=_device_of(buffer))
+                sent = fn(witness)
+                device = sent.device
+                if not self.pins[name].values.is_complex():
+                    self.pins[name].nominal = sent.dtype
+        finally:
+            module._buffers.update(aside)
+        self.restore(module, device)
+
+    def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
+        """After a load: keep the rebuilt values, unless a checkpoint brought others in full precision."""
+        for name, pin in self.pins.items():
+            value = module._buffers.get(name) if prefix + name in loaded else None
+            if value is None or value.is_meta or value.shape != pin.values.shape:
+                continue
+            if value.dtype in _LOW or pin.values.dtype != value.dtype:
+                continue
+            values = value.detach().cpu()
+            if not bool(((values - pin.values).abs() <= 2.0**-7 * pin.values.abs() + 1e-6).all()):
+                logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)
+                pin.values = values.clone()
+        self.restore(module)
+
+    # ------------------------------------------------------------------ forward
+
+    @contextlib.contextmanager
+    def tables_for_use(self, module: nn.Module) -> Iterator[None]:
+        """Show tables that are ready for use in the dtype that they would have had, while forward runs."""
+        swapped = []
+        for name, pin in self.pins.items():
+            if pin.is_low and pin.finished:
+                table = module._buffers.get(name, module.__dict__.get(name))
+                if table is None:
+                    continue
+                rounded = self._rounded.get(name)
+                if rounded is None or (rounded.dtype, rounded.device) != (pin.nominal, table.device):
+                    rounded = self._rounded[name] = table.to(pin.nominal)
+                _set(module, name, rounded)
+                swapped.append((name, table, rounded))
+        try:
+            yield
+        finally:
+            for name, table, rounded in swapped:
+                if module._buffers.get(name, module.__dict__.get(name)) is rounded:
+                    _set(module, name, table)
+                else:
+                    self._rounded.pop(name, None)
+
+    def adopt_growth(self, module: nn.Module) -> None:
+        """Keep a table that forward itself has made longer."""
+        for name, pin in self.pins.items():
+            current = module._buffers.get(name, module.__dict__.get(name))
+            if not isinstance(current, torch.Tensor) or current.is_meta:
+                continue
+            if current.shape != pin.values.shape and current.dtype == pin.values.dtype:
+                pin.values = current.detach().cpu().clone()
+                self._placed[name] = (current, current._version, _address(current))
+
+    def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the stock ``forward`` on the true tables, with the dtypes that the stock model has."""
+        if not torch.compiler.is_compiling():
+            self.restore(module)
+        if not any(pin.is_low for pin in self.pins.values()):
+            result = forward(module, *args, **kwargs)
+        else:
+            with self.tables_for_use(module):
+                if any(pin.is_low and not pin.finished for pin in self.pins.values()):
+                    result = self._run_frequencies(module, forward, args, kwargs)
+                else:
+                    result = forward(module, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            self.adopt_growth(module)
+        return result
+
+    def _run_frequencies(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.lowered is None and not torch.compiler.is_compiling():
+            result, self.lowered = self._learn(module, forward, args, kwargs)
+        else:
+            result = forward(module, *args, **kwargs)
+        leaves, structure = torch.utils._pytree.tree_flatten(result)
+        if self.lowered and len(self.lowered) == len(leaves):
+            leaves = [
+                leaf if dtype is None else leaf.to(dtype)
+                for leaf, dtype in zip(leaves, self.lowered, strict=True)
+            ]
+        return torch.utils._pytree.tree_unflatten(leaves, structure)
+
+    def _learn(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``forward`` once, following what dtype each result would have had with the stock tables."""
+        shadow, provenance = _shadow.start(), Provenance()
+        try:
+            for name, pin in self.pins.items():
+                table = module._buffers.get(name, module.__dict__.get(name))
+                if pin.is_low and not pin.finished and table is not None:
+                    _shadow.mark(table, pin.nominal)
+            with provenance:
+                result = forward(module, *args, **kwargs)
+            leaves = torch.utils._pytree.tree_leaves(result)
+            lowered = tuple(_lowered_dtype(leaf, provenance) for leaf in leaves)
+        finally:
+            for name in self.pins:
+                table = module._buffers.get(name, module.__dict__.get(name))
+                if table is not None:
+                    _shadow.mark(table, None)
+            _shadow.stop(shadow)
+        return result, lowered
+
+    # ------------------------------------------------------------------ copies
+
+    def portable(self, module: nn.Module) -> dict[str, Any]:
+        """Return the module's attributes without its tables, which the state carries once."""
+        attributes = {name: value for name, value in module.__dict__.items() if name not in self.pins}
+        buffers = module._buffers
+        attributes["_buffers"] = {name: None if name in self.pins else v for name, v in buffers.items()}
+        attributes.update({name: None for name in self.pins if name not in buffers})
+        witness = next((b for name in self.pins if (b := buffers.get(name)) is not None), torch.empty(0))
+        attributes["_safe_rope_device"] = witness.reshape(-1)[:0].clone()
+        return attributes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PinnedState:
+        duplicate = copy.copy(self)
+        duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
+        duplicate._placed, duplicate._rounded = {}, {}
+        return duplicate
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_placed": {}, "_rounded": {}}
+
+
+def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+    """Return the forward of a pinned ``stock``: its own, on the true tables."""
+    inner = stock.forward
+
+    @functools.wraps(inner)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._safe_rope.run(self, inner, args, kwargs)
+
+    return forward
+
+
+def _lowered_dtype(leaf: Any, provenance: Provenance) -> torch.dtype | None:
+    if not isinstance(leaf, torch.Tensor) or not provenance.origin(leaf) & Origin.FINISHED:
+        return None  # a phase is never rounded: what is computed from it is
+    return _shadow.shadow_dtype(leaf)
+
+
+def _dtype_of(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype:
+    current = module._buffers.get(name, module.__dict__.get(name))
+    return current.dtype if isinstance(current, torch.Tensor) else values.dtype
+
+
+def _device_of(current: Any) -> torch.device:
+    return current.device if isinstance(current, torch.Tensor) else torch.device("cpu")
+
+
+def _set(module: nn.Module, name: str, value: torch.Tensor) -> None:
+    if name in module._buffers:
+        module._buffers[name] = value
+    else:
+        module.__dict__[name] = value
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if type(tensor) is torch.Tensor else 0

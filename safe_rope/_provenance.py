@@ -1,0 +1,111 @@
+"""Where a tensor comes from: whether its values were counted out, and what was made of the count.
+
+A position table is recognised by what it is computed from, not by its name: from a count (``arange``,
+``linspace``, a running sum, a literal list) by arithmetic. What comes from a random generator is none,
+and what went through sin, cos or a logarithm is a table that is ready to be used, where a frequency still
+has to be multiplied by positions.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class Origin(enum.Flag):
+    """What a tensor's values have been made from and by."""
+
+    NONE = 0
+    COUNTED = enum.auto()
+    """From a range, a grid or a running sum."""
+    LITERAL = enum.auto()
+    """From numbers that Python or NumPy computed."""
+    RANDOM = enum.auto()
+    FINISHED = enum.auto()
+    """Through sin, cos, a logarithm or the like: no phase any more that a position is multiplied with."""
+
+
+_COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "triu_indices", "tril_indices"}
+_LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "FloatTensor"}
+_RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
+           "normal_", "uniform_", "bernoulli", "bernoulli_", "multinomial", "trunc_normal_", "exponential_",
+           "cauchy_", "log_normal_", "geometric_", "random_"}  # fmt: skip
+_FINISHING = {"sin", "cos", "sin_", "cos_", "sinc", "polar", "log", "log2", "log10", "log1p", "tanh",
+              "sigmoid", "sign"}  # fmt: skip
+
+
+class Provenance(TorchFunctionMode):
+    """While active, remembers the `Origin` of every tensor that operations of this thread make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
+
+    def origin(self, tensor: torch.Tensor) -> Origin:
+        """Return what ``tensor`` was made from."""
+        known = self._known.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else Origin.NONE
+
+    def note(self, tensor: torch.Tensor, origin: Origin) -> None:
+        """Add ``origin`` to what is known of ``tensor``."""
+        key, merged = id(tensor), self.origin(tensor) | origin
+        self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), merged)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        origin = _source(name)
+        for tensor in _tensors((args, kwargs)):
+            origin |= self.origin(tensor)
+        if origin is not Origin.NONE:
+            for tensor in _tensors(result):
+                self.note(tensor, origin)
+            if _writes(name):
+                for tensor in (*_tensors(args[:1]), *_tensors(kwargs.get("out"))):
+                    self._note_all_of(tensor, origin)
+        return result
+
+    def _note_all_of(self, tensor: torch.Tensor, origin: Origin) -> None:
+        # A write through a view is a write to what it views.
+        self.note(tensor, origin)
+        base = tensor._base
+        if base is not None:
+            self.note(base, origin)
+
+
+def _source(name: str) -> Origin:
+    if name in _FINISHING:
+        return Origin.FINISHED
+    if name in _COUNTED:
+        return Origin.COUNTED
+    if name in _RANDOM:
+        return Origin.RANDOM
+    return Origin.LITERAL if name in _LITERAL else Origin.NONE
+
+
+def _writes(name: str) -> bool:
+    return (
+        name == "__setitem__"
+        or name == "__set__"
+        or (name.endswith("_") and not name.endswith("__"))
+        or (name.startswith("__i") and name.endswith("__"))
+    )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
