@@ -63,6 +63,7 @@ def quality(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
     parser.add_argument("--seed", default="0", metavar="N", help="of the model and its data")
+    parser.add_argument("--stride", default="16", metavar="N", help="positions from token to token: 16 or 1")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Markdown, or JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it (.png, .svg)")
     parser.add_argument(
@@ -71,7 +72,7 @@ def quality(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     environment = Environment(named_pair(options.pair))
     command: list[str | Path] = [environment.python, TOOLS / "_quality.py"]
-    command += ["--seed", options.seed, "--format", options.format]
+    command += ["--seed", options.seed, "--stride", options.stride, "--format", options.format]
     for name in ("plot", "keep"):
         if getattr(options, name):
             command += [f"--{name}", getattr(options, name).absolute()]

@@ -86,16 +86,16 @@ def cos_error(tables: Path, right: Path) -> float:
     return max(float((one[name] - other[name]).abs().nan_to_num(nan=2.0).max()) for name in ("cos", "sin"))
 
 
-def experiment(seed: int, folder: Path) -> dict[str, Any]:
+def experiment(seed: int, stride: int, folder: Path) -> dict[str, Any]:
     """Run every part in ``folder`` and return what they found."""
     say("training in FP32 ...")
-    base = part(folder / "train", "train", str(seed), "none")
+    base = part(folder / "train", "train", str(seed), "none", str(stride))
     checkpoint = folder / "train" / "checkpoint"
     say("loading through each path ...")
     loaded: dict[str, dict[str, Score]] = {}
     for path in PATHS:
         loaded[path] = {
-            kind: part(folder / f"{path}-{kind}", "load", path, kind, checkpoint)
+            kind: part(folder / f"{path}-{kind}", "load", path, kind, checkpoint, str(stride))
             for kind in ("stock", "guarded")
         }
         for kind, score in loaded[path].items():
@@ -108,22 +108,31 @@ def experiment(seed: int, folder: Path) -> dict[str, Any]:
         if loaded[path]["stock"]["cos_error"] > DAMAGE:
             own = folder / f"train-{path}"
             tables = folder / f"{path}-stock" / "tables.pt"
-            result = part(own, "train", str(seed), tables)
-            result["served_right"] = part(folder / f"serve-{path}", "score", own / "checkpoint")
+            result = part(own, "train", str(seed), tables, str(stride))
+            result["served_right"] = part(folder / f"serve-{path}", "score", own / "checkpoint", str(stride))
             trained[path] = result
-    return {"versions": versions(), "seed": seed, "base": base, "loaded": loaded, "trained": trained}
+    return {
+        "versions": versions(),
+        "seed": seed,
+        "stride": stride,
+        "base": base,
+        "loaded": loaded,
+        "trained": trained,
+    }
 
 
 def markdown(found: dict[str, Any]) -> str:
     """Return the tables of the result, in Markdown."""
     base = found["base"]["as_trained"]
-    lines = [", ".join(f"{name} {version}" for name, version in found["versions"].items()), ""]
-    lines += ["| loaded through | tables | largest error of cos, sin | near: accuracy, perplexity | far |"]
+    lines = [", ".join(f"{name} {version}" for name, version in found["versions"].items())]
+    lines[0] += f"; {found['stride'] * 2048:,} positions"
+    lines += [""]
+    lines += ["| loaded through | tables | largest error of cos, sin | accuracy | perplexity |"]
     lines += ["|---|---|---|---|---|", f"| (FP32, as trained) | right | 0 | {_cells(base)} |"]
     for path, kinds in found["loaded"].items():
         for kind, score in kinds.items():
             lines += [f"| {PATHS[path]} | {kind} | {score['cos_error']:.2g} | {_cells(score)} |"]
-    lines += ["", "| trained in FP32 with the tables of | asked with | near: accuracy, perplexity | far |"]
+    lines += ["", "| trained in FP32 with the tables of | asked with | accuracy | perplexity |"]
     lines += ["|---|---|---|---|", f"| FP32 | the same | {_cells(base)} |"]
     for path, result in found["trained"].items():
         lines += [f"| {PATHS[path]} | the same | {_cells(result['as_trained'])} |"]
@@ -132,10 +141,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def _cells(score: Score) -> str:
-    return " | ".join(
-        f"{100 * score[reach]['accuracy']:.1f} %, {score[reach]['perplexity']:.3g}"
-        for reach in ("near", "far")
-    )
+    return f"{100 * score['accuracy']:.1f} % | {score['perplexity']:.3g}"
 
 
 def main() -> int:
@@ -143,6 +149,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stride", type=int, default=16, help="positions from one token to the next")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Markdown, or JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it (.png, .svg)")
     parser.add_argument(
@@ -155,10 +162,10 @@ def main() -> int:
     exit_on_sigterm()
     try:
         if options.keep:
-            found = experiment(options.seed, options.keep.absolute())
+            found = experiment(options.seed, options.stride, options.keep.absolute())
         else:
             with tempfile.TemporaryDirectory() as name:
-                found = experiment(options.seed, Path(name))
+                found = experiment(options.seed, options.stride, Path(name))
     except ToolError as error:
         say(f"error: {error}")
         return 2

@@ -1,15 +1,14 @@
 """A task that only positions solve, the smallest Llama that learns it, and how well a model does.
 
-A sequence of 2,048 tokens alternates between content and questions: at every even place stands a random token
-out of 32, at the odd place after it a token that names a distance d. The answer is the content token that
-stands d positions before its neighbour. Nothing but the position tells which of up to 1,024 tokens that is:
-chance is 1/32. Every question is answered in one forward, so that 2,048 tokens hold 1,024 questions.
+A sequence of 2,048 tokens alternates between content and questions: at every even place stands a random
+token out of 32, at the odd place after it a token that names a distance. The answer is the content token that
+stands just so many places before its neighbour. Nothing but the position tells which of up to 1,024 tokens
+that is: chance is 1/32. Every question is answered in one forward, so that 2,048 tokens hold 1,024 questions.
 
-A long context would take hours on a CPU, so it is made of its two ends: the second half of the sequence
-has positions that are 30,720 larger, as if the middle of 32,768 tokens had been cut out of the attention.
-Near questions stay within a half, up to 766 positions back; far ones reach across, 30,782 to 31,998 positions
-back. transformers 4.36 knows no such positions (its table is as long as the sequence): there the sequence has
-no gap, and the same questions reach 62 to 1,278 positions back.
+A long context would take hours on a CPU, so it is thinned out: with a stride of 16, the tokens stand at the
+positions 0, 16, 32 ... 32,752, and a question reaches 32 to 20,448 positions back. With a stride of 1 it is a
+context of 2,048, and 2 to 1,278 positions. transformers 4.36 knows no positions but those of the places, so
+there the stride is 1.
 
 One attention layer is enough: for each question it learns a query that, rotated, fits the key at just that
 distance. Nothing else is special to this model: it is transformers' Llama, with head_dim 128.
@@ -29,11 +28,9 @@ import torch
 transformers: Any = importlib.import_module("transformers")
 
 CONTENT = 32
-NEAR = (2, 6, 14, 30, 62, 126, 254, 400, 510, 766)
-FAR = (62, 126, 254, 400, 510, 766, 1022, 1278)
-"""How many places back; a far question goes from the second half to the first, where the gap adds."""
+DISTANCES = (2, 6, 14, 30, 62, 126, 254, 400, 510, 766, 1022, 1278)
+"""In places; in positions they are as many times larger as the stride."""
 CONTEXT = 2048
-GAP = 30_720
 PLACE_BINS = (0, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 NO_ANSWER = -100
 # (sequence length, sequences a step, steps): the short ones teach the task, the long ones the far places.
@@ -46,7 +43,7 @@ Score = dict[str, Any]
 class Batch(NamedTuple):
     """Token ids and positions [count, length]; answers and questions [count, length // 2].
 
-    A question is an index into NEAR + FAR.
+    A question is an index into DISTANCES.
     """
 
     ids: torch.Tensor
@@ -55,55 +52,48 @@ class Batch(NamedTuple):
     questions: torch.Tensor
 
 
-def new_model(seed: int) -> Any:
+def new_model(seed: int, stride: int) -> Any:
     """A Llama with one layer and one head of 128, in FP32: 130,000 parameters."""
     torch.manual_seed(seed)
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=CONTENT + len(NEAR) + len(FAR),
+            vocab_size=CONTENT + len(DISTANCES),
             hidden_size=128,
             intermediate_size=128,
             num_hidden_layers=1,
             num_attention_heads=1,
             num_key_value_heads=1,
-            max_position_embeddings=GAP + CONTEXT,
+            max_position_embeddings=stride * CONTEXT,
             bos_token_id=None,
             eos_token_id=None,
         )
     )
 
 
-def gap_of(model: Any) -> int:
-    """Return the gap that the model's rotary module can have: 0 where it only knows a sequence's length."""
+def knows_positions(model: Any) -> bool:
+    """Whether the model's rotary module takes positions, and not only the sequence's length."""
     rotary = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
-    return 0 if "seq_len" in inspect.signature(rotary.forward).parameters else GAP
+    return "seq_len" not in inspect.signature(rotary.forward).parameters
 
 
-def positions_of(length: int, gap: int) -> torch.Tensor:
-    """Return the positions of a sequence of ``length`` tokens, [length]."""
-    places = torch.arange(length)
-    return places + gap * (places >= length // 2)
+def sequences(count: int, length: int, stride: int, generator: torch.Generator) -> Batch:
+    """Draw ``count`` sequences; a question reaches no further than the beginning.
 
-
-def sequences(count: int, length: int, gap: int, generator: torch.Generator) -> Batch:
-    """Draw ``count`` sequences; each question is one that has an answer, or its answer is NO_ANSWER."""
+    Where none does that, the answer is NO_ANSWER.
+    """
     half = length // 2
     content = torch.randint(0, CONTENT, (count, half), generator=generator)
-    steps = torch.tensor(NEAR + FAR) // 2
-    is_far = torch.arange(len(steps)) >= len(NEAR)
-    source = torch.arange(half)[:, None] - steps
-    crosses = (torch.arange(half)[:, None] >= half // 2) & (source < half // 2)
-    possible = (source >= 0) & (crosses == is_far)
-    weight = possible.double() + 1e-9
-    questions = torch.multinomial(weight, count, replacement=True, generator=generator).T
-    chosen = source.expand(count, -1, -1).gather(2, questions[..., None])[..., 0]
-    asked = possible.expand(count, -1, -1).gather(2, questions[..., None])[..., 0]
-    answers = content.gather(1, chosen.clamp(min=0)).masked_fill(~asked, NO_ANSWER)
+    index = torch.arange(half)
+    steps = torch.tensor(DISTANCES) // 2
+    reachable = (index[:, None] >= steps).sum(1)
+    questions = (torch.rand(count, half, generator=generator) * reachable).long()
+    source = index - steps[questions]
+    answers = content.gather(1, source.clamp(min=0)).masked_fill(source < 0, NO_ANSWER)
     ids = torch.stack([content, questions + CONTENT], -1).reshape(count, length)
-    return Batch(ids, positions_of(length, gap).expand(count, -1), answers, questions)
+    return Batch(ids, (stride * torch.arange(length)).expand(count, -1), answers, questions)
 
 
-def train(model: Any, seed: int, progress: Callable[[int], None]) -> list[tuple[int, float]]:
+def train(model: Any, seed: int, stride: int, progress: Callable[[int], None]) -> list[tuple[int, float]]:
     """Train in FP32; return the number of each step at 2,048 tokens, and its accuracy before the update."""
     generator = torch.Generator().manual_seed(seed + 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
@@ -112,14 +102,14 @@ def train(model: Any, seed: int, progress: Callable[[int], None]) -> list[tuple[
     for step, (length, count) in enumerate(_steps()):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 50, (total - step) / (0.3 * total))
-        batch = sequences(count, length, gap_of(model), generator)
+        batch = sequences(count, length, stride, generator)
         answers = batch.answers
         logits = ask(model, batch)
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), answers.flatten(), ignore_index=NO_ANSWER
         )
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if length == CONTEXT:
@@ -142,40 +132,34 @@ def ask(model: Any, batch: Batch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: Any, gap: int, count: int = 16) -> Score:
+def evaluate(model: Any, stride: int, count: int = 16) -> Score:
     """Ask ``model`` the same 16,000 questions at 2,048 tokens whatever it is; a model or a DeepSpeed engine.
 
     Returns:
-        "near" and "far": accuracy and perplexity of the questions that stay within a half and of those that
-        cross; "by_place": accuracy for each bin of the question's place in the sequence, named by its first;
-        "by_distance": accuracy for each distance, in positions.
+        "accuracy" and "perplexity" over all; "by_place": accuracy for each bin of the question's place in the
+        sequence, named by its first; "by_distance": accuracy for each distance, in positions.
     """
     generator = torch.Generator().manual_seed(12345)
     model.eval()
     hits, losses, questions, places = [], [], [], []
     for _ in range(count):
-        batch = sequences(1, CONTEXT, gap, generator)
+        batch = sequences(1, CONTEXT, stride, generator)
         logits, answers = ask(model, batch).float(), batch.answers
         asked = answers != NO_ANSWER
         losses.append(torch.nn.functional.cross_entropy(logits[asked], answers[asked], reduction="none"))
         hits.append((logits.argmax(-1) == answers)[asked].double())
         questions.append(batch.questions[asked])
         places.append((2 * torch.arange(CONTEXT // 2) + 1)[None][asked])
-    hit, loss = torch.cat(hits), torch.cat(losses).double()
-    question, place = torch.cat(questions), torch.cat(places)
-    is_far = question >= len(NEAR)
-    distances = [*NEAR, *(gap + distance for distance in FAR)]
-    by_distance: dict[int, list[torch.Tensor]] = {}
-    for index, distance in enumerate(distances):
-        by_distance.setdefault(distance, []).append(hit[question == index])
+    hit, question, place = torch.cat(hits), torch.cat(questions), torch.cat(places)
     return {
-        **{
-            name: {"accuracy": float(hit[which].mean()), "perplexity": float(loss[which].mean().exp())}
-            for name, which in (("near", ~is_far), ("far", is_far))
-        },
+        "accuracy": float(hit.mean()),
+        "perplexity": float(torch.cat(losses).double().mean().exp()),
         "by_place": {
             low: float(hit[(place >= low) & (place < high)].mean())
             for low, high in itertools.pairwise(PLACE_BINS)
         },
-        "by_distance": {d: float(torch.cat(found).mean()) for d, found in sorted(by_distance.items())},
+        "by_distance": {
+            stride * distance: float(hit[question == index].mean())
+            for index, distance in enumerate(DISTANCES)
+        },
     }
