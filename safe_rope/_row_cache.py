@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from safe_rope._originals import arange
 from safe_rope.tables import RotaryTable, StockTable
@@ -33,12 +36,12 @@ class RowCache:
 
     def on(self, device: torch.device) -> Rows:
         """Return FP32 cos and sin, each [length, rotary_dim], on ``device``; always the same two tensors."""
-        with _lock:
+        with _lock, _unobserved():
             return self._rows(device)
 
     def shown(self, device: torch.device) -> Rows:
         """Return copies of `on` to show as buffers; the same two tensors until something writes to them."""
-        with _lock:
+        with _lock, _unobserved():
             rows, shown = self._rows(device), self._shown.get(device)
             if shown is None or any(map(_differ, shown, rows)):
                 with torch.inference_mode(False), torch.no_grad():
@@ -63,6 +66,14 @@ class RowCache:
 
     def __reduce__(self) -> tuple[object, ...]:
         return shared_rows, (self.table, self.length, self.layout)
+
+
+def _unobserved() -> contextlib.AbstractContextManager[Any]:
+    # What the whole process keeps must be no fake tensor, even if it is asked for while a model is traced.
+    if torch._C._len_torch_dispatch_stack() > 0 and not torch.compiler.is_compiling():
+        disabled: contextlib.AbstractContextManager[Any] = _disable_current_modes()
+        return disabled
+    return contextlib.nullcontext()
 
 
 def _differ(shown: torch.Tensor, rows: torch.Tensor) -> bool:

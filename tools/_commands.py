@@ -17,6 +17,7 @@ from _process import ToolError, end_running, exit_on_sigterm, run, say
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
 QUALITY_LIMIT = 3600.0
+BENCH_LIMIT = 600.0
 CHECK_LIMIT = 300.0
 WHEEL_LIMIT = 900.0
 
@@ -78,6 +79,22 @@ def quality(arguments: Sequence[str]) -> int:
             command += [f"--{name}", getattr(options, name).absolute()]
     with environment.ready():
         return run(command, env=environment.variables(), limit=QUALITY_LIMIT)
+
+
+def bench_autocast(arguments: Sequence[str]) -> int:
+    parser = new_parser(
+        "bench_autocast", "Show what may travel between ranks in low precision, and what does in one step."
+    )
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="two tables, or one JSON object"
+    )
+    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
+    options = parser.parse_args(arguments)
+    environment = Environment(named_pair(options.pair))
+    with environment.ready():
+        script = TOOLS / "_bench_autocast.py"
+        command: list[str | Path] = [environment.python, script, "--format", options.format]
+        return run(command, env=environment.variables(), limit=BENCH_LIMIT)
 
 
 def test(arguments: Sequence[str]) -> int:
@@ -207,6 +224,13 @@ def named_pair(name: str | None) -> Pair:
 def main() -> int:
     exit_on_sigterm()
     commands = {"demo": demo, "quality": quality, "test": test, "matrix": matrix, "wheel": wheel}
+    commands = {
+        "demo": demo,
+        "test": test,
+        "matrix": matrix,
+        "wheel": wheel,
+        "bench_autocast": bench_autocast,
+    }
     try:
         return commands[sys.argv[1]](sys.argv[2:])
     except ToolError as error:

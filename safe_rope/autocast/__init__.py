@@ -12,14 +12,19 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from safe_rope.autocast.derive import derive_safe_parameters as derive_safe_parameters
     from safe_rope.autocast.engine import initialize as initialize
+    from safe_rope.autocast.safety import ParameterSafety as ParameterSafety
+    from safe_rope.autocast.safety import SafetyReport as SafetyReport
+    from safe_rope.autocast.traffic import traffic as traffic
 
-__all__ = ["SafetyReport", "derive_safe_parameters", "initialize", "traffic"]
+__all__ = ["ParameterSafety", "SafetyReport", "derive_safe_parameters", "initialize", "traffic"]
 
 _LAZY = {
     "initialize": "safe_rope.autocast.engine",
     "derive_safe_parameters": "safe_rope.autocast.derive",
-    "SafetyReport": "safe_rope.autocast.derive",
+    "ParameterSafety": "safe_rope.autocast.safety",
+    "SafetyReport": "safe_rope.autocast.safety",
     "traffic": "safe_rope.autocast.traffic",
 }
 

@@ -1,0 +1,133 @@
+"""Where the inputs to trace a model with come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import architectures
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from safe_rope.autocast import derive_safe_parameters
+from safe_rope.autocast.example_inputs import find_example_inputs
+from safe_rope.errors import ConfigError
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, *rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from ({"input_ids": torch.tensor([5, 6, 7])} for _ in range(5))
+
+
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_a_model_describes_inputs_that_derive_what_real_ones_do(name: str) -> None:
+    model = architectures.build(name)
+    found = find_example_inputs(model)
+    assert found is not None
+    assert found.source == "model"
+    own = derive_safe_parameters(model, *found.args, **found.kwargs)
+    assert own.safe == derive_safe_parameters(model, **architectures.inputs(model)).safe
+
+
+def whisper() -> Any:
+    sizes = {
+        "vocab_size": 97,
+        "d_model": 32,
+        "num_mel_bins": 8,
+        "max_source_positions": 12,
+        "pad_token_id": 0,
+    }
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, **layers, **heads, bos_token_id=1, eos_token_id=2)
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def clip() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = sizes | {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vision = sizes | {"image_size": 16, "patch_size": 8}
+    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision))
+
+
+def wav2vec2() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8)}
+    groups = {"num_conv_pos_embedding_groups": 4, "num_conv_pos_embeddings": 8}
+    return transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**sizes, **convolutions, **groups))
+
+
+@pytest.mark.parametrize("build", [whisper, clip, wav2vec2])
+def test_models_of_sound_and_images_describe_theirs(build: Any) -> None:
+    model = build()
+    found = find_example_inputs(model)
+    assert found is not None
+    model(*found.args, **found.kwargs)
+    report = derive_safe_parameters(model, *found.args, **found.kwargs)
+    assert report.safe_share > 0.5, report
+
+
+def test_given_inputs_come_first_in_the_form_that_they_have() -> None:
+    model, ids = architectures.build("gpt2"), torch.tensor([[1, 2, 3]])
+    for given in ({"input_ids": ids}, (ids,), [ids], ids):
+        found = find_example_inputs(model, given, Rows({"input_ids": ids[0]}))
+        assert found is not None
+        assert found.source == "example_inputs"
+        assert torch.equal([*found.args, *found.kwargs.values()][0], ids)
+
+
+def test_inputs_that_the_forward_does_not_take_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected example_inputs .* got the keys wrong"):
+        find_example_inputs(nn.Linear(2, 2), {"wrong": torch.ones(2)})
+
+
+@pytest.mark.parametrize("data", [Rows(*[{"input_ids": torch.tensor([5, 6, 7])}] * 3), Stream()])
+def test_the_first_batch_of_a_dataset_comes_next(data: Any) -> None:
+    found = find_example_inputs(architectures.build("gpt2"), None, data)
+    assert found is not None
+    assert found.source == "training_data"
+    assert torch.equal(found.kwargs["input_ids"], torch.tensor([[5, 6, 7]] * 2))
+
+
+def test_targets_that_the_loss_takes_outside_are_left_out() -> None:
+    data = Rows(*[(torch.ones(4), torch.tensor(1))] * 2)
+    found = find_example_inputs(nn.Linear(4, 2), None, data)
+    assert found is not None
+    (batch,) = found.args
+    assert batch.shape == (2, 4)
+
+
+def test_the_collate_function_makes_the_batch() -> None:
+    def collate(samples: list[Tensor]) -> dict[str, Tensor]:
+        return {"input": torch.stack(samples) * 3}
+
+    found = find_example_inputs(nn.Linear(4, 2), None, Rows(torch.ones(4), torch.ones(4)), collate)
+    assert found is not None
+    assert torch.equal(found.kwargs["input"], torch.full((2, 4), 3.0))
+
+
+def test_an_iterator_is_not_used_up_and_a_broken_dataset_is_passed_over() -> None:
+    samples = iter([torch.ones(4)] * 3)
+    assert find_example_inputs(nn.Linear(4, 2), None, samples) is None
+    assert len(list(samples)) == 3
+    found = find_example_inputs(architectures.build("gpt2"), None, Rows())
+    assert found is not None
+    assert found.source == "model"
+
+
+def test_a_model_that_says_nothing_has_none() -> None:
+    assert find_example_inputs(nn.Linear(4, 2)) is None

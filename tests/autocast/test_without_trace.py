@@ -1,0 +1,89 @@
+"""The default set where nothing can be traced, and the check of an explicit list."""
+
+from __future__ import annotations
+
+import architectures
+import pytest
+import small_modules
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from safe_rope.autocast import derive_safe_parameters
+from safe_rope.autocast.defaults import default_safe_parameters
+from safe_rope.autocast.explicit import check_safe_modules
+from safe_rope.errors import PrecisionWarning
+
+
+class Plain(nn.Linear):
+    """A subclass with its base's forward."""
+
+
+class Masked(nn.Linear):
+    """A subclass that reads its weight in FP32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * (self.weight > 0), self.bias)
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.plain, self.masked, self.conv = Plain(8, 8), Masked(8, 8), nn.Conv1d(8, 8, 1)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 9, bias=False)
+        self.head.weight = self.embed.weight
+        self.scaled = nn.Linear(8, 8)
+        self.scale = nn.Parameter(self.scaled.weight.detach())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.scaled(self.masked(self.plain(self.norm(self.embed(ids))))) * self.scale.mean()
+        return self.head(self.conv(x.transpose(1, 2)).transpose(1, 2))
+
+
+def test_the_default_set_is_of_layers_that_hold_their_weights_alone() -> None:
+    with pytest.warns(PrecisionWarning, match="example_inputs") as caught:
+        report = default_safe_parameters(Mixed())
+    assert len(caught) == 1
+    assert report.safe == {"plain.weight", "plain.bias", "conv.weight", "conv.bias", "scaled.bias"}
+    assert report.warnings == (str(caught[0].message),)
+
+
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")
+def test_the_default_set_is_part_of_the_derived_one(name: str) -> None:
+    model = architectures.build(name)
+    report = derive_safe_parameters(model, **architectures.inputs(model))
+    unused = {entry.name for entry in report.parameters if entry.reason.startswith("unused")}
+    assert default_safe_parameters(model).safe <= report.safe | unused
+
+
+def test_an_explicit_list_is_told_what_is_unsafe_and_why() -> None:
+    model = Mixed()
+    report = derive_safe_parameters(model, torch.tensor([[1, 2, 3]]))
+    check = check_safe_modules(model, ["torch.nn.Linear", nn.Conv1d], report)
+    assert not check.ok
+    assert check.safe == {n for n in report.safe if n.split(".")[0] in ("plain", "masked", "conv", "scaled")}
+    assert {entry.name for entry in check.unsafe} == {"head.weight", "masked.weight", "scaled.weight"}
+    assert "head.weight is read in float32 by aten.embedding in embed" in str(check)
+    assert "aten.gt in masked" in str(check)
+
+
+def test_a_class_that_the_model_does_not_have_is_named_with_the_nearest_one() -> None:
+    model = architectures.build("gpt2")
+    report = derive_safe_parameters(model, **architectures.inputs(model))
+    check = check_safe_modules(model, ["transformers.pytorch_utils.Conv1d", "nowhere.Zebra"], report)
+    nearest, none = check.unknown
+    assert "did you mean transformers.pytorch_utils.Conv1D?" in nearest
+    assert "did you mean" not in none
+    good = check_safe_modules(model, ["transformers.pytorch_utils.Conv1D"], report)
+    assert good.ok
+    assert len(good.safe) == 2 * 8
+
+
+def test_a_listed_class_stands_for_its_subclasses_by_any_of_its_names() -> None:
+    model = nn.Sequential(Plain(8, 8))
+    report = derive_safe_parameters(model, small_modules.example())
+    for name in ("torch.nn.Linear", "torch.nn.modules.linear.Linear", nn.Linear, Plain):
+        assert check_safe_modules(model, [name], report).safe == {"0.weight", "0.bias"}
