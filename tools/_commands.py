@@ -223,9 +223,9 @@ def named_pair(name: str | None) -> Pair:
 
 def main() -> int:
     exit_on_sigterm()
-    commands = {"demo": demo, "quality": quality, "test": test, "matrix": matrix, "wheel": wheel}
     commands = {
         "demo": demo,
+        "quality": quality,
         "test": test,
         "matrix": matrix,
         "wheel": wheel,
