@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +27,21 @@ from ._levels import (
 )
 from ._positions import refuse_negative
 
-_CPU_BLOCK = 256
-"""Rows that are worked on at a time on CPU: the temporaries stay in the cache."""
+_CPU_BLOCK = 1 << 14
+"""Entries that are worked on at a time on CPU: the temporaries stay in the cache."""
 _DEVICE_BLOCK = 1 << 16
+_LOW = (torch.bfloat16, torch.float16)
 _CUT = (1 << 29) - 1  # the significand bits that float64 has beyond FP32
 _LONG_RUN = 64
 """Runs of consecutive positions that are this long on average are sliced instead of gathered."""
+
+
+class _OneFactor(NamedTuple):
+    """The factor of one upper digit, as a single position needs it; float64."""
+
+    upper: int
+    cos: Tensor  # [half]
+    sin: Tensor  # [2, half]: sin and -sin
 
 
 class ExactLookup:
@@ -46,28 +56,39 @@ class ExactLookup:
                 "divide inv_freq by it instead"
             )
         self.levels = Levels(inv_freq, attention_scaling)
+        self._cpu_rows = max(_CPU_BLOCK // self.levels.half, 1)
+        self._last_factor: _OneFactor | None = None
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each contiguous ``[*position_ids.shape, half]``, on position_ids' device."""
         device = position_ids.device
-        if device.type != "cpu" and not _has_float64(device.type):
-            cos, sin = self(position_ids.cpu(), dtype)
+        if not _has_float64(device.type):
+            cos, sin = self._lookup(position_ids.cpu(), dtype)
             return cos.to(device), sin.to(device)
+        return self._lookup(position_ids, dtype)
+
+    def _lookup(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        half = self.levels.half
+        count = position_ids.numel()
+        if count == 1 and position_ids.device.type == "cpu":
+            rows = self._at(int(position_ids.to(torch.int64)), dtype)
+            cos, sin = rows.view((2, *position_ids.shape, half)).unbind()
+            return cos, sin
         positions = position_ids.to(torch.int64).reshape(-1)
-        shape = (positions.numel(), self.levels.half)
-        cos = _originals.empty(shape, dtype=dtype, device=device)
-        sin = _originals.empty(shape, dtype=dtype, device=device)
-        if positions.numel():
-            blocks = self._on_cpu(positions) if device.type == "cpu" else self._on_accelerator(positions)
-            for start, rows in blocks:
-                stop = start + rows.shape[0]
-                _store(cos[start:stop], rows[:, 0])
-                _store(sin[start:stop], rows[:, 1])
-        shape = (*position_ids.shape, self.levels.half)
+        cos = _originals.empty((count, half), dtype=dtype, device=position_ids.device)
+        sin = _originals.empty((count, half), dtype=dtype, device=position_ids.device)
+        if count and position_ids.device.type == "cpu":
+            self._on_cpu(positions, cos, sin)
+        elif count:
+            for start, rows in self._on_accelerator(positions):
+                stop = start + rows.shape[1]
+                _store(cos[start:stop], rows[0])
+                _store(sin[start:stop], rows[1])
+        shape = (*position_ids.shape, half)
         return cos.view(shape), sin.view(shape)
 
     def _on_accelerator(self, positions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield (start, rows) without looking at a value of positions from the host."""
+        """Yield (start, rows ``[2, n, half]``) without looking at a value of positions from the host."""
         tables = self.levels.on(positions.device)
         for start in range(0, positions.numel(), _DEVICE_BLOCK):
             block = positions[start : start + _DEVICE_BLOCK]
@@ -76,38 +97,65 @@ class ExactLookup:
             coarse, top = _split_upper(upper)
             coarse = torch.where(invalid, 0, coarse)
             top = torch.where(invalid, INVALID_ROW, top)
-            factor = combine(tables[TOP].index_select(0, top), tables[COARSE].index_select(0, coarse))
-            yield start, combine(tables[FINE].index_select(0, block & (FINE_ROWS - 1)), factor)
+            factor = combine(tables[TOP].index_select(1, top), tables[COARSE].index_select(1, coarse))
+            yield start, combine(tables[FINE].index_select(1, block & (FINE_ROWS - 1)), factor)
 
-    def _on_cpu(self, positions: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _at(self, position: int, dtype: torch.dtype) -> Tensor:
+        """Return cos and sin of one position, ``[2, half]``: decoding, where the number of calls counts."""
+        refuse_negative(position)
+        upper, row = position >> FINE_BITS, position & (FINE_ROWS - 1)
+        rows = self.levels.row(FINE, row)
+        if not self._fine_is_enough(position):
+            factor = self._last_factor
+            if factor is None or factor.upper != upper:
+                cos, sin = self._one_factor(upper)[:, 0]
+                factor = self._last_factor = _OneFactor(upper, cos, torch.stack((sin, -sin)))
+            crossed = rows * factor.sin
+            rows = rows * factor.cos
+            rows += crossed.flip(0)  # cos cos - sin sin, and sin cos + cos sin
+        if dtype in _LOW:
+            rows = _round_to_odd(rows)
+        return rows.to(dtype, copy=True)
+
+    def _on_cpu(self, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         runs = _long_runs(positions)
+        block = _Block(min(self._cpu_rows, positions.numel()), self.levels.half)
         if runs is None:
             smallest, largest = (int(bound) for bound in positions.aminmax())
             refuse_negative(smallest)
-            return self._gathered(positions, largest)
-        return self._sliced(runs)
+            self._gathered(positions, largest, block, cos, sin)
+        else:
+            self._sliced(runs, block, cos, sin)
 
-    def _gathered(self, positions: Tensor, largest: int) -> Iterator[tuple[int, Tensor]]:
-        for start in range(0, positions.numel(), _CPU_BLOCK):
-            block = positions[start : start + _CPU_BLOCK]
-            rows = self.levels.take(FINE, block & (FINE_ROWS - 1))
-            if not self._fine_is_enough(largest):
-                rows = combine(rows, self._factor(block >> FINE_BITS, largest >> FINE_BITS))
-            yield start, rows
+    def _gathered(self, positions: Tensor, largest: int, work: _Block, cos: Tensor, sin: Tensor) -> None:
+        for start in range(0, positions.numel(), self._cpu_rows):
+            block = positions[start : start + self._cpu_rows]
+            out = slice(start, start + block.numel())
+            rows = self.levels.take(FINE, block & (FINE_ROWS - 1), work.buffer(0, block.numel()))
+            if self._fine_is_enough(largest):
+                _store(cos[out], rows[0])
+                _store(sin[out], rows[1])
+            else:
+                upper, buffer = block >> FINE_BITS, work.buffer(1, block.numel())
+                factor = self._factor(upper, largest >> FINE_BITS, buffer)
+                work.combine(rows, factor, cos[out], sin[out])
 
-    def _sliced(self, runs: list[tuple[int, int, int]]) -> Iterator[tuple[int, Tensor]]:
+    def _sliced(self, runs: list[tuple[int, int, int]], work: _Block, cos: Tensor, sin: Tensor) -> None:
         for start, first, length in runs:
-            done, factor_of = 0, -1
+            done, factor_of, factor = 0, -1, None
             while done < length:
                 position = first + done
                 upper, row = position >> FINE_BITS, position & (FINE_ROWS - 1)
-                rows = self.levels.slice(FINE, row, min(row + _CPU_BLOCK, row + length - done))
-                if not self._fine_is_enough(position):
-                    if upper != factor_of:
+                rows = self.levels.slice(FINE, row, min(row + self._cpu_rows, row + length - done))
+                out = slice(start + done, start + done + rows.shape[1])
+                if self._fine_is_enough(position):
+                    _store(cos[out], rows[0])
+                    _store(sin[out], rows[1])
+                else:
+                    if factor is None or upper != factor_of:
                         factor, factor_of = self._one_factor(upper), upper
-                    rows = combine(rows, factor)
-                yield start + done, rows
-                done += rows.shape[0]
+                    work.combine(rows, factor, cos[out], sin[out])
+                done += rows.shape[1]
 
     def _fine_is_enough(self, largest: int) -> bool:
         return largest < FINE_ROWS and self.levels.attention_scaling == 1.0
@@ -117,16 +165,46 @@ class ExactLookup:
             return self.levels.slice(COARSE, upper, upper + 1)
         return self._factor(_originals.tensor([upper], dtype=torch.int64, device="cpu"), upper)
 
-    def _factor(self, upper: Tensor, largest: int) -> Tensor:
+    def _factor(self, upper: Tensor, largest: int, out: Tensor | None = None) -> Tensor:
         """Return the rows for ``upper``, without the levels that ``largest`` does not reach."""
         take = self.levels.take
         if largest < COARSE_ROWS:
-            return take(COARSE, upper)
+            return take(COARSE, upper, out)
         coarse, top = _split_upper(upper)
         high = take(TOP, top & (TOP_ROWS - 1))
         if largest >= TABLE_POSITIONS >> FINE_BITS:
             high = combine(high, take(BEYOND, top // TOP_ROWS))
         return combine(high, take(COARSE, coarse))
+
+
+class _Block:
+    """Memory for one block of rows on CPU, used again for the next: fresh pages cost more than the work."""
+
+    def __init__(self, rows: int, half: int) -> None:
+        self._shape = (2, rows, half)
+        self._buffers: list[Tensor | None] = [None, None, None]
+
+    def buffer(self, which: int, rows: int) -> Tensor:
+        """Return float64 ``[2, rows, half]``, one of three, each plane of it contiguous."""
+        buffer = self._buffers[which]
+        if buffer is None:
+            buffer = _originals.empty(self._shape, dtype=torch.float64, device="cpu")
+            self._buffers[which] = buffer
+        return buffer[:, :rows]
+
+    def combine(self, a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Store the rows of the sum of two angles, as `_levels.combine` computes them."""
+        first, second = self.buffer(2, a.shape[1])
+        a_cos, a_sin = a
+        b_cos, b_sin = b
+        torch.mul(a_cos, b_cos, out=first)
+        torch.mul(a_sin, b_sin, out=second)
+        first -= second
+        _store(cos, first)
+        torch.mul(a_sin, b_cos, out=first)
+        torch.mul(a_cos, b_sin, out=second)
+        first += second
+        _store(sin, first)
 
 
 def _split_upper(upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,10 +217,6 @@ def _split_upper(upper: Tensor) -> tuple[Tensor, Tensor]:
 def _long_runs(positions: Tensor) -> list[tuple[int, int, int]] | None:
     """Return the runs of consecutive positions as (start, first position, length); None if they are short."""
     count = positions.numel()
-    if count == 1:  # decoding
-        first = int(positions)
-        refuse_negative(first)
-        return [(0, first, 1)]
     if count < _LONG_RUN:
         return None
     breaks = (positions[1:] - positions[:-1] != 1).nonzero().view(-1)
@@ -159,7 +233,7 @@ def _long_runs(positions: Tensor) -> list[tuple[int, int, int]] | None:
 
 
 def _store(target: Tensor, rows: Tensor) -> None:
-    if target.dtype in (torch.bfloat16, torch.float16):
+    if target.dtype in _LOW:
         rows = _round_to_odd(rows)
     target.copy_(rows)
 

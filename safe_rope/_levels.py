@@ -60,8 +60,9 @@ Dynamic NTK has a new inv_freq for every token that it decodes, and looks one po
 class Levels:
     """The levels of one inv_freq and attention_scaling, on every device that asked for them.
 
-    A level is a float64 tensor ``[rows, 2, half]`` of cos and sin, ``half = rotary_dim // 2``. The coarse
-    level carries the attention_scaling. Thread-safe; the tensors are never inference tensors.
+    A level is a float64 tensor ``[2, rows, half]``, cos before sin, ``half = rotary_dim // 2``: whole planes
+    are what elementwise kernels are fastest on. The coarse level carries the attention_scaling. Thread-safe;
+    the tensors are never inference tensors.
     """
 
     def __init__(self, inv_freq: tuple[float, ...], attention_scaling: float) -> None:
@@ -84,23 +85,33 @@ class Levels:
                     level = self._cpu[digit] = self._build(digit)
         return level
 
-    def take(self, digit: _Digit, index: Tensor) -> Tensor:
-        """Return rows ``index`` (int64 ``[n]`` on CPU) of a level: float64 ``[n, 2, half]``."""
+    def take(self, digit: _Digit, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return rows ``index`` (int64 ``[n]`` on CPU) of a level: float64 ``[2, n, half]``."""
         if digit is BEYOND:
             return self.rows(digit, index)
         if digit not in self._cpu and index.numel() <= _FEW_ROWS and self._free_lookups[digit] > 0:
             self._free_lookups[digit] -= 1
             return self.rows(digit, index)
-        return self.level(digit).index_select(0, index)
+        level = self.level(digit)
+        if out is None:
+            out = _originals.empty((2, index.numel(), self.half), dtype=torch.float64, device="cpu")
+        torch.index_select(level[0], 0, index, out=out[0])
+        torch.index_select(level[1], 0, index, out=out[1])
+        return out
+
+    def row(self, digit: _Digit, index: int) -> Tensor:
+        """Return one row of a level on CPU, ``[2, half]``."""
+        level = self._cpu.get(digit)
+        return self.slice(digit, index, index + 1)[:, 0] if level is None else level.select(1, index)
 
     def slice(self, digit: _Digit, start: int, stop: int) -> Tensor:
-        """Return rows ``start`` to ``stop`` of a level on CPU; they end where the level ends."""
+        """Return rows ``start`` to ``stop`` of a level on CPU, ``[2, n, half]``; they end where it ends."""
         level = self._cpu.get(digit)
         if level is None:
             if stop - start == 1:
                 return self.take(digit, _originals.tensor([start], dtype=torch.int64, device="cpu"))
             level = self.level(digit)
-        return level[start : min(stop, digit.rows)]
+        return level[:, start : min(stop, digit.rows)]
 
     def on(self, device: torch.device) -> dict[_Digit, Tensor]:
         """Return copies of the three levels on ``device``, made once per device."""
@@ -121,7 +132,7 @@ class Levels:
             index: int64 ``[n]`` on CPU, ``0 <= index < 2**(63 - digit.shift)``.
 
         Returns:
-            float64 ``[n, 2, half]``, the bits that the level's rows have.
+            float64 ``[2, n, half]``, the bits that the level's rows have.
 
         """
         result = self._unit((index.numel(), self.half))
@@ -149,8 +160,8 @@ class Levels:
                 _copy(phasor, slice(done + start, done + stop), dd.rotate(source, base))
         level = self._rounded(digit, phasor)
         if digit is TOP:
-            invalid = torch.full_like(level[:1], torch.nan)
-            level = torch.cat((level, invalid))
+            invalid = torch.full_like(level[:, :1], torch.nan)
+            level = torch.cat((level, invalid), dim=1)
         return level
 
     def _rounded(self, digit: _Digit, phasor: dd.Phasor) -> Tensor:
@@ -158,7 +169,7 @@ class Levels:
         if digit.carries_scaling and self.attention_scaling != 1.0:
             factor = _originals.tensor(self.attention_scaling, dtype=torch.float64, device="cpu")
             phasor = dd.scale(phasor, dd.Real(factor, factor - factor))
-        return torch.stack((phasor.cos.high, phasor.sin.high), dim=1)
+        return torch.stack((phasor.cos.high, phasor.sin.high))
 
     def _unit(self, shape: tuple[int, int]) -> dd.Phasor:
         phasor = _new_phasor(shape)
@@ -180,15 +191,15 @@ def combine(a: Tensor, b: Tensor) -> Tensor:
     """Return the rows of the sum of two angles, each operation rounded to float64.
 
     Args:
-        a: float64 ``[n, 2, half]``.
-        b: float64 ``[n, 2, half]`` or ``[1, 2, half]``.
+        a: float64 ``[2, n, half]``.
+        b: float64 ``[2, n, half]`` or ``[2, 1, half]``.
     Source: the addition theorems of cos and sin.
 
     """
-    result = a * b[:, 0:1]
-    crossed = a * b[:, 1:2]
-    result[:, 0] -= crossed[:, 1]
-    result[:, 1] += crossed[:, 0]
+    result = a * b[0]
+    crossed = a * b[1]
+    result[0] -= crossed[1]
+    result[1] += crossed[0]
     return result
 
 

@@ -90,7 +90,7 @@ class PinnedState:
             device = None
             for name, buffer in aside.items():
                 witness = torch.empty(1, dtype=self.pins[name].nominal, device=_device_of(buffer))
-                sent = fn(witness)
+                sent = sent_by(fn, witness)
                 device = sent.device
                 if not self.pins[name].values.is_complex():
                     self.pins[name].nominal = sent.dtype
@@ -216,6 +216,16 @@ class PinnedState:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_placed": {}, "_rounded": {}}
+
+
+def sent_by(fn: Callable[[torch.Tensor], torch.Tensor], witness: torch.Tensor) -> torch.Tensor:
+    """Apply ``fn`` to a witness of a table. A table is known even where its buffer stands on meta."""
+    try:
+        return fn(witness)
+    except NotImplementedError:  # nothing can be copied from meta
+        if not witness.is_meta:
+            raise
+        return fn(torch.empty(witness.shape, dtype=witness.dtype, device="cpu"))
 
 
 def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:

@@ -33,6 +33,7 @@ _NO_POSITION = re.compile(
     r"timestep(s)?$|schedule|quantil|boundar|bucket|mask|(^|_)(min|max)(_|$)|(^|_)bias$|(^|_)(mean|std|scale)$|"
     r"taps|fir$|anchor|codebook|cluster"
 )
+_ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(
     r"pos|freq|rope|rotary|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
 )
@@ -89,6 +90,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor that a constructor made is a position table: by origin, supplemented by name."""
     if origin & Origin.RANDOM or tensor.is_meta or _NO_POSITION.search(name.lower()):
         return False
+    if _ALWAYS.search(name):
+        return bool(torch.isfinite(tensor.abs()).all())
     counted = bool(origin & Origin.COUNTED)
     if not (counted or _POSITION.search(name.lower())):
         return False

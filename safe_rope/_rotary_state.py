@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from safe_rope._channels import Channels
+from safe_rope._pinned import sent_by
 from safe_rope._row_cache import RowCache, Rows, shared_rows
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.recognition import Convention, layer_types, read_spec
@@ -239,7 +240,7 @@ class RotaryState:
             yield
             witness = next((b for b in aside.values() if b is not None), None)
             if witness is not None:
-                device = fn(witness[:1].clone()).device
+                device = sent_by(fn, witness[:1].clone()).device
         finally:
             module._buffers.update(aside)
             self.restore(module, device)

@@ -5,6 +5,7 @@
     ├── UnsupportedModelError    a model that cannot be protected          (also a TypeError)
     ├── MissingDependencyError   an optional package is not installed      (also an ImportError)
     ├── IncompatibleVersionError an installed package lacks what we hook   (also a RuntimeError)
+    ├── PrecisionError           weights of too low precision would be read (also a RuntimeError)
     └── DamagedTablesError       an audit found damaged position tables    (also an AssertionError)
 
 Every message says what was expected, what came, and what to do. This module imports nothing, so that
@@ -32,6 +33,10 @@ class MissingDependencyError(SafeRopeError, ImportError):
 
 class IncompatibleVersionError(SafeRopeError, RuntimeError):
     """An installed DeepSpeed or transformers has none of the hook points that safe_rope knows."""
+
+
+class PrecisionError(SafeRopeError, RuntimeError):
+    """Weights that an engine holds in lower precision for its forward would be read as if they were FP32."""
 
 
 class DamagedTablesError(SafeRopeError, AssertionError):

@@ -11,12 +11,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from safe_rope._bodies import Body, can_sample, recognise
 from safe_rope._positions import check_arguments, must_stay_opaque, refuse_negative
+from safe_rope._rotary_checks import check_states, check_tables
+from safe_rope.kernels import Form, rotate, rotate_
+
+logger = logging.getLogger(__name__)
+
+Layout = Literal["half", "interleaved"]
 
 _LOW = (torch.bfloat16, torch.float16)
 _MARK = "_safe_rope_cos_sin"
@@ -142,18 +151,71 @@ def is_marked(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (isinstance(value, CosSin) or hasattr(value, _MARK))
 
 
+def apply_rotary(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: Layout = "half",
+    unsqueeze_dim: int = 1,
+    *,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rotate q and k in FP32 and round once to their own dtype.
+
+    The same bits, forward and backward, from the eager, the compiled and the Triton implementation (see
+    `safe_rope.kernels`). Differentiable in q and k any number of times, and under `torch.func`.
+
+    Args:
+        q: bfloat16, float16 or float32, [..., head_dim], e.g. [batch, heads, length, head_dim]. Elements
+            from rotary_dim on pass through untouched.
+        k: as q; it may have fewer heads.
+        cos: FP32, as `RotaryTable.lookup` returns them: [..., rotary_dim // 2], e.g. [batch or 1,
+            length, rotary_dim // 2]; or as a protected module returns them, rotary_dim wide. No gradient.
+        sin: as cos.
+        layout: ``"half"`` pairs element i with i + rotary_dim / 2, ``"interleaved"`` 2i with 2i + 1.
+        unsqueeze_dim: where the heads' dimension goes into cos and sin: 1 for [batch, heads, length, ...],
+            2 for [batch, length, heads, ...].
+        inplace: write into q and k and return them: no memory is taken, and forward there is less to move.
+
+    Returns:
+        q and k rotated.
+
+    Raises:
+        TypeError: a dtype is not one of those above, or layout is unknown.
+        ValueError: shapes or devices do not fit, or cos or sin requires a gradient.
+        RuntimeError: inplace, and autograd does not allow it (a leaf that requires grad).
+    """
+    if layout not in ("half", "interleaved"):
+        raise TypeError(f'layout must be "half" or "interleaved", got {layout!r}')
+    # A protected module's tables have a column for each element, all others one for each pair.
+    form = Form(layout, layout, layout if is_marked(cos) and is_marked(sin) else "shared")
+    cos, sin = plain(cos), plain(sin)
+    check_tables(cos, sin, unsqueeze_dim)
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    for name, x in (("q", q), ("k", k)):
+        check_states(name, x, cos, form)
+    if inplace:
+        return rotate_(q, cos, sin, form), rotate_(k, cos, sin, form)
+    rotated_q, rotated_k = rotate((q, k), cos, sin, form)
+    return rotated_q, rotated_k
+
+
 def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an architecture's application function so that it rotates protected tables in FP32.
 
     Called with plain tensors only, the result is the stock function's own. Called with `CosSin` tables, every
     floating argument of lower precision is raised to FP32 (exact), the stock function runs with
-    autocast off, and each result is rounded once to the dtype of the argument it was made from.
+    autocast off, and each result is rounded once to the dtype of the argument it was made from. A function
+    that `safe_rope._bodies` has recognised is not run at all then: one kernel gives the same bits.
 
     Raises:
         TypeError, ValueError: the function chooses rows by position_ids (before transformers 4.48), and those
             are no integers, or negative ones; an index would take that for a row counted from the end.
     """
     chooses_rows = _chooses_rows(stock)
+    recognised = _Recognised(stock)
+    recognised.try_now()
 
     @functools.wraps(stock)
     def application(*args: Any, **kwargs: Any) -> Any:
@@ -161,6 +223,14 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(*args, **kwargs)
         if chooses_rows is not None:
             _check_positions(kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows])
+        if not recognised.tried and not torch.compiler.is_compiling():
+            recognised.try_now()
+        if recognised.body is not None:
+            fast = recognised.body.rotate(
+                tuple(map(_unmark, args)), {name: _unmark(value) for name, value in kwargs.items()}
+            )
+            if fast is not None:
+                return fast
         dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
         args = tuple(_raise(value) for value in args)
         kwargs = {name: _raise(value) for name, value in kwargs.items()}
@@ -169,6 +239,25 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             return _round(stock(*args, **kwargs), dtypes)
 
     return application
+
+
+class _Recognised:
+    """What is known of a function; it is tried when first there is an occasion to, and once."""
+
+    def __init__(self, stock: Callable[..., Any]) -> None:
+        self.stock = stock
+        self.tried = False
+        self.body: Body | None = None
+
+    def try_now(self) -> None:
+        if can_sample():
+            self.body = recognise(self.stock)
+            self.tried = True
+            logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
+
+
+def _unmark(value: Any) -> Any:
+    return plain(value) if isinstance(value, torch.Tensor) else value
 
 
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:

@@ -1,7 +1,7 @@
-"""What may travel in low precision, and what does: derived parameters against DeepSpeed's default list.
+"""Engines with torch.autocast on two ranks: how far from DDP, and what they send and hold.
 
 Two ranks train small models with gloo on CPU (see _bench_autocast_worker.py, which also says what is
-counted). The exit status is 0 only if every case ran.
+counted, and tests/autocast/parity.py, which trains the reference). The exit status is 0 if every case ran.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-WORKER = Path(__file__).resolve().parent / "_bench_autocast_worker.py"
+TOOLS = Path(__file__).resolve().parent
+TESTS = TOOLS.parent / "tests" / "autocast"
+MODELS = ("llama", "llama tied", "gpt2", "mixtral eager", "mixtral batched")  # tests/autocast/tiny_models.py
 RANKS = 2
 LIMIT = 540.0
+GRID_LIMIT = 3000.0
 Row = dict[str, Any]
 
 
@@ -30,8 +33,8 @@ class RanksError(Exception):
     """A rank ended without a result; the message is the end of what it printed."""
 
 
-def run_ranks(folder: Path) -> Row:
-    """Return what rank 0 measured.
+def run_ranks(folder: Path, script: Path, *arguments: str, limit: float = LIMIT) -> Any:
+    """Return what rank 0 wrote to the file that is the script's first argument.
 
     Raises:
         RanksError: a rank crashed, or they ran past the time limit.
@@ -42,10 +45,12 @@ def run_ranks(folder: Path) -> Row:
         port = probe.getsockname()[1]
     world = {"WORLD_SIZE": str(RANKS), "LOCAL_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
     world |= {"MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    world |= {"SECONDS_TO_DUMP": str(limit)}
+    world["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     ranks = []
     try:
         for rank in range(RANKS):
-            command = [sys.executable, str(WORKER), str(folder / f"{rank}.json")]
+            command = [sys.executable, str(script), str(folder / f"{rank}.json"), *arguments]
             ids = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             with (folder / f"{rank}.log").open("wb") as log:
                 ranks.append(
@@ -54,9 +59,9 @@ def run_ranks(folder: Path) -> Row:
                     )
                 )
         for process in ranks:
-            process.wait(timeout=LIMIT)
+            process.wait(timeout=limit)
     except subprocess.TimeoutExpired:
-        raise RanksError(f"no result after {LIMIT:.0f} s") from None
+        raise RanksError(f"no result after {limit:.0f} s") from None
     finally:
         for process in ranks:
             process.kill()
@@ -65,8 +70,7 @@ def run_ranks(folder: Path) -> Row:
         if process.returncode != 0:
             text = (folder / f"{rank}.log").read_text(errors="replace")
             raise RanksError("\n".join(text.splitlines()[-12:]) or f"exit status {process.returncode}")
-    result: Row = json.loads((folder / "0.json").read_text())
-    return result
+    return json.loads((folder / "0.json").read_text())
 
 
 def shares_table(rows: list[Row]) -> Table:
@@ -94,16 +98,69 @@ def bytes_table(rows: list[Row]) -> Table:
     return table
 
 
+def parity_rows(seen: list[Row]) -> list[Row]:
+    """The largest deviation of all cases of a model, dtype and stage; refusals are counted."""
+    groups: dict[tuple[str, str, int], list[Row]] = {}
+    for one in seen:
+        model, dtype = one["case"].split(", ")[:2]
+        groups.setdefault((model, dtype, one["stage"]), []).append(one)
+    rows = []
+    for (model, dtype, stage), cases in groups.items():
+        trained = [one for one in cases if "refused" not in one]
+        row: Row = {"model": model, "dtype": dtype, "stage": stage, "cases": len(trained)}
+        row["refused"] = len(cases) - len(trained)
+        for name in ("norm", "loss", "grads"):
+            row[name] = max((one[name] for one in trained), default=None)
+        rows.append(row)
+    return rows
+
+
+def parity_table(rows: list[Row]) -> Table:
+    table = Table(title="Largest deviation from DDP with torch.autocast in ten steps, 2 ranks")
+    columns = ("model", "dtype", "ZeRO", "cases", "refused", "gradient norm", "loss", "first gradient")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("model", "dtype") else "right")
+    for row in rows:
+        numbers = ("-" if row[name] is None else f"{row[name]:.1e}" for name in ("norm", "loss", "grads"))
+        counts = (str(row[name]) for name in ("stage", "cases", "refused"))
+        table.add_row(row["model"], row["dtype"], *counts, *numbers)
+    return table
+
+
+def staging_table(rows: list[Row]) -> Table:
+    table = Table(title="Staging memory, bytes for each element of the reduce_bucket_size asked for (Llama)")
+    for column in ("ZeRO", "overlap_comm", "DeepSpeed", "safe_rope"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        numbers = (f"{row[kind]:.2f}" for kind in ("default", "derived"))
+        table.add_row(str(row["stage"]), "on" if row["overlap"] else "off", *numbers)
+    return table
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--format", choices=["text", "json"], default="text")
+    parser.add_argument(
+        "--parity",
+        choices=["none", "covering", "grid"],
+        default="covering",
+        help="which combinations of stage, accumulation, clipping and buffers to compare with DDP; the grid "
+        "takes about half an hour (default: %(default)s)",
+    )
     options = parser.parse_args()
     names = ("transformers", "deepspeed", "torch", "safe-rope")
     versions = {name: importlib.metadata.version(name) for name in names}
     print("training small models on two ranks ...", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            seen = run_ranks(Path(folder))
+            seen: Row = run_ranks(Path(folder), TOOLS / "_bench_autocast_worker.py")
+            seen["parity"] = []
+            if options.parity != "none":
+                pairs = [word for dtype in ("bfloat16", "float16") for m in MODELS for word in (m, dtype)]
+                limit = GRID_LIMIT if options.parity == "grid" else LIMIT
+                script = TESTS / "parity_worker.py"
+                cases = run_ranks(Path(folder), script, options.parity, *pairs, limit=limit)
+                seen["parity"] = parity_rows(cases)
         except RanksError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -115,6 +172,9 @@ def main() -> int:
         console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
         console.print(shares_table(seen["shares"]))
         console.print(bytes_table(seen["bytes"]))
+        console.print(staging_table(seen["staging"]))
+        if seen["parity"]:
+            console.print(parity_table(seen["parity"]))
     for failure in seen["failures"]:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if seen["failures"] else 0

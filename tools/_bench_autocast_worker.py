@@ -47,6 +47,7 @@ GPT2 = {
     "n_head": 4,
     "n_positions": 128,
 }
+BUCKET = 10_000
 DEFAULT_LIST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Row = dict[str, Any]
 
@@ -151,6 +152,26 @@ def bytes_of_a_step(name: str, stage: int, kind: str, rank: int) -> Row:
     }
 
 
+def staging(stage: int, overlap: bool) -> Row:
+    """Bytes of the buffers in which gradients wait, for each element of the bucket that was asked for."""
+    row: Row = {"stage": stage, "overlap": overlap}
+    for kind in ("default", "derived"):
+        asked = config(stage)
+        zero = {**asked["zero_optimization"], "reduce_bucket_size": BUCKET, "overlap_comm": overlap}
+        model = build("Llama")
+        initialize = deepspeed.initialize if kind == "default" else safe_rope.initialize
+        engine = initialize(
+            model=model, model_parameters=model.parameters(), config={**asked, "zero_optimization": zero}
+        )[0]
+        if stage < 3:  # which makes its buffers when the first gradient comes
+            engine.optimizer.setup_buckets()
+        buffers = [bucket.buffer for bucket in engine.optimizer.ipg_buckets.values()]
+        tensors = [t for buffer in buffers for t in (buffer if isinstance(buffer, list) else [buffer])]
+        row[kind] = sum(t.nbytes for t in tensors) / BUCKET
+        engine.destroy()
+    return row
+
+
 def main(result: Path) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     deepspeed.logger.setLevel("ERROR")
@@ -166,8 +187,11 @@ def main(result: Path) -> None:
                 except Exception as error:  # one release's fault is a row, not the end
                     failures.append(f"{name}, ZeRO {stage}, {kind}: {type(error).__name__}: {error}")
                 gc.collect()
+    held = [staging(stage, overlap) for stage in (2, 3) for overlap in (False, True)]
     derived = [shares(name) for name in MODELS] if rank == 0 else []
-    result.write_text(json.dumps({"shares": derived, "bytes": measured, "failures": failures}))
+    result.write_text(
+        json.dumps({"shares": derived, "bytes": measured, "staging": held, "failures": failures})
+    )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from _process import ToolError, end_running, exit_on_sigterm, run, say
 
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
-QUALITY_LIMIT = 3600.0
-BENCH_LIMIT = 600.0
+BENCH_LIMIT = 1200.0
+GRID_LIMIT = 3600.0
 CHECK_LIMIT = 300.0
 WHEEL_LIMIT = 900.0
 
@@ -56,45 +56,29 @@ def demo(arguments: Sequence[str]) -> int:
         return run(command, env=environment.variables(), limit=DEMO_LIMIT)
 
 
-def quality(arguments: Sequence[str]) -> int:
-    parser = new_parser(
-        "quality",
-        "Train a small Llama to recall a token from a distance, then load and train it with the tables that\n"
-        "each load path leaves, stock and guarded: accuracy and perplexity. About five minutes.",
-    )
-    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
-    parser.add_argument("--seed", default="0", metavar="N", help="of the model and its data")
-    parser.add_argument("--stride", default="16", metavar="N", help="positions from token to token: 16 or 1")
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="Markdown, or JSON")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it (.png, .svg)")
-    parser.add_argument(
-        "--keep", metavar="FOLDER", type=Path, help="checkpoints and results; done parts stay"
-    )
-    options = parser.parse_args(arguments)
-    environment = Environment(named_pair(options.pair))
-    command: list[str | Path] = [environment.python, TOOLS / "_quality.py"]
-    command += ["--seed", options.seed, "--stride", options.stride, "--format", options.format]
-    for name in ("plot", "keep"):
-        if getattr(options, name):
-            command += [f"--{name}", getattr(options, name).absolute()]
-    with environment.ready():
-        return run(command, env=environment.variables(), limit=QUALITY_LIMIT)
-
-
 def bench_autocast(arguments: Sequence[str]) -> int:
     parser = new_parser(
-        "bench_autocast", "Show what may travel between ranks in low precision, and what does in one step."
+        "bench_autocast",
+        "Train with torch.autocast on two ranks: how far from DDP, what travels and waits in which dtype.",
     )
     parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="two tables, or one JSON object"
+        "--format", choices=["text", "json"], default="text", help="tables, or one JSON object"
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
+    parser.add_argument(
+        "--parity",
+        choices=["none", "covering", "grid"],
+        default="covering",
+        help="which combinations to compare with DDP; the grid takes half an hour (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     environment = Environment(named_pair(options.pair))
     with environment.ready():
         script = TOOLS / "_bench_autocast.py"
-        command: list[str | Path] = [environment.python, script, "--format", options.format]
-        return run(command, env=environment.variables(), limit=BENCH_LIMIT)
+        chosen = ["--format", options.format, "--parity", options.parity]
+        command: list[str | Path] = [environment.python, script, *chosen]
+        limit = GRID_LIMIT if options.parity == "grid" else BENCH_LIMIT
+        return run(command, env=environment.variables(), limit=limit)
 
 
 def test(arguments: Sequence[str]) -> int:
@@ -225,7 +209,6 @@ def main() -> int:
     exit_on_sigterm()
     commands = {
         "demo": demo,
-        "quality": quality,
         "test": test,
         "matrix": matrix,
         "wheel": wheel,

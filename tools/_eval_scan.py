@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import _compare_scan
+
 from safe_rope.scan.analyze import SourceError, analyze
 from safe_rope.scan.finding import Finding, apply_edits
 
@@ -39,6 +41,19 @@ def main() -> int:
     parser.add_argument(
         "--python", help="a Python with torch, deepspeed and 5.23.0's dependencies: builds classes"
     )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="DIR",
+        help="run semgrep and TorchFix too; installed into DIR if need be",
+    )
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="compare on every Nth file (TorchFix is slow)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = vars(parser.parse_args())
     rows: Rows = []
@@ -48,6 +63,8 @@ def main() -> int:
         rows += survivors(arguments["tf_4.38.2"])
     if arguments["tf_5.23.0"]:
         rows += newest(arguments["tf_5.23.0"], arguments["python"])
+    if arguments["compare"]:
+        rows += compared(arguments)
     if not rows:
         parser.error("give --labels with --tf-4.36.2, --tf-4.38.2 or --tf-5.23.0")
     if arguments["json"]:
@@ -138,6 +155,32 @@ def survivors(folder: Path) -> Rows:
         ("4.38.2 SR001+SR003 survivors", str(len(found - CONTESTED)), "exactly 4", not extra and not missing)
     ]
     return rows + [(f"  not expected: {place}", "", "", None) for place in sorted(extra)]
+
+
+def compared(arguments: dict[str, Any]) -> Rows:
+    """Compare with semgrep and TorchFix: speed on 5.23.0, findings on the files that the labels name."""
+    folder = arguments["compare"].resolve()
+    _compare_scan.install(folder)
+    rows: Rows = []
+    if arguments["tf_5.23.0"]:
+        files = sorted(sources(arguments["tf_5.23.0"]))[:: arguments["every"]]
+        runs = _compare_scan.compare(files, folder)
+        for run in runs:
+            text = run.error or f"{run.cpu:.2f} s CPU, {run.wall:.2f} s"
+            met = None if run.error or run is runs[0] else runs[0].cpu < run.cpu
+            rows.append((f"5.23.0 {run.tool} on {len(files)} files", text, "", met))
+    if arguments["labels"] and arguments["tf_4.36.2"]:
+        labels = [json.loads(line) for line in arguments["labels"].read_text().splitlines()]
+        scored = [row for row in labels if row["tier"] in "AB"]
+        hazards = {(row["file"], row["line"]) for row in scored if row["label"] == "hazard"}
+        benign = {(row["file"], row["line"]) for row in scored if row["label"] == "benign"}
+        named = {row["file"] for row in labels}
+        files = [item for item in sources(arguments["tf_4.36.2"]) if item[0] in named]
+        for run in _compare_scan.compare(files, folder):
+            hits, wrong = len(run.places & hazards), len(run.places & benign)
+            text = run.error or f"{hits / (hits + wrong or 1):.2f}/{hits / len(hazards):.2f}"
+            rows.append((f"4.36.2 {run.tool} precision/recall, tiers A+B", text, "", None))
+    return rows
 
 
 def rope_sites(folder: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:

@@ -76,7 +76,9 @@ def position_tables(model: nn.Module, again: nn.Module) -> dict[str, Table]:
             continue  # random, and so no position
         if bool((values == values.reshape(-1)[0]).all()) or not bool(torch.isfinite(values.abs()).all()):
             continue  # a constant, or a mask
-        tables[path] = Table(values.detach().clone(), 0.0)
+        # Ready-made cos and sin in FP32 are off by what FP32 phases are; exact ones are not.
+        rows = values.shape[-2] if re.search(r"(cos|sin)_cached$", name) else 0
+        tables[path] = Table(values.detach().clone(), rows * 2.0**-23)
     return tables
 
 

@@ -13,14 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from safe_rope.autocast.derive import derive_safe_parameters as derive_safe_parameters
+    from safe_rope.autocast.engine import full_precision as full_precision
     from safe_rope.autocast.engine import initialize as initialize
     from safe_rope.autocast.safety import ParameterSafety as ParameterSafety
     from safe_rope.autocast.safety import SafetyReport as SafetyReport
     from safe_rope.autocast.traffic import traffic as traffic
 
-__all__ = ["ParameterSafety", "SafetyReport", "derive_safe_parameters", "initialize", "traffic"]
+__all__ = [
+    "ParameterSafety",
+    "SafetyReport",
+    "derive_safe_parameters",
+    "full_precision",
+    "initialize",
+    "traffic",
+]
 
 _LAZY = {
+    "full_precision": "safe_rope.autocast.engine",
     "initialize": "safe_rope.autocast.engine",
     "derive_safe_parameters": "safe_rope.autocast.derive",
     "ParameterSafety": "safe_rope.autocast.safety",

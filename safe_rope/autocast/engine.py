@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope.autocast import buckets, hooks, loss_scale, outside, preflight, safe_set
+from safe_rope.autocast import buckets, collectives, hooks, loss_scale, outside, preflight, safe_set
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ def initialize(
     config_params: Any = None,
     *,
     example_inputs: Any = None,
+    low_precision_gather: bool = True,
 ) -> tuple[Any, Any, Any, Any]:
     """Build a DeepSpeed engine, with torch.autocast made right where the config asks for it.
 
@@ -59,6 +60,9 @@ def initialize(
         example_inputs: what the model's forward takes (a mapping of keyword arguments, a tuple of
             positional ones, or the only argument), to find the safe parameters with. Without it the first
             batch of ``training_data`` serves, else the model's ``dummy_inputs``.
+        low_precision_gather: at ZeRO 1 and 2, gather safe parameters in the autocast dtype after the step.
+            Training does not notice; code that reads ``parameter.data`` itself between steps does, and
+            calls `full_precision` before, or sets this to False.
 
     Returns:
         engine, optimizer, training dataloader, learning rate scheduler.
@@ -91,7 +95,17 @@ def initialize(
         return _plain(ds, arguments)
     preflight.check_model(model)
     names, report = safe_set.choose(model, settings, example_inputs, training_data, collate_fn)
-    return _with_autocast(ds, arguments, read_config(given), settings, names, report)
+    return _with_autocast(ds, arguments, read_config(given), settings, names, report, low_precision_gather)
+
+
+def full_precision(engine: Any) -> None:
+    """Give the parameters of ``engine`` their FP32 values back, until its next step.
+
+    Every rank has to call it. Saving through the engine and ``engine.eval()`` do it themselves.
+    """
+    gather = getattr(engine, "low_precision_gather", None)
+    if gather is not None:
+        gather.restore()
 
 
 def _plain(ds: Any, arguments: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
@@ -114,6 +128,7 @@ def _with_autocast(
     settings: AutocastSettings,
     names: frozenset[str],
     report: Any,
+    low_precision_gather: bool,
 ) -> tuple[Any, Any, Any, Any]:
     model = arguments["model"]
     safe = safe_set.parameters(model, names)
@@ -136,6 +151,10 @@ def _with_autocast(
     hooks.mark(safe, settings.dtype)
     if hasattr(engine.optimizer, "get_param_comm_dtype"):
         engine.optimizer.get_param_comm_dtype = _reduce_dtypes(reduced, settings)
+    if low_precision_gather and settings.stage in (1, 2) and hooks.can_replace_gather(engine.optimizer):
+        collectives.install(engine, {id(p) for p in safe}, settings.dtype)
+    if settings.stage == 3:
+        collectives.gather_in_fp32_outside(engine, safe, settings.dtype)
     if settings.dtype == torch.float16:
         loss_scale.install(engine, settings.stage)
     outside.mention_autocast(engine, settings.dtype)

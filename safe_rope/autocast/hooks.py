@@ -161,3 +161,59 @@ def is_pipeline(model: nn.Module) -> bool:
     from deepspeed.runtime.pipe.module import PipelineModule
 
     return isinstance(model, PipelineModule)
+
+
+# ---- the gather of ZeRO 1 and 2 ------------------------------------------------------------------------
+
+_GATHER = "all_gather_dp_groups"
+
+
+def _gather_module() -> ModuleType:
+    return importlib.import_module("deepspeed.runtime.zero.stage_1_and_2")
+
+
+def can_replace_gather(optimizer: Any) -> bool:
+    """Whether ``optimizer`` is of ZeRO 1 or 2, plainly, with the gather and the layout that are known."""
+    needed = (
+        "bit16_groups",
+        "bit16_groups_flat",
+        "parallel_partitioned_bit16_groups",
+        "real_dp_process_group",
+    )
+    return (
+        type(optimizer).__module__ == _gather_module().__name__
+        and hasattr(_gather_module(), _GATHER)
+        and all(hasattr(optimizer, name) for name in needed)
+        and not getattr(optimizer, "has_moe_layers", False)
+        and not getattr(optimizer, "cpu_offload", False)
+    )
+
+
+@contextlib.contextmanager
+def replaced_gather(gather: Any) -> Iterator[None]:
+    """Let the gather after a ZeRO 1 or 2 step be ``gather(original, **arguments)`` meanwhile."""
+    module = _gather_module()
+    original = getattr(module, _GATHER)
+    setattr(module, _GATHER, functools.partial(gather, original))
+    try:
+        yield
+    finally:
+        setattr(module, _GATHER, original)
+
+
+def gather_groups(optimizer: Any) -> None:
+    """Gather the weights of a ZeRO 1 or 2 optimizer as DeepSpeed does, in FP32."""
+    getattr(_gather_module(), _GATHER)(
+        groups_flat=optimizer.bit16_groups_flat,
+        partitioned_param_groups=optimizer.parallel_partitioned_bit16_groups,
+        dp_process_group=optimizer.real_dp_process_group,
+        start_alignment_factor=optimizer.nccl_start_alignment_factor,
+        allgather_bucket_size=optimizer.allgather_bucket_size,
+    )
+
+
+def broadcast(tensor: torch.Tensor, group_rank: int, group: Any) -> None:
+    """Broadcast through DeepSpeed's layer, so that its communication log sees it."""
+    from deepspeed import comm
+
+    comm.broadcast(tensor, comm.get_global_rank(group, group_rank), group=group)

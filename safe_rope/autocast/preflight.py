@@ -283,7 +283,8 @@ def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapp
             f"{SECTION} needs DeepSpeed {releases.FIRST_RELEASE} or newer, {release} is installed and would "
             f"train in FP32; upgrade DeepSpeed, or use the bf16 section instead"
         )
-    for fault in releases.faults(release, stage, accumulation):
+    overlap = bool(zero.get("overlap_comm", False)) or not zero.get("contiguous_gradients", True)
+    for fault in releases.faults(release, stage, accumulation, overlap):
         raise ConfigError(
             f"DeepSpeed {release} with {SECTION}, ZeRO {stage} and {accumulation} accumulation steps "
             f"{fault.what}: {fault.remedy}"

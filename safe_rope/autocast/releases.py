@@ -19,7 +19,8 @@ class Fault:
     """One thing that some releases do wrong.
 
     ``stages`` are the ZeRO stages concerned; with ``accumulation`` it happens only where
-    gradient_accumulation_steps is above 1. ``first`` and ``last`` are the releases between which it happens.
+    gradient_accumulation_steps is above 1, with ``overlap`` only where overlap_comm is on or
+    contiguous_gradients off. ``first`` and ``last`` are the releases between which it happens.
     """
 
     first: str
@@ -28,13 +29,15 @@ class Fault:
     what: str
     remedy: str
     accumulation: bool = False
+    overlap: bool = False
 
-    def concerns(self, release: str, stage: int, accumulation_steps: int) -> bool:
+    def concerns(self, release: str, stage: int, accumulation_steps: int, overlap: bool) -> bool:
         """Whether the fault happens in ``release`` with these settings."""
         return (
             parse(self.first) <= parse(release) <= parse(self.last)
             and stage in self.stages
             and (accumulation_steps > 1 or not self.accumulation)
+            and (overlap or not self.overlap)
         )
 
 
@@ -52,7 +55,24 @@ FAULTS = (
         stages=frozenset({2}),
         accumulation=True,
         what="lets each micro-batch's gradient overwrite the last one's",
-        remedy="use DeepSpeed 0.18.3 or newer, gradient_accumulation_steps 1, or another ZeRO stage",
+        remedy="use DeepSpeed 0.19.3 or newer, gradient_accumulation_steps 1, or zero_optimization.stage 3",
+    ),
+    Fault(
+        first="0.17.6",
+        last="0.18.2",
+        stages=frozenset({1}),
+        accumulation=True,
+        overlap=True,
+        what="gets gradients wrong by up to their own size",
+        remedy="set overlap_comm to false and contiguous_gradients to true, or use DeepSpeed 0.19.3 or newer",
+    ),
+    Fault(
+        first="0.18.3",
+        last="0.18.3",
+        stages=frozenset({0, 1, 2}),
+        accumulation=True,
+        what="divides by the accumulation steps twice (ZeRO 0), or keeps the last micro-batch only",
+        remedy="use DeepSpeed 0.19.3 or newer, gradient_accumulation_steps 1, or zero_optimization.stage 3",
     ),
     Fault(
         first="0.18.9",
@@ -75,6 +95,6 @@ def parse(release: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def faults(release: str, stage: int, accumulation_steps: int) -> list[Fault]:
+def faults(release: str, stage: int, accumulation_steps: int, overlap: bool = False) -> list[Fault]:
     """Return every known fault of ``release`` with these settings."""
-    return [fault for fault in FAULTS if fault.concerns(release, stage, accumulation_steps)]
+    return [fault for fault in FAULTS if fault.concerns(release, stage, accumulation_steps, overlap)]

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 # A file, function or method that cannot matter holds none of these.
-_CALLS = (b"arange", b"linspace", b"logspace", b"cumsum", b".range(")
+_CALLS = (b"arange", b"cumsum", b".range(")
+_SPACES = (b"lin", b"log")  # before "space": one search for both
 # numpy's and others' functions of the same name, and sums of what was made integer just before.
 _FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
 _IN_COMPANY = (
@@ -17,18 +18,19 @@ _IN_COMPANY = (
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype_as)\((?![\w.]*device\))")),
     (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
+    (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
-_TOKENS = (*_CALLS, *(token for token, _ in _IN_COMPANY))
-_TABLES = (b"cos_cache", b"sin_cache", b"_cached_cos", b"_cached_sin")
+_TOKENS = (*_CALLS, b"space", *(token for token, _ in _IN_COMPANY))
 # Where a rule's construct can begin, once its function is kept.
 _TRIGGERS = (
-    *_TOKENS, *_TABLES, b"register_buffer", b"Buffer(", b"Parameter(", b"einsum", b"matmul", b" @ ",
+    *_TOKENS, b"register_buffer", b"Parameter(", b"einsum", b"matmul", b" @ ",
     b"invfreq", b"tensor(", b"Tensor(", b"full(", b"ones(",
 )  # fmt: skip
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # Another name for such a function: calls through it hold no token, so that everything counts.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]]")
+_QUALIFIED = re.compile(rb"(?:\.|import )(?:arange|linspace|logspace)$")
 # A count of whole numbers that nothing on its line divides, multiplies or casts.
 _COUNT = re.compile(
     rb"arange\(([\w., \[\]:+\-]*)(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
@@ -70,16 +72,21 @@ def occurrences(text: bytes) -> list[int]:
         for offset in _all(text, token)
         if not _FOREIGN.search(text, *_before(offset))
     ]
+    found += [offset for offset in _spaces(text) if not _FOREIGN.search(text, *_before(offset))]
     if found and not aliased(text):
         found = [offset for offset in found if not _is_count(text, offset)]
     for token, company in _IN_COMPANY:
         found += [
             offset for offset in _all(text, token) if company.search(text, max(offset - 60, 0), offset + 120)
         ]
-    found += [offset for token in _TABLES for offset in _all(text, token)]
     if b".tensor(" in text or b".full(" in text:
         found += [match.start() for match in _FACTOR.finditer(text)]
     return sorted(found)
+
+
+def _spaces(text: bytes) -> Iterator[int]:
+    """Yield where ``linspace`` and ``logspace`` begin."""
+    return (offset - 3 for offset in _all(text, b"space") if text[max(offset - 3, 0) : offset] in _SPACES)
 
 
 def _before(offset: int) -> tuple[int, int]:
@@ -89,10 +96,11 @@ def _before(offset: int) -> tuple[int, int]:
 @lru_cache(maxsize=2)
 def aliased(text: bytes) -> bool:
     """Say whether a constructor is reachable under a name that the search does not know."""
+    ends = [offset + 6 for offset in _all(text, b"arange")]
+    ends += [offset + 8 for offset in _spaces(text)]
     return any(
-        _MENTIONED.match(text, offset + len(token)) is not None
-        for token in (b".arange", b".linspace", b".logspace", b"import arange", b"import linspace")
-        for offset in _all(text, token)
+        _MENTIONED.match(text, end) is not None and _QUALIFIED.search(text, max(end - 16, 0), end) is not None
+        for end in ends
     )
 
 

@@ -57,6 +57,17 @@ class Cache:
     def __init__(self, file: Path | None) -> None:
         self._connection = None if file is None else _open(file)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is remembered, so that there is nothing to ask."""
+        if self._connection is None:
+            return True
+        try:
+            return self._connection.execute("SELECT 1 FROM results LIMIT 1").fetchone() is None
+        except sqlite3.Error:
+            self._connection = None
+            return True
+
     def get(self, files: Iterable[tuple[bytes, str]]) -> dict[str, FileResult]:
         """Return the known results among pairs of key and path."""
         if self._connection is None:

@@ -60,7 +60,7 @@ def scan_files(
     """
     found: dict[str, FileResult] = {}
     keys: list[tuple[bytes, str]] = []
-    for path in paths:
+    for path in paths if not cache.empty else ():
         try:
             keys.append((key(read(path), path), path))
         except UnreadableError as error:

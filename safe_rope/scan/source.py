@@ -55,6 +55,10 @@ def limited(file: BinaryIO | io.RawIOBase, limit: int = MAX_BYTES) -> bytes:
 
 def text(source: bytes) -> str:
     """Decode Python source by its BOM or PEP 263 declaration; undecodable bytes become U+FFFD."""
+    if not source.startswith(b"\xef\xbb\xbf") and not any(
+        b"coding" in line for line in source.split(b"\n", 2)[:2]
+    ):
+        return source.decode("utf-8", "replace")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
         return source.decode(encoding, "replace")
@@ -64,4 +68,4 @@ def text(source: bytes) -> str:
 
 def lines(decoded: str) -> list[str]:
     """Split at the line ends that Python knows: not at form feeds or Unicode separators."""
-    return _NEWLINE.split(decoded)
+    return _NEWLINE.split(decoded) if "\r" in decoded else decoded.split("\n")

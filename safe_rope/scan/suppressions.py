@@ -41,6 +41,9 @@ def matter(source: bytes, *, has_findings: bool) -> bool:
 def find(decoded: str) -> tuple[Suppression, ...]:
     """Return the suppressions of one file that parses."""
     found: list[Suppression] = []
+    # A comment for another linter is not worth the tokenizer, which takes longer than the analysis.
+    if not any(rules is None or rules for rules in _parse(decoded)):
+        return ()
     try:
         for first, last, comments in _statements(decoded):
             for line, column, comment in comments:

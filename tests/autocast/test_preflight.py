@@ -126,6 +126,9 @@ def test_a_deepspeed_without_the_feature_refuses_the_section(has_autocast: bool)
         ("0.17.6", 2, 2, True),
         ("0.18.2", 2, 2, True),
         ("0.17.6", 1, 2, False),
+        ("0.18.3", 0, 2, True),
+        ("0.18.3", 3, 2, False),
+        ("0.18.3", 2, 1, False),
         ("0.18.9", 2, 1, True),
         ("0.18.9", 3, 1, False),
         ("0.18.10", 2, 1, False),
@@ -139,7 +142,11 @@ def test_releases_that_are_known_wrong(release: str, stage: int, accumulation: i
 def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "release", lambda: "0.17.6")
     assert check(config()) is not None
-    with pytest.raises(ConfigError, match=r"overwrite the last one's: use DeepSpeed 0.18.3 or newer"):
+    zero = {"stage": 1, "overlap_comm": True}
+    with pytest.raises(ConfigError, match="set overlap_comm to false"):
+        check(config(gradient_accumulation_steps=2, zero_optimization=zero))
+    check(config(gradient_accumulation_steps=2, zero_optimization={"stage": 1}))
+    with pytest.raises(ConfigError, match=r"overwrite the last one's: use DeepSpeed 0.19.3 or newer"):
         check(config(gradient_accumulation_steps=2))
 
 

@@ -218,3 +218,15 @@ def test_colours_are_for_terminals_and_no_color_is_honoured(project: Path) -> No
     assert b"\x1b[" not in run_process("scan", ".").stdout
     assert b"\x1b[" in run_process("scan", ".", FORCE_COLOR="1", TERM="xterm").stdout
     assert b"\x1b[" not in run_process("scan", ".", FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_span_that_fills_the_terminal_leaves_no_room_and_ends(width: int) -> None:
+    from rich.cells import cell_len
+
+    for start in range(8):
+        for length in (width - 10, width, 3 * width):
+            line = "a" * start + "x" * length + "y" * 40
+            finding = _hit(column=start + 1, end_column=start + length + 1).finding
+            rendered = text.render([Hit(finding, (line,))], colored=False, width=width).splitlines()
+            assert all(cell_len(shown) <= width for shown in rendered[1:3])

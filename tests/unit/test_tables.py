@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from safe_rope import _levels
+from safe_rope import _exact, _levels
 from safe_rope._exact import _store
 from safe_rope._levels import COARSE, FINE, TOP, Levels
 from safe_rope.tables import RotaryTable, StockTable
@@ -95,20 +95,20 @@ def test_the_largest_int64_has_a_phase() -> None:
 @pytest.mark.parametrize("digit", [FINE, COARSE, TOP])
 def test_level_entries_are_correctly_rounded(digit: Any, scaling: float) -> None:
     inv_freq = (*inverse_frequencies(5e5).tolist(), 0.0, -0.75, 3.0e8, 1.17e-38)
-    level = Levels(inv_freq, scaling).level(digit)
+    cos, sin = Levels(inv_freq, scaling).level(digit)
     carried = scaling if digit is COARSE else 1.0
     generator = torch.Generator().manual_seed(digit.shift)
     for row in [0, 1, digit.rows - 1, *torch.randint(digit.rows, (40,), generator=generator).tolist()]:
         true = [true_cos_sin(row << digit.shift, value, carried) for value in inv_freq]
-        assert level[row, 0].tolist() == [float(c) for c, _ in true]
-        assert level[row, 1].tolist() == [float(s) for _, s in true]
+        assert cos[row].tolist() == [float(c) for c, _ in true]
+        assert sin[row].tolist() == [float(s) for _, s in true]
 
 
 @pytest.mark.parametrize("digit", [FINE, COARSE, TOP])
 def test_a_row_computed_alone_has_the_bits_of_the_level(digit: Any) -> None:
     levels = Levels(tuple(inverse_frequencies().tolist()), 0.9)
     index = torch.tensor([0, 1, digit.rows // 3, digit.rows - 1])
-    assert torch.equal(levels.rows(digit, index), levels.level(digit)[index])
+    assert torch.equal(levels.rows(digit, index), levels.level(digit)[:, index])
 
 
 def test_bits_do_not_depend_on_how_positions_are_grouped() -> None:
@@ -127,20 +127,20 @@ def test_bits_do_not_depend_on_how_positions_are_grouped() -> None:
 
 
 def test_the_accelerator_path_gives_the_bits_of_the_cpu_path() -> None:
-    lookup = RotaryTable(inverse_frequencies(), 1.25)._lookup
+    table = RotaryTable(inverse_frequencies(), 1.25)
     limits = (1 << 12, 1 << 23, _levels.TWO_DIGIT_POSITIONS, 1 << 30)
     near = [limit + offset for limit in limits for offset in range(-3, 4)]
     positions = torch.tensor([0, 1, *near, 2**31 - 1])
-    expected = torch.cat([rows for _, rows in lookup._on_cpu(positions)])  # type: ignore[attr-defined]
-    got = torch.cat([rows for _, rows in lookup._on_accelerator(positions)])  # type: ignore[attr-defined]
-    assert torch.equal(got, expected)
+    expected = torch.stack(table.lookup(positions, torch.float64))
+    blocks = table._lookup._on_accelerator(positions)  # type: ignore[attr-defined]
+    assert torch.equal(torch.cat([rows for _, rows in blocks], dim=1), expected)
 
 
 def test_levels_are_combined_by_products_and_sums_that_round_one_by_one() -> None:
     inv_freq = inverse_frequencies()
     levels = Levels(tuple(inv_freq.tolist()), 1.0)
     position = 9_876_543
-    fine, coarse = levels.level(FINE)[position & 4095], levels.level(COARSE)[position >> 12]
+    fine, coarse = levels.level(FINE)[:, position & 4095], levels.level(COARSE)[:, position >> 12]
     cos, sin = RotaryTable(inv_freq).lookup(torch.tensor(position), torch.float64)
     for j, (a, b, c, d) in enumerate(zip(*fine.tolist(), *coarse.tolist(), strict=True)):
         assert cos[j].item() == a * c - b * d  # Python's floats are never contracted
@@ -151,8 +151,20 @@ def test_the_accelerator_path_marks_what_it_cannot_refuse_with_nan() -> None:
     lookup = RotaryTable(inverse_frequencies())._lookup
     positions = torch.tensor([-1, -(2**63), 2**31, 2**63 - 1, 5])
     ((_, rows),) = lookup._on_accelerator(positions)  # type: ignore[attr-defined]
-    assert rows[:4].isnan().all()
-    assert not rows[4].isnan().any()
+    assert rows[:, :4].isnan().all()
+    assert not rows[:, 4].isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5000,)])
+def test_a_device_without_float64_is_served_by_the_cpu(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = RotaryTable(inverse_frequencies())
+    positions = torch.full(shape, 3_456_789)
+    expected = table.lookup(positions)
+    monkeypatch.setattr(_exact, "_has_float64", lambda device_type: False)  # as for mps
+    for got, true in zip(table.lookup(positions), expected, strict=True):
+        assert torch.equal(got, true)
 
 
 @pytest.mark.gpu

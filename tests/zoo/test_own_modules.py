@@ -38,7 +38,6 @@ class PlainModel(nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.rotary = PlainRotary(2 * width)
-        self.norm = nn.BatchNorm1d(width)
         self.projection = nn.Linear(width, width)
         self.register_buffer("features", torch.randn(width, width))
 

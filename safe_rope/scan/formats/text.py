@@ -95,12 +95,14 @@ def _spaces(text: str) -> str:
 
 
 def _head(text: str, width: int) -> str:
+    if width <= 0:
+        return ""
     if cells(text) <= width:
         return text
-    kept = text[: max(0, width - 1)]
+    kept = text[: width - 1]
     while cells(kept) > width - 1:
         kept = kept[:-1]
-    return kept + "…" if width > 0 else ""
+    return kept + "…"
 
 
 def _tail(text: str, width: int) -> str:

@@ -1,0 +1,61 @@
+"""Which elements make a pair, and which columns of the tables belong to it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from torch import Tensor
+
+PAIRS = ("half", "interleaved")
+TABLES = ("shared", "half", "interleaved", "first")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the elements of a head are paired, on the way in and out, and how cos and sin are laid out.
+
+    Args:
+        pairs: ``"half"`` pairs element i with i + rotary_dim / 2, ``"interleaved"`` 2i with 2i + 1.
+        out: the same for the result; some models permute while they rotate (DeepSeek-V3).
+        table: how wide cos and sin are. ``"shared"``: rotary_dim / 2 columns, one for each pair. The
+            others have rotary_dim columns: ``"half"`` and ``"interleaved"`` have one for each element, in
+            that order; of ``"first"`` only the first half of the columns is read (GLM).
+    """
+
+    pairs: str = "half"
+    out: str = "half"
+    table: str = "shared"
+
+    @property
+    def key(self) -> str:
+        """The form as a string, which an operator can take; `parse` reads it."""
+        return f"{self.pairs}.{self.out}.{self.table}"
+
+    def rotary_dim(self, width: int) -> int:
+        """How many elements of a head are rotated with tables of ``width`` columns."""
+        return 2 * width if self.table == "shared" else width
+
+
+@functools.cache
+def parse(key: str) -> Form:
+    """Return the `Form` of a key."""
+    return Form(*key.split("."))
+
+
+def planes(x: Tensor, order: str, rotary_dim: int) -> Tensor:
+    """View the first ``rotary_dim`` elements of ``x`` [..., head_dim] as [2, ..., rotary_dim // 2]."""
+    half = rotary_dim // 2
+    if x.shape[-1] != rotary_dim:
+        x = x[..., :rotary_dim]
+    if order == "half":
+        return x.view(*x.shape[:-1], 2, half).movedim(-2, 0)
+    return x.view(*x.shape[:-1], half, 2).movedim(-1, 0)
+
+
+def table_planes(table: Tensor, order: str, rotary_dim: int) -> Tensor:
+    """View cos or sin [..., width] as [2, ..., rotary_dim // 2]: what multiplies each element of a pair."""
+    if order in PAIRS:
+        return planes(table, order, rotary_dim)
+    half = table[..., : rotary_dim // 2]
+    return half.expand(2, *half.shape)

@@ -1,0 +1,196 @@
+"""One rank of `test_collectives`: what is sent, what it costs, and who sees rounded weights.
+
+Run as ``python collectives_worker.py RESULT_FILE CHECKPOINT_FOLDER``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import parity
+import tiny_models
+import torch
+
+STEPS = 4
+ELEMENTS = 10_000  # the reduce_bucket_size of the config
+
+
+def deepspeed_engine(case: parity.Case) -> Any:
+    """The same by deepspeed.initialize, with DeepSpeed's own choice of safe modules."""
+    import deepspeed
+
+    from safe_rope.autocast import hooks
+
+    module = tiny_models.build(case.model)
+    with hooks.own_globals():
+        engine = deepspeed.initialize(
+            model=module, optimizer=parity.new_optimizer(module), config=case.config()
+        )[0]
+        # Its method reads a flag that all engines of the process share.
+        own = type(engine.optimizer).get_param_comm_dtype
+    dtypes = {id(p): getattr(p, hooks.require_mark_name(), p.dtype) for p in module.parameters()}
+    assert own is not None
+    engine.optimizer.get_param_comm_dtype = lambda parameter: dtypes[id(parameter)]
+    return engine
+
+
+def bytes_of_a_step(engine: Any, case: parity.Case) -> dict[str, int]:
+    """Bytes of every dtype in the second step, after what happens once only."""
+    from safe_rope.autocast import traffic
+
+    parity.train_step(engine, case, 0)
+    engine.step()
+    with traffic() as seen:
+        parity.train_step(engine, case, 1)
+        engine.step()
+    return {str(dtype): seen.bytes(getattr(torch, dtype)) for dtype in ("float32", "bfloat16")}
+
+
+def staging(engine: Any, stage: int) -> int:
+    """Bytes of the buffers in which gradients wait for their reduction."""
+    optimizer = engine.optimizer
+    if stage < 3:
+        optimizer.setup_buckets()
+    buffers = [bucket.buffer for bucket in optimizer.ipg_buckets.values()]
+    flat = [tensor for buffer in buffers for tensor in (buffer if isinstance(buffer, list) else [buffer])]
+    return sum(tensor.nbytes for tensor in flat)
+
+
+def sent() -> dict[str, Any]:
+    """Bytes of a step, by safe_rope and by DeepSpeed, and the staging memory of both."""
+    seen: dict[str, Any] = {}
+    for model in ("llama", "gpt2", "mixtral eager"):
+        for stage in (2, 3):
+            case = parity.Case(model, "bfloat16", stage, 1, clip=False)
+            one: dict[str, Any] = {}
+            for who, build in (("safe_rope", parity.new_engine), ("deepspeed", deepspeed_engine)):
+                engine = build(case)
+                one[who] = bytes_of_a_step(engine, case)
+                engine.destroy()
+            seen[f"{model}, ZeRO {stage}"] = one
+    for stage, overlap in ((1, False), (2, False), (2, True), (3, False)):
+        case = parity.Case("llama", "bfloat16", stage, 1, clip=False, overlap=overlap)
+        zero = {**case.config()["zero_optimization"], "reduce_bucket_size": ELEMENTS}
+        engine = parity.new_engine(case, zero_optimization=zero)
+        seen[f"staging, ZeRO {stage}" + ", overlap" * overlap] = staging(engine, stage) / ELEMENTS
+    return seen
+
+
+def masters(engine: Any) -> dict[str, torch.Tensor]:
+    """The FP32 weights that the optimizer holds."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
+
+
+def equal(weights: dict[str, Any], truth: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(weights[name], value) for name, value in truth.items())
+
+
+def refusal(call: Any) -> str:
+    from safe_rope.errors import PrecisionError
+
+    try:
+        call()
+    except PrecisionError as error:
+        return str(error)
+    return ""
+
+
+def rounded(stage: int, folder: Path) -> dict[str, Any]:
+    """Train with and without the low-precision gather; read the weights in every way."""
+    import safe_rope
+
+    case = parity.Case("llama", "bfloat16", stage, 1, clip=True)
+    seen: dict[str, Any] = {"losses": []}
+    for low in (False, True):
+        module = tiny_models.build(case.model)
+        engine = safe_rope.initialize(
+            model=module,
+            optimizer=parity.new_optimizer(module),
+            example_inputs=tiny_models.batch(0, 0, 0),
+            config=case.config(),
+            low_precision_gather=low,
+        )[0]
+        losses = []
+        for step in range(STEPS):
+            losses.append(parity.train_step(engine, case, step))
+            engine.step()
+        seen["losses"].append(losses)
+    truth = masters(engine)
+    parameters = dict(module.named_parameters())
+    seen["parameters are rounded"] = not equal(parameters, truth)
+    seen["largest error"] = max(
+        float(((parameters[n] - t).abs() / t.abs().clamp(min=1e-30)).max()) for n, t in truth.items()
+    )
+    batch = tiny_models.batch(99, 0, 0)
+    with torch.no_grad():
+        under_autocast = engine(**batch).logits
+        seen["export"] = refusal(module.state_dict)
+        seen["outside"] = refusal(lambda: module(**batch))
+        safe_rope.autocast.full_precision(engine)
+        seen["restored"] = equal(parameters, truth)
+        seen["exported"] = equal(module.state_dict(), truth)
+        seen["same logits"] = bool(torch.equal(engine(**batch).logits, under_autocast))
+
+        def one_step() -> None:
+            with torch.enable_grad():
+                parity.train_step(engine, case, STEPS)
+            engine.step()
+
+        one_step()
+        seen["rounded again"] = bool(refusal(module.state_dict))
+        engine.eval()
+        seen["evaluated outside"] = refusal(lambda: module(**batch))
+        engine.train()
+        one_step()
+        truth = masters(engine)
+        engine.save_checkpoint(str(folder), tag=f"zero{stage}")
+        torch.distributed.barrier()
+        file = next((folder / f"zero{stage}").glob("mp_rank_*_model_states.pt"))
+        seen["saved"] = equal(torch.load(file, weights_only=False)["module"], truth)
+    return seen
+
+
+def outside() -> dict[str, Any]:
+    """ZeRO 3 under autocast, its model called without: against the master weights in a plain model."""
+    case = parity.Case("llama", "bfloat16", 3, 1, clip=False)
+    engine = parity.new_engine(case)
+    for step in range(STEPS):
+        parity.train_step(engine, case, step)
+        engine.step()
+    plain = tiny_models.build(case.model)
+    plain.load_state_dict(masters(engine))
+    batch = tiny_models.batch(99, 0, 0)
+    with torch.no_grad():
+        truth = plain(**batch).logits
+        logits = engine.module(**batch).logits
+        low = engine(**batch).logits
+        again = engine.module(**batch).logits
+    return {
+        "error": float((logits - truth).abs().max()),
+        "error again": float((again - truth).abs().max()),
+        "autocast": float((low - truth).abs().max()),
+    }
+
+
+def main(result: Path, folder: Path) -> None:
+    import deepspeed
+
+    faulthandler.dump_traceback_later(float(os.environ["SECONDS_TO_DUMP"]))
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    deepspeed.logger.setLevel("ERROR")
+    deepspeed.init_distributed("gloo", verbose=False)
+    seen: dict[str, Any] = {"sent": sent(), "rounded": {stage: rounded(stage, folder) for stage in (1, 2)}}
+    seen["outside"] = outside()
+    result.write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

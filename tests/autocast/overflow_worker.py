@@ -1,0 +1,108 @@
+"""One rank of `test_overflow`: float16 with an overflow at step 3, then on from a checkpoint.
+
+Run as ``python overflow_worker.py RESULT_FILE CHECKPOINT_FOLDER``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+OVERFLOW = 2  # the third step
+STEPS = 6
+
+
+def weights(engine: Any) -> Any:
+    """A sum over every FP32 master weight, exact enough to see any of them move."""
+    import torch
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    parts = []
+    for p in engine.module.parameters():
+        full = safe_get_full_fp32_param(p)
+        parts.append((p if full is None else full).detach().double().flatten())
+    return torch.cat(parts)
+
+
+def one(case: Any, folder: Path) -> dict[str, Any]:
+    import parity
+    import torch
+
+    engine = parity.new_engine(case)
+    rank = torch.distributed.get_rank()
+    seen: dict[str, Any] = {"scales": [], "losses": [], "moved": []}
+    before = weights(engine)
+    for step in range(STEPS):
+        # A loss that only one rank has overflow; all of them must skip the step.
+        factor = float("inf") if step == OVERFLOW and rank == 1 else 1.0
+        seen["scales"].append(parity.loss_scale(engine))
+        seen["losses"].append(parity.train_step(engine, case, step, factor))
+        engine.step()
+        after = weights(engine)
+        seen["moved"].append(bool((after != before).any()))
+        seen["finite"] = bool(after.isfinite().all())
+        before = after
+    seen["skipped"] = engine.skipped_steps
+    seen["after"] = parity.loss_scale(engine)
+
+    engine.save_checkpoint(str(folder), tag=f"zero{case.stage}")
+    torch.distributed.barrier()
+    again = parity.new_engine(case)
+    again.load_checkpoint(str(folder), tag=f"zero{case.stage}")
+    seen["loaded"] = parity.loss_scale(again)
+    seen["same weights"] = bool(torch.equal(weights(again), weights(engine)))
+    losses = []
+    for trained in (engine, again):
+        losses.append([parity.train_step(trained, case, STEPS)])
+        trained.step()
+        losses[-1].append(parity.train_step(trained, case, STEPS + 1))
+        trained.step()
+    seen["goes on alike"] = losses[0] == losses[1]
+    seen["growth"] = growth(again, case)
+    for trained in (engine, again):
+        trained.destroy()
+    return seen
+
+
+def growth(engine: Any, case: Any) -> list[float]:
+    """The scale at each of six steps where it grows after every two steps without an overflow."""
+    import parity
+
+    if case.stage == 0:
+        scaler = engine.torch_autocast_z0_gradscaler
+        scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 2, "_growth_tracker": 0})
+    else:
+        scaler = engine.optimizer.loss_scaler
+        scaler.scale_window = 2
+        scaler.cur_iter, scaler.last_overflow_iter = 0, -1
+    scales = []
+    for step in range(6):
+        parity.train_step(engine, case, step)
+        scales.append(parity.loss_scale(engine))
+        engine.step()
+    return scales
+
+
+def main(result: Path, folder: Path) -> None:
+    import deepspeed
+    import parity
+
+    faulthandler.dump_traceback_later(float(os.environ["SECONDS_TO_DUMP"]))
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    deepspeed.logger.setLevel("ERROR")
+    deepspeed.init_distributed("gloo", verbose=False)
+    seen = {}
+    for stage in (0, 1, 2, 3):
+        case = parity.Case("llama", "float16", stage, 1, clip=stage != 1)
+        seen[str(stage)] = one(dataclasses.replace(case, overlap=stage == 2), folder)
+    result.write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
