@@ -29,6 +29,8 @@ Layout = Literal["half", "interleaved"]
 
 _LOW = (torch.bfloat16, torch.float16)
 _MARK = "_safe_rope_cos_sin"
+_SMALLEST = 1 << 15
+"""Elements of q and k together from which on a recognised function is not run itself."""
 _aten = torch.ops.aten
 
 # What only moves or rearranges values keeps the mark; arithmetic gives plain tensors.
@@ -225,7 +227,7 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             _check_positions(kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows])
         if not recognised.tried and not torch.compiler.is_compiling():
             recognised.try_now()
-        if recognised.body is not None:
+        if recognised.body is not None and _is_worthwhile(args, kwargs):
             fast = recognised.body.rotate(
                 tuple(map(_unmark, args)), {name: _unmark(value) for name, value in kwargs.items()}
             )
@@ -254,6 +256,14 @@ class _Recognised:
             self.body = recognise(self.stock)
             self.tried = True
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
+
+
+def _is_worthwhile(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # Eagerly, a few tokens cost more in a kernel's preparation than in the function itself.
+    if torch.compiler.is_compiling():
+        return True
+    elements = sum(v.numel() for v in (*args, *kwargs.values()) if _is_rotated(v))
+    return bool(elements >= _SMALLEST)
 
 
 def _unmark(value: Any) -> Any:

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-SECTIONS = {"tables": "_bench_tables"}
+SECTIONS = {"tables": "_bench_tables", "application": "_bench_application"}
 """Option and module of each section."""
 
 

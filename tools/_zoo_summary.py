@@ -102,7 +102,10 @@ clean FP32 model on CPU.
 
 *full*: own tables, q and k rotated in FP32. *pinned*: the stock computation on tables that stay as rebuilt
 in FP32 on CPU. A scenario counts where it runs without the guard as well: what fails there (a weight
-initialised after zero.Init has partitioned it, for example) fails with the guard, too."""
+initialised after zero.Init has partitioned it, for example) fails with the guard, too.
+
+Where a release has more config classes than are counted here, these are a random sample of them, together
+with one architecture for each known way of holding positions."""
 
 
 def markdown(rows: list[Row]) -> str:
@@ -119,7 +122,7 @@ def _section(pair: str, rows: list[Row]) -> str:
     lines = [
         f"## transformers {transformers}, DeepSpeed {deepspeed}",
         "",
-        f"{found['architectures']} config classes; {found['built']} could be built, of which "
+        f"{found['architectures']} config classes surveyed; {found['built']} could be built, of which "
         f"{found['with position tables']} hold position tables: "
         + ", ".join(f"{count} {kind}" for kind, count in found["protection"].most_common())
         + ".",

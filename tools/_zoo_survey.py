@@ -28,7 +28,8 @@ def main() -> int:
     arguments = _parse()
     done = _read(arguments.output)
     if arguments.summary:
-        rows = [row for path in (arguments.output, *arguments.more) for row in _read(path).values()]
+        files = [_read(path) for path in (arguments.output, *arguments.more)]  # later ones supersede
+        rows = list({(row["pair"], name): row for file in files for name, row in file.items()}.values())
         print(markdown(rows) if arguments.markdown else summarize(rows))
         return 0
     _environment()

@@ -173,7 +173,8 @@ def install(engine: Any, safe: set[int], dtype: torch.dtype) -> None:
         if gather.rounded and not _runs_in(dtype):
             raise PrecisionError(_message(f"it is called without autocast to {dtype}"))
 
-    engine.module.register_state_dict_pre_hook(refuse_export)
+    for module in engine.module.modules():  # a part of the model can be exported alone
+        module.register_state_dict_pre_hook(refuse_export)
     engine.module.register_forward_pre_hook(refuse_forward)
 
 

@@ -155,7 +155,7 @@ def _with_autocast(
         collectives.install(engine, {id(p) for p in safe}, settings.dtype)
     if settings.stage == 3:
         collectives.gather_in_fp32_outside(engine, safe, settings.dtype)
-    if settings.dtype == torch.float16:
+    if settings.dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
         loss_scale.install(engine, settings.stage)
     outside.mention_autocast(engine, settings.dtype)
     engine.safety_report = report

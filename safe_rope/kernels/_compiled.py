@@ -7,6 +7,7 @@ every product and every sum an operation of its own.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import shutil
 import threading
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._inductor.config
 from torch import Tensor
 
 from safe_rope.kernels import _eager
@@ -85,15 +85,20 @@ def _kernel(key: tuple[Any, ...], conjugate: bool) -> Callable[..., None]:
 
 def _options() -> dict[str, Any]:
     name = "cpp.enable_floating_point_contract_flag"
-    default = torch._inductor.config.cpp.enable_floating_point_contract_flag
+    default = _inductor_cpp().enable_floating_point_contract_flag
     # A switch before torch 2.6, gcc's own word since.
     return {name: False if isinstance(default, bool) else "off"}
+
+
+def _inductor_cpp() -> Any:
+    # Imported late: half a second that only those pay who compile.
+    return importlib.import_module("torch._inductor.config").cpp
 
 
 @functools.cache
 def _has_compiler() -> bool:
     if not torch._dynamo.eval_frame.is_dynamo_supported():
         return False
-    candidates = torch._inductor.config.cpp.cxx
+    candidates = _inductor_cpp().cxx
     names = candidates if isinstance(candidates, (list, tuple)) else (candidates,)
     return any(name is not None and shutil.which(name) is not None for name in names)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from safe_rope import _originals
 
-_CPU_BLOCK = 1 << 16
-"""Elements that are worked on at a time: two FP32 buffers of them are half a megabyte."""
+_CPU_BLOCK = 1 << 17
+"""Elements that are worked on at a time: two FP32 buffers of them are a megabyte."""
+_SMALL = 1 << 14
+"""Elements up to which the number of operations counts, not the memory that they move."""
 _DEVICE_BLOCK = 1 << 24
 
 
@@ -25,6 +27,9 @@ def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: b
         sin: as cos.
         conjugate: rotate by the negative angle.
     """
+    if x.numel() <= _SMALL:
+        _rotate_at_once(out, x.float(), cos, sin, conjugate)
+        return
     limit = _CPU_BLOCK if x.is_cpu else _DEVICE_BLOCK
     size = min(max(limit, 2 * x.shape[-1]), x.numel())
     work = _originals.empty((2, size), dtype=torch.float32, device=x.device)
@@ -40,6 +45,18 @@ def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: b
             work[1, :size].view(part.shape),
             conjugate,
         )
+
+
+def _rotate_at_once(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
+    first, second = x.unbind(0)
+    cos_first, cos_second = cos.unbind(0)
+    sin_first, sin_second = sin.unbind(0)
+    if conjugate:
+        turned = first * cos_first + second * sin_second, second * cos_second - first * sin_first
+    else:
+        turned = first * cos_first - second * sin_first, second * cos_second + first * sin_second
+    for plane, values in zip(out.unbind(0), turned, strict=True):
+        plane.copy_(values)
 
 
 def _rotate_block(

@@ -162,7 +162,7 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
 def test_a_model_inside_an_engine_gives_the_same_report(stage: int, one_rank: None) -> None:
     import deepspeed
 
-    model = architectures.build("llama tied")
+    model = architectures.build("llama tied").train()
     inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs)
     linear = torch.nn.functional.linear

@@ -40,7 +40,7 @@ def test_auto_traces_with_the_inputs_that_there_are() -> None:
     sources: list[dict[str, Any]] = [{"example": x}, {"training_data": TensorDataset(x, torch.ones(2))}]
     for source in sources:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", PrecisionWarning)
             names, report = safe_set.choose(Silent(), settings(), **source)
         assert names == report.safe == everything
 

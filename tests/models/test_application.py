@@ -31,15 +31,15 @@ def _arguments(
     stock: Callable[..., Any], dtype: torch.dtype, head_dim: int, width: int, unsqueeze_dim: int
 ) -> dict[str, Any]:
     torch.manual_seed(0)
-    shape = [2, 5]
+    shape = [2, 50]
     q, k = (
         torch.randn(*shape[:unsqueeze_dim], heads, *shape[unsqueeze_dim:], head_dim).to(dtype)
         for heads in (4, 2)
     )
-    rows = (9, width) if _gathers(stock) else (2, 5, width)
+    rows = (9, width) if _gathers(stock) else (2, 50, width)
     arguments = {"q": q, "k": k, "cos": torch.randn(rows), "sin": torch.randn(rows)}
     if _gathers(stock):
-        arguments["position_ids"] = torch.randint(9, (2, 5))
+        arguments["position_ids"] = torch.randint(9, (2, 50))
     return {**arguments, "unsqueeze_dim": unsqueeze_dim}
 
 
@@ -194,11 +194,13 @@ def test_an_unusual_call_of_a_known_function_is_answered_by_the_function_itself(
         return _llama(*args, **kwargs)
 
     application = fp32_application(stock)
-    q, table = torch.randn(2, 3, 5, 8), CosSin(torch.randn(2, 5, 8))
+    q, table = torch.randn(2, 30, 50, 8), CosSin(torch.randn(2, 50, 8))
     calls.clear()
     application(q, q, table, table)
     assert not calls
-    wide = torch.randn(2, 3, 5, 16)
+    application(q[..., :2, :], q[..., :2, :], *[CosSin(table.table[:, :2])] * 2)
+    assert calls.pop(), "so little is quicker done by the function itself"
+    wide = torch.randn(2, 30, 50, 16)
     with pytest.raises(RuntimeError):
         application(wide, wide, table, table)
     assert len(calls) == 1

@@ -9,8 +9,11 @@ import pytest
 import torch
 from rotary_reference import TRUE_INV_FREQ, rms, rotate, true_tables
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from safe_rope.kernels import _eager
+from safe_rope.kernels._form import planes, table_planes
 from safe_rope.rotation import CosSin, apply_rotary
 from safe_rope.tables import RotaryTable
 
@@ -85,6 +88,32 @@ def test_blocks_of_every_shape_fit_together() -> None:
                 (got, _) = apply_rotary(memory, x[:, :1], cos, sin)
                 assert torch.equal(got, rotate(x, cos.unsqueeze(1), sin.unsqueeze(1)).bfloat16())
                 assert got.stride() == torch.empty_like(memory).stride()
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the bytes of the largest FP32 memory that any operation wrote to."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float32:
+            self.bytes = max(self.bytes, result.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_fp32_copy_of_all_of_q_is_made(layout: str) -> None:
+    cos, sin = (t.unsqueeze(1) for t in _tables(1, 1024, rotary_dim=128))
+    x = torch.randn(2, 16, 1024, 128).bfloat16()
+    out = torch.empty_like(x)
+    arguments = [planes(t, layout, 128) for t in (out, x)] + [
+        table_planes(t, "shared", 128) for t in (cos, sin)
+    ]
+    with _Largest() as largest:
+        _eager.rotate_planes(*arguments, False)
+    assert torch.equal(out, rotate(x, cos, sin, layout).bfloat16())
+    assert largest.bytes <= 2 * 4 * _eager._CPU_BLOCK < 4 * x.numel()
 
 
 def test_empty_and_single_tokens() -> None:
