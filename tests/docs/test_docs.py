@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 SHELL = ("sh", "console")
-NOT_CODE = ("text", "mermaid")
+NOT_CODE = ("text", "mermaid", "")  # a block that names no language is not run
 LANGUAGES = ("python", *SHELL, "json", "toml", "yaml", *NOT_CODE)
 
 # The programs that a page may call, and whether a test can do so: installing needs a network, and the
@@ -28,6 +28,11 @@ PROGRAMS = {"safe-rope": True, "python": True, "pip": False, "git": False, "tool
 # A finding is no failure of the page.
 MAY_FIND = ("scan", "audit", "compare")
 SECONDS = 150
+# What the blocks of a page take for granted.
+PRELUDES = {
+    "audit.md": "import safe_rope\nfrom transformers import AutoModelForCausalLM\n"
+    "model = AutoModelForCausalLM.from_pretrained('my-model')\n"
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 30)]
 
@@ -59,7 +64,7 @@ def runnable(page: Path, *languages: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_names_its_language(page: Path) -> None:
+def test_every_block_has_a_known_language(page: Path) -> None:
     for block in blocks(page):
         assert block.language in LANGUAGES, f"{block}: {block.language!r} is none of {LANGUAGES}"
 
@@ -79,7 +84,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, reader: Reader) -> None:
     """In one process per page, as a reader would paste one block after the other."""
-    parts = [(block.text, block.line) for block in runnable(page, "python")]
+    begin = [(PRELUDES[page.name], 1)] if page.name in PRELUDES else []
+    parts = begin + [(block.text, block.line) for block in runnable(page, "python")]
     file = str(page.relative_to(ROOT))
     # Blank lines first, so that a traceback names the line of the page.
     source = (
