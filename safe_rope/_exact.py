@@ -71,9 +71,10 @@ class ExactLookup:
         half = self.levels.half
         count = position_ids.numel()
         if count == 1 and position_ids.device.type == "cpu":
-            rows = self._at(int(position_ids.to(torch.int64)), dtype)
-            cos, sin = rows.view((2, *position_ids.shape, half)).unbind()
-            return cos, sin
+            shape = (*position_ids.shape, half)
+            cos, sin = self._at(int(position_ids.to(torch.int64)), dtype)
+            # Two copies, not two views of one: an operator's results must not share memory.
+            return cos.to(dtype, copy=True).view(shape), sin.to(dtype, copy=True).view(shape)
         positions = position_ids.to(torch.int64).reshape(-1)
         cos = _originals.empty((count, half), dtype=dtype, device=position_ids.device)
         sin = _originals.empty((count, half), dtype=dtype, device=position_ids.device)
@@ -101,7 +102,10 @@ class ExactLookup:
             yield start, combine(tables[FINE].index_select(1, block & (FINE_ROWS - 1)), factor)
 
     def _at(self, position: int, dtype: torch.dtype) -> Tensor:
-        """Return cos and sin of one position, ``[2, half]``: decoding, where the number of calls counts."""
+        """Return cos and sin of one position, ``[2, half]``, ready to be converted to ``dtype``.
+
+        This is decoding, where the number of calls counts.
+        """
         refuse_negative(position)
         upper, row = position >> FINE_BITS, position & (FINE_ROWS - 1)
         rows = self.levels.row(FINE, row)
@@ -115,7 +119,7 @@ class ExactLookup:
             rows += crossed.flip(0)  # cos cos - sin sin, and sin cos + cos sin
         if dtype in _LOW:
             rows = _round_to_odd(rows)
-        return rows.to(dtype, copy=True)
+        return rows
 
     def _on_cpu(self, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         runs = _long_runs(positions)

@@ -6,27 +6,26 @@ no more: torch is waited for, not imported.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-import threading
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from typing import TYPE_CHECKING
 
-from safe_rope.integrations import options
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
+_OFF = ("", "0", "false", "no", "off")
 _armed = False
-_lock = threading.Lock()
 
 
 def arm() -> None:
     """Guard this process from its import of torch on, if SAFE_ROPE asks for it. Twice is as good as once."""
     global _armed
-    with _lock:
-        if _armed or not options.is_on(os.environ):
-            return
-        _armed = True
+    # A value that means nothing arms as well: the options are read when torch is there, and refuse it.
+    if _armed or os.environ.get("SAFE_ROPE", "").lower() in _OFF:
+        return
+    _armed = True
     if "torch" in sys.modules:
         _wait_for_torch()
     else:
@@ -41,6 +40,8 @@ class _FirstLook:
     ) -> ModuleSpec | None:
         if name != "torch" or self not in sys.meta_path:
             return None
+        import importlib.util
+
         sys.meta_path.remove(self)
         _wait_for_torch()
         return importlib.util.find_spec(name)
@@ -54,6 +55,7 @@ def _wait_for_torch() -> None:
 
 def _on_torch(module: ModuleType) -> None:
     # An error here fails the import of torch: better than a run that is not guarded.
+    from safe_rope.integrations import options
     from safe_rope.integrations.process_guard import ProcessGuard
 
     ProcessGuard(options.read(os.environ)).start()

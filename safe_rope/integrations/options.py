@@ -58,11 +58,6 @@ class Options:
         return variables
 
 
-def is_on(environment: Mapping[str, str]) -> bool:
-    """Whether SAFE_ROPE asks for the guard; a value that means nothing does, and `read` refuses it."""
-    return environment.get("SAFE_ROPE", "").lower() not in _OFF
-
-
 def read(environment: Mapping[str, str]) -> Options:
     """Read the options from the environment.
 

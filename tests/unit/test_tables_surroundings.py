@@ -179,6 +179,16 @@ def test_a_traced_lookup_keeps_its_positions_variable() -> None:
     assert_same_bits(list(traced(torch.arange(7, 107))), list(table.lookup(torch.arange(7, 107))))
 
 
+@pytest.mark.parametrize("position", [100, 5000])
+@pytest.mark.parametrize("table_class", TABLE_CLASSES)
+def test_the_operator_takes_a_single_position(table_class: type[Any], position: int) -> None:
+    table = table_class(inverse_frequencies())
+    positions = torch.tensor([[position]])
+    got = torch.ops.safe_rope.rotary_lookup(positions, table.key, torch.float32)
+    assert got[0].untyped_storage().data_ptr() != got[1].untyped_storage().data_ptr()
+    assert_same_bits(list(got), list(table.lookup(positions)))
+
+
 @pytest.mark.parametrize("table_class", TABLE_CLASSES)
 def test_the_operator_passes_torch_s_own_check(table_class: type[Any]) -> None:
     table = table_class(inverse_frequencies())

@@ -1,0 +1,1 @@
+"""A small model with rotary positions, and the patch that protects it."""
