@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from safe_rope import _originals
 from safe_rope._audit_reference import CosSinTable, Errors, Reference, compare
+from safe_rope._pinned import PinnedState
 from safe_rope._rotary_state import RotaryState
 from safe_rope.rotation import plain
 
@@ -48,7 +49,7 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy of what ``forward`` may write to; anything else, such as FSDP's state, is shared."""
     if isinstance(value, nn.Module):
         return _isolated(value, memo)
-    if isinstance(value, Tensor | RotaryState):
+    if isinstance(value, Tensor | RotaryState | PinnedState):
         return copy.deepcopy(value, memo)
     if isinstance(value, dict):
         duplicate = copy.copy(value)

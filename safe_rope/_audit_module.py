@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,13 +26,21 @@ from safe_rope._audit_wrappers import own_class
 from safe_rope.errors import SafeRopeError
 from safe_rope.recognition import layer_types, position_buffers
 from safe_rope.registry import RopePatch
-from safe_rope.rewrite import is_protected, state_of, stock_class
+from safe_rope.rewrite import is_pinned, is_protected, state_of, stock_class
 from safe_rope.rotation import plain
 
 
 def _usual_positions(length: int) -> list[int]:
     usual = {0, 1, 255, 256, 257, 2047, 2048, 2049, length - 1, 2 * length}
     return sorted(p for p in usual if 0 <= p <= 2 * length)
+
+
+def _first_bad(slope: float, at: int) -> int | None:
+    """The first position up to ``at`` whose phase is off by more than 0.1 rad."""
+    if not math.isfinite(slope):
+        return 1
+    first = math.floor(BAD_RADIANS / slope) + 1
+    return first if first <= at else None
 
 
 class _Cause(NamedTuple):
@@ -55,7 +64,7 @@ class ModuleAuditor:
     ) -> None:
         self.report = report
         # A protected module puts its buffers back; of another, a copy is cast as FSDP is going to cast it.
-        self.pending_cast = None if is_protected(module) else pending_cast
+        self.pending_cast = None if _is_kept(module) else pending_cast
         self.module = module if self.pending_cast is None else _as_cast(module, self.pending_cast)
         self.patch = patch
         self.model_dtype = dtype
@@ -63,7 +72,7 @@ class ModuleAuditor:
             path=path,
             module_class=class_name(own_class(stock_class(module))),
             family=patch.family if patch is not None else None,
-            protected=is_protected(module),
+            protected=_is_kept(module),
             guard=_what_the_guard_does(module, patch),
         )
 
@@ -117,6 +126,7 @@ class ModuleAuditor:
         errors: Errors,
         dtype: torch.dtype,
         phase: float | None,
+        bad: int | None = None,
     ) -> None:
         self._add(
             what,
@@ -126,12 +136,12 @@ class ModuleAuditor:
             dtype=dtype,
             phase=float(errors.phase.max()) if phase is None else phase,
             cos=float(errors.cos.max()),
-            bad=errors.first(errors.phase > BAD_RADIANS),
+            bad=errors.first(errors.phase > BAD_RADIANS) if bad is None else bad,
             damaged=errors.first(errors.excess > 1),
         )
 
     def _check_application(self) -> None:
-        if not self.result.protected or self.patch is None or state_of(self.module).apply != "fp32":
+        if not is_protected(self.module) or self.patch is None or state_of(self.module).apply != "fp32":
             return
         if not application.installed(self.patch):
             names = ", ".join(self.patch.applications)
@@ -205,7 +215,7 @@ class ModuleAuditor:
             off = (actual.to("cpu", torch.float64) - expected.to(torch.float64)).abs() / reference.divisor
             slope = float(off.nan_to_num(nan=torch.inf).max())
             at = min(max(positions), reference.max_position - 1)
-            bad = next((p for p in positions if slope * p > BAD_RADIANS), None)
+            bad = _first_bad(slope, at=max(at, max(positions)))
             damaged = next((p for p in positions if p > 0), None)
             self._add(
                 name,
@@ -295,11 +305,13 @@ class ModuleAuditor:
         if cause is None:
             explained = explain_cos_sin(what, reference, tables)
             certain, cause = explained.certain, _Cause(explained, 0.0)
-        phase = None
+        phase = bad = None
         if cause is inv_freq and reference.convention == "positions":
-            # Computed from a damaged inv_freq, the error is known beyond a full turn.
-            phase = cause.slope * int(errors.positions[errors.excess > 1].max())
-        self._add_measured(what, self._severity(certain), cause.explained, errors, dtype, phase)
+            # Computed from a damaged inv_freq, the error is known beyond a full turn, and between positions.
+            last = int(errors.positions[errors.excess > 1].max())
+            phase = cause.slope * last
+            bad = None if reference.spec.depends_on_length else _first_bad(cause.slope, last)
+        self._add_measured(what, self._severity(certain), cause.explained, errors, dtype, phase, bad)
 
     def _own(self) -> list[Finding]:
         return [finding for finding in self.report.findings if finding.path == self.result.path]
@@ -353,12 +365,18 @@ def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return duplicate
 
 
+def _is_kept(module: nn.Module) -> bool:
+    return is_protected(module) or is_pinned(module)
+
+
 def _what_the_guard_does(module: nn.Module, patch: RopePatch | None) -> str:
     if is_protected(module):
         state = state_of(module)
         return f"protected: {state.tables} tables, {state.apply} application"
+    if is_pinned(module):
+        return "pinned: computes as it did, on the tables that its constructor makes in FP32"
     if patch is None:
-        return "nothing: no RopePatch covers this class"
+        return "protects it where its tables are what its config asks for, else pins them"
     return f"protects it, by the patch {patch.family}"
 
 

@@ -37,7 +37,9 @@ class Finding:
         dtype: the dtype of what was measured.
         phase_error_rad: the largest error of a phase, in radians; see `safe_rope.audit.audit`.
         cos_error: the largest absolute error of cos or sin, where these were measured.
-        first_bad_position: the first measured position whose phase is off by more than 0.1 rad.
+        first_bad_position: the first position whose phase is off by more than 0.1 rad; exact for
+            ``*inv_freq``, for ready tables and for a ``forward`` that computes from a damaged inv_freq, else
+            the first measured one.
         first_damaged_position: the first measured position beyond the tolerance.
         protected: whether the module is protected by safe_rope.
     """

@@ -15,6 +15,7 @@ from safe_rope._audit_wrappers import compute_dtype, own_class, pending_casts, u
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.recognition import is_position_module
 from safe_rope.registry import find
+from safe_rope.rewrite import is_protected, state_of
 
 __all__ = ["AuditReport", "Finding", "MeasuredRow", "ModuleAudit", "audit"]
 
@@ -64,7 +65,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     dtype, casts = compute_dtype(model), pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
         for path, module in model.named_modules():
-            patch = find(module)
+            patch = find(module) or (state_of(module).patch if is_protected(module) else None)
             if patch is not None or is_position_module(module):
                 ModuleAuditor(report, path, module, patch, dtype, casts.get(module)).run(asked)
     return report

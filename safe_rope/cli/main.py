@@ -16,6 +16,12 @@ from safe_rope.errors import SafeRopeError
 COMMANDS: dict[str, tuple[str, str]] = {
     "scan": ("safe_rope.cli.scan", "Find and fix source whose positions a lower dtype can round."),
     "rule": ("safe_rope.cli.rule", "Explain a rule of scan."),
+    "audit": ("safe_rope.cli.audit", "Measure a model's position tables on every load path."),
+    "compare": ("safe_rope.cli.compare", "Compare the tables of devices, dtypes, models or environments."),
+    "patches": (
+        "safe_rope.cli.patches",
+        "List the architectures that are protected, and how.",
+    ),
     "run": ("safe_rope.cli.run", "Guard an unmodified training script in every process."),
 }
 

@@ -1,0 +1,163 @@
+"""What `safe-rope audit` was asked: the two configs, and what to measure. Never imports torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safe_rope.errors import ConfigError
+
+DTYPES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+}
+_LONGEST_DUMP = 16_384
+
+
+@dataclass(frozen=True)
+class Job:
+    """One audit, as plain data: it crosses a process boundary as JSON.
+
+    Attributes:
+        name: what the report calls the model.
+        model: the content of its ``config.json``.
+        deepspeed: the content of the DeepSpeed config, or None.
+        dtype: what the model is loaded in and cast to.
+        positions: where to measure; empty for a selection up to ``longest``.
+        longest: the last position of that selection; None for the model's own max_position_embeddings.
+        dump: whether to keep the tables.
+    """
+
+    name: str
+    model: dict[str, Any]
+    deepspeed: dict[str, Any] | None
+    dtype: str
+    positions: tuple[int, ...] = ()
+    longest: int | None = None
+    dump: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Job:
+        """Return the job that `to_dict` gave."""
+        return cls(**{**data, "positions": tuple(data["positions"])})
+
+    @property
+    def stage(self) -> int | None:
+        """The ZeRO stage, or None without DeepSpeed."""
+        return None if self.deepspeed is None else stage_of(self.deepspeed)
+
+    def measured(self, announced: int) -> list[int]:
+        """Return the positions to measure for a model that announces so many."""
+        return list(self.positions) or spread(self.longest or announced, beyond=self.longest is None)
+
+    def dumped(self, announced: int) -> list[int]:
+        """Return the positions whose rows a dump holds: every one of a beginning, then the measured ones."""
+        if self.positions:
+            return list(self.positions)
+        longest = self.longest or announced
+        return sorted({*range(min(longest, _LONGEST_DUMP)), *(p for p in spread(longest) if p < longest)})
+
+
+def spread(longest: int, beyond: bool = False) -> list[int]:
+    """Return positions up to ``longest``: two an octave, and where 16-bit dtypes begin to lose integers.
+
+    ``beyond``: also twice ``longest``, where a table that was cached is built anew.
+    """
+    # Powers of two are left out: their products with a frequency are never rounded, so they show less.
+    octaves = {round(2 ** (step / 2)) - (step + 1) % 2 for step in range(2 * longest.bit_length() + 1)}
+    usual = {0, 1, 255, 257, 2047, 2049, longest - 1}
+    found = {p for p in octaves | usual if 0 <= p < longest}
+    return sorted(found | ({2 * longest - 1} if beyond else {longest - 1}))
+
+
+def load_model_config(path: str) -> dict[str, Any]:
+    """Return the content of a ``config.json``, given as itself or as the checkpoint folder that holds it.
+
+    Raises:
+        ConfigError: there is none, it is no JSON object, or it names no model_type.
+    """
+    file = Path(path)
+    if file.is_dir():
+        if not (file / "config.json").is_file():
+            raise ConfigError(f"{path} holds no config.json; give a checkpoint folder or a config.json")
+        file /= "config.json"
+    config = _json_object(file, "a checkpoint folder or a config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ConfigError(f"{file} names no model_type, so its architecture cannot be told; add one")
+    return config
+
+
+def load_deepspeed_config(path: str) -> dict[str, Any]:
+    """Return the content of a DeepSpeed config.
+
+    Raises:
+        ConfigError: there is none, it is no JSON object, or its ZeRO stage or dtypes make no sense.
+    """
+    config = _json_object(Path(path), "a DeepSpeed config")
+    stage = stage_of(config)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ConfigError(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
+    enabled = [name for name in ("bf16", "fp16") if _section(path, config, name).get("enabled") is True]
+    if len(enabled) > 1:
+        raise ConfigError(f"{path}: bf16 and fp16 are both enabled; keep one")
+    return config
+
+
+def stage_of(config: dict[str, Any]) -> Any:
+    """The ZeRO stage of a DeepSpeed config."""
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        raise ConfigError(f"zero_optimization must be an object, got {zero!r}")
+    return zero.get("stage", 0)
+
+
+def choose_dtype(asked: str | None, model: dict[str, Any], deepspeed: dict[str, Any] | None) -> str:
+    """The dtype to load in: what was asked, DeepSpeed's, the checkpoint's, or bfloat16."""
+    if asked is not None:
+        return DTYPES[asked]
+    if deepspeed is not None:
+        sections = (("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("fp16", "float16"))
+        said = {
+            dtype: deepspeed.get(name, {}).get("enabled") for name, dtype in sections if name in deepspeed
+        }
+        chosen = [dtype for dtype, enabled in said.items() if enabled is True]
+        possible = chosen or [dtype for dtype, enabled in said.items() if enabled == "auto"]
+        if len(possible) < 2:
+            return possible[0] if possible else "float32"
+    text = model.get("text_config")
+    for config in (model, text if isinstance(text, dict) else {}):
+        named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+        if named in DTYPES and DTYPES[named] != "float32":
+            return DTYPES[named]
+    return "bfloat16"
+
+
+def _section(path: str, config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: {name} must be an object such as {{'enabled': true}}, got {section!r}")
+    return section
+
+
+def _json_object(path: Path, what: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; expected {what}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content

@@ -1,0 +1,166 @@
+"""A model that holds positions and next to nothing else: one layer of each kind, one head, no real weights.
+
+The dimensions that a rotary embedding follows from are the model's own; a skeleton whose embedding would
+differ from the model's is refused. So a 70B config is built in a second and in a few megabytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from safe_rope.errors import ConfigError, UnsupportedModelError
+from safe_rope.frequencies import RopeSpec
+
+# Any: what transformers' annotations say differs between the releases.
+transformers: Any = importlib.import_module("transformers")
+
+_VOCABULARY = 64
+_WIDTH = 32
+_NARROWED = (
+    "intermediate_size",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "n_inner",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "intermediate_size_mlp",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
+)
+
+
+def read_config(content: Mapping[str, Any]) -> Any:
+    """Return transformers' config object for the content of a ``config.json``.
+
+    Raises:
+        UnsupportedModelError: the installed transformers does not know the model type.
+        ConfigError: it knows it and refuses the values.
+    """
+    version = transformers.__version__
+    model_type = content["model_type"]
+    values = {key: value for key, value in content.items() if key not in ("model_type", "auto_map")}
+    # Weights are not read, so it does not matter how they are stored.
+    values.pop("quantization_config", None)
+    try:
+        config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]
+    except KeyError:
+        raise UnsupportedModelError(
+            f"transformers {version} knows no model type {model_type!r}; audit it with a release that does "
+            "(a class of one's own can be audited live, with safe_rope.audit(model))"
+        ) from None
+    try:
+        return config_class.from_dict(copy.deepcopy(values))
+    except Exception as error:  # whatever a config class raises is about the values
+        raise ConfigError(f"transformers {version} refuses this {model_type} config: {error}") from error
+
+
+class Skeleton:
+    """The small model of a config, and how it was made small.
+
+    Attributes:
+        config: the small config.
+        announced: max_position_embeddings, or 2048 where nothing says so.
+        description: the embedding in words, for the report.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        whole = read_config(content)
+        text = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+        if text is whole and isinstance(content.get("text_config"), dict):
+            text = getattr(whole, "text_config", whole)  # before transformers 4.44
+        self.model_type: str = text.model_type
+        self.config = _shrunk(text)
+        specs = _specs(text)
+        if specs != _specs(self.config):
+            raise UnsupportedModelError(
+                f"a small {self.model_type} would have other positions than the model itself: expected "
+                f"{specs}, got {_specs(self.config)}; audit the model live, with safe_rope.audit(model)"
+            )
+        self.announced = int(getattr(text, "max_position_embeddings", None) or 2048)
+        self.description = _describe(specs)
+
+    def build(self) -> nn.Module:
+        """Return the small model, as its constructor makes it here and now.
+
+        Raises:
+            UnsupportedModelError: transformers has no model of this type, or cannot build it.
+        """
+        config = copy.deepcopy(self.config)
+        for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
+            if type(config) in auto._model_mapping:
+                try:
+                    model: nn.Module = auto.from_config(config)
+                except Exception as error:  # a constructor can fail in any way
+                    raise UnsupportedModelError(
+                        f"transformers {transformers.__version__} cannot build a small {self.model_type}: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                return model
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} has no model of type {self.model_type!r}"
+        )
+
+
+def _shrunk(whole: Any) -> Any:
+    config = copy.deepcopy(whole)
+    heads = int(getattr(whole, "num_attention_heads", None) or 1)
+    head_dim = getattr(whole, "head_dim", None) or whole.hidden_size // heads
+    _keep_one_layer_of_each_kind(config)
+    config.num_attention_heads = 1
+    if getattr(whole, "num_key_value_heads", None):
+        config.num_key_value_heads = 1
+    config.hidden_size = head_dim
+    config.vocab_size = _VOCABULARY
+    # An id beyond the vocabulary is refused, and transformers 5 cannot pad under zero.Init.
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if hasattr(config, name):
+            setattr(config, name, None)
+    for name in _NARROWED:
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, _WIDTH)
+    return config
+
+
+def _keep_one_layer_of_each_kind(config: Any) -> None:
+    count = int(config.num_hidden_layers)
+    by_layer = {
+        name: value
+        for name, value in vars(config).items()
+        if isinstance(value, list | tuple) and len(value) == count and not isinstance(value, str)
+    }
+    kinds: dict[str, int] = {}
+    for layer in range(count):
+        kinds.setdefault(repr([value[layer] for value in by_layer.values()]), layer)
+    kept = list(kinds.values())
+    for name, value in by_layer.items():
+        setattr(config, name, [value[layer] for layer in kept])
+    config.num_hidden_layers = len(kept)
+
+
+def _specs(config: Any) -> dict[str | None, RopeSpec] | str:
+    """The rotary embeddings that a config asks for; in words where it asks for none that are known."""
+    parameters = getattr(config, "rope_parameters", None)
+    nested = isinstance(parameters, Mapping) and all(isinstance(v, Mapping) for v in parameters.values())
+    names: list[str | None] = sorted(parameters) if nested and parameters else [None]
+    try:
+        return {name: RopeSpec.from_config(config, name) for name in names}
+    except ConfigError as error:
+        return f"no rotary embedding that the config tells ({str(error).split(';')[0]})"
+
+
+def _describe(specs: dict[str | None, RopeSpec] | str) -> str:
+    if isinstance(specs, str):
+        return specs
+    said = []
+    for name, spec in specs.items():
+        part = "" if spec.rotary_dim == spec.head_dim else f" of head_dim {spec.head_dim}"
+        kind = f"{spec.rope_type} RoPE, theta {spec.rope_theta:g}, rotary_dim {spec.rotary_dim}{part}"
+        said.append(kind if name is None else f"{name}: {kind}")
+    return "; ".join(said)

@@ -1,0 +1,152 @@
+"""`safe-rope audit`: which load paths damage position tables, by how much, what the guard does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from safe_rope._audit_job import DTYPES, Job, choose_dtype, load_deepspeed_config, load_model_config
+from safe_rope._audit_outcome import Outcome
+from safe_rope._audit_process import MeasurementError, measure
+from safe_rope.cli._progress import following
+from safe_rope.errors import ConfigError, MissingDependencyError
+
+LONGEST = 2**31 - 1
+
+
+def read_positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """Read the option ``--positions``."""
+    if value is None:
+        return ()
+    try:
+        found = sorted({int(item) for item in value.split(",")})
+    except ValueError:
+        raise click.BadParameter(f"expected integers such as 0,4095,100000, got {value!r}") from None
+    if not 0 <= found[0] <= found[-1] <= LONGEST:
+        raise click.BadParameter(f"positions go from 0 to {LONGEST}, got {value!r}")
+    return tuple(found)
+
+
+@click.command("audit")
+@click.argument("model", metavar="MODEL")
+@click.option("--deepspeed", metavar="FILE", help="The DeepSpeed config that the model is trained with.")
+@click.option(
+    "--dtype",
+    type=click.Choice(tuple(DTYPES)),
+    help="What the model is loaded in and cast to (default: DeepSpeed's, the config's, or bfloat16).",
+)
+@click.option("--positions", callback=read_positions, metavar="0,1,…", help="Measure at these positions.")
+@click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
+@click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
+@click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("--plot", metavar="PNG", help="Draw the error against the position, stock and guarded.")
+@click.option("--dump", metavar="FILE", help="Write the tables as safetensors, for safe-rope compare.")
+@click.option("--quiet", "-q", is_flag=True, help="The report and errors only.")
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+@click.pass_context
+def command(context: click.Context, /, **values: Any) -> None:
+    """Measure the position tables of a model on every load path, stock and inside safe_rope.guard().
+
+    MODEL is a checkpoint folder or a config.json; no weights are read. A skeleton of the model, with one
+    layer of each kind, is taken through the load paths that the DeepSpeed config implies (without one: those
+    of transformers alone), with the versions that are installed, and measured against float64.
+
+    Exit status: 0 the tables are right, 1 some are damaged, 2 an error.
+    """
+    options = values
+    if options["positions"] and options["longest"]:
+        raise click.UsageError("give --positions or --max, not both")
+    plot, dump = (_target(options[name], f"--{name}") for name in ("plot", "dump"))
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependencyError(
+            "--plot needs matplotlib, which is not installed; "
+            'install the extra: pip install "safe-rope[plot]"'
+        )
+    model = load_model_config(options["model"])
+    deepspeed = None if options["deepspeed"] is None else load_deepspeed_config(options["deepspeed"])
+    require("transformers", *([] if deepspeed is None else ["deepspeed"]))
+    dtype = choose_dtype(options["dtype"], model, deepspeed)
+    job = Job(
+        name=_name(options["model"], model),
+        model=model,
+        deepspeed=deepspeed,
+        dtype=dtype,
+        positions=options["positions"],
+        longest=options["longest"],
+        dump=dump is not None,
+    )
+
+    def keep_dump(folder: Path) -> None:
+        if dump is not None:
+            _replace(folder / "dump.safetensors", dump)
+
+    try:
+        with following(options["quiet"]) as listen:
+            found = measure(job.to_dict(), listen, keep_dump)
+    except MeasurementError as error:
+        if options["debug"]:
+            click.echo(error.trace, err=True)
+        raise
+    outcome = Outcome.read(job.name, dtype, job.stage, found)
+    if plot is not None:
+        from safe_rope._audit_plot import draw
+
+        draw(outcome, plot)
+    _print(outcome, options["style"])
+    context.exit(1 if outcome.is_damaged(guarded=options["guard"]) else 0)
+
+
+def _name(path: str, model: dict[str, Any]) -> str:
+    given = model.get("_name_or_path")
+    return str(given) if isinstance(given, str) and given else path
+
+
+def _target(path: str | None, option: str) -> Path | None:
+    """Refuse, before anything is measured, a file that cannot be written."""
+    if path is None:
+        return None
+    target = Path(path)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {path}: expected a file in a folder that exists")
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise ConfigError(f"{option} {path}: the folder cannot be written to")
+    return target
+
+
+def _replace(source: Path, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.copyfile(source, partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def require(*packages: str) -> None:
+    """Refuse, before a process is started, what the installed packages cannot do."""
+    missing = [name for name in ("torch", *packages) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"this needs {', '.join(missing)}, not installed here; "
+            'install the training extra: pip install "safe-rope[train]"'
+        )
+
+
+def _print(outcome: Outcome, style: str) -> None:
+    if style == "json":
+        click.echo(json.dumps(outcome.to_dict(), indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text(outcome.text())
+    text.highlight_regex(r"\bdamaged\b", "bold red")
+    text.highlight_regex(r"\bok\b", "green")
+    Console(file=sys.stdout, soft_wrap=True).print(text, highlight=False)

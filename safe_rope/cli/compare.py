@@ -1,0 +1,92 @@
+"""`safe-rope compare`: whether two devices, dtypes, models or environments have the same position tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from safe_rope._audit_job import load_model_config
+from safe_rope._audit_outcome import aligned, number
+from safe_rope._audit_process import MeasurementError, measure
+from safe_rope._audit_sides import read_side
+from safe_rope.cli._progress import following
+from safe_rope.cli.audit import LONGEST, read_positions, require
+
+_HEADER = ("module", "positions", "max ulp", "max rad", "at", "differs from", "beyond tolerance from")
+
+
+@click.command("compare")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--model", metavar="MODEL", help="What devices and dtypes are compared on (default: Llama 2).")
+@click.option(
+    "--tables",
+    type=click.Choice(("stock", "exact")),
+    default="stock",
+    show_default=True,
+    help="The model's own tables, or those of safe_rope.",
+)
+@click.option("--positions", callback=read_positions, metavar="0,1,…", help="Compare at these positions.")
+@click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Compare below N.")
+@click.option("--tolerance", type=click.FloatRange(min=0), metavar="RAD", help="The largest angle allowed.")
+@click.option("--ulp", type=click.FloatRange(min=0), metavar="N", help="The largest difference allowed.")
+@click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option("--quiet", "-q", is_flag=True, help="The report and errors only.")
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+@click.pass_context
+def command(context: click.Context, /, a: str, b: str, **options: Any) -> None:
+    """Compare the cos and sin tables of A and B.
+
+    Each is a device (cpu, cuda:0), a dtype (bf16: the model cast to it), a model (a checkpoint folder or a
+    config.json), or a dump that safe-rope audit --dump wrote, here or elsewhere. Without --tolerance and
+    --ulp, the tables may differ by what FP32 arithmetic explains: 2**-20 of a phase. Angles are known modulo
+    a full turn.
+
+    Exit status: 0 within the tolerance, 1 beyond it, 2 an error.
+    """
+    if options["positions"] and options["longest"]:
+        raise click.UsageError("give --positions or --max, not both")
+    model = None if options["model"] is None else load_model_config(options["model"])
+    require("transformers")
+    asked = {name: options[name] for name in ("positions", "longest", "tables", "tolerance", "ulp")}
+    request = {"compare": {**asked, "sides": [read_side(a, model), read_side(b, model)]}}
+    try:
+        with following(options["quiet"]) as listen:
+            found = measure(request, listen)
+    except MeasurementError as error:
+        if options["debug"]:
+            click.echo(error.trace, err=True)
+        raise
+    differs = any(module["first_beyond"] is not None for module in found["modules"])
+    if options["style"] == "json":
+        click.echo(json.dumps({"a": a, "b": b, "ok": not differs, **found}, indent=2, allow_nan=False))
+    else:
+        click.echo(_text(a, b, found))
+    context.exit(1 if differs else 0)
+
+
+def _text(a: str, b: str, found: dict[str, Any]) -> str:
+    lines = [f"{a} and {b}"]
+    first, second = found["environments"]
+    for name in sorted(first.keys() | second.keys()):
+        if first.get(name) != second.get(name):
+            lines.append(f"{name}: {first.get(name, 'none')} and {second.get(name, 'none')}")
+    rows = [
+        (
+            module["name"],
+            f"{module['positions']:,}",
+            number(module["max_ulp"]),
+            number(module["max_radians"]),
+            f"{module['at']:,}",
+            _position(module["first_difference"]),
+            _position(module["first_beyond"]),
+        )
+        for module in found["modules"]
+    ]
+    return "\n".join([*lines, "", *aligned(rows, _HEADER)])
+
+
+def _position(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

@@ -1,0 +1,225 @@
+"""`safe-rope audit` in processes of its own: the verdicts on published configs, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from command_line import CONFIGS, run, start
+
+RELEASE = ".".join(transformers.__version__.split(".")[:2])
+ZERO = {  # as people have it for HF Trainer
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "train_batch_size": "auto",
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    },
+}
+# load path -> where stock Mistral loses its positions, with the DeepSpeed that each release is tested with
+ZERO3 = {
+    "5.23": {"zero.Init": {"constructor"}, "ZeRO-3 from_pretrained": set()},
+    "4.57": {"zero.Init": {"initialize"}, "ZeRO-3 from_pretrained": {"initialize"}},
+    "4.36": {
+        "zero.Init": {"constructor", "initialize"},
+        "ZeRO-3 from_pretrained": {"constructor", "initialize"},
+    },
+}
+ZERO2 = {"5.23": set(), "4.57": {"initialize"}, "4.36": {"initialize"}}
+MISSING = {
+    "4.36": {
+        "qwen2.5-7b-1m": "transformers 4.36.2 knows no model type 'qwen2'",
+        "phi-3-mini-128k": "transformers 4.36.2 knows no model type 'phi3'",
+        "deepseek-v3": "transformers 4.36.2 knows no model type 'deepseek_v3'",
+        "gemma-3-4b": "transformers 4.36.2 knows no model type 'gemma3'",
+        "llama-3.1-8b": "transformers 4.36.2 refuses this llama config: `rope_scaling` must be",
+        "llama-3.1-70b": "transformers 4.36.2 refuses this llama config: `rope_scaling` must be",
+    }
+}
+
+
+def audited(tmp_path: Path, name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    status, out, err = run(
+        tmp_path / "tmp", "audit", str(CONFIGS / f"{name}.json"), "--format", "json", *arguments
+    )
+    assert status in (0, 1), err
+    assert err == ""
+    return status, json.loads(out)
+
+
+def deepspeed_config(tmp_path: Path, stage: int) -> str:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**ZERO, "zero_optimization": {"stage": stage}} if stage < 3 else ZERO))
+    return str(file)
+
+
+def by_path(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry["path"].partition(",")[0]: entry for entry in report["paths"]}
+
+
+def error_at(entry: dict[str, Any], position: int) -> float:
+    return float(next(row["phase_error_rad"] for row in entry["rows"] if row["position"] == position))
+
+
+def cast_error(theta: float, dim: int, dtype: torch.dtype, position: int) -> float:
+    """What a rounded inv_freq costs, from the formula alone."""
+    inv_freq = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    return float((inv_freq.float().to(dtype).double() - inv_freq).abs().max()) * position
+
+
+@pytest.mark.slow
+def test_mistral_under_zero3_is_told_where_it_loses_its_positions(tmp_path: Path) -> None:
+    config = deepspeed_config(tmp_path, 3)
+    status, report = audited(tmp_path, "mistral-7b", "--deepspeed", config, "--dtype", "bf16")
+    assert status == 1
+    assert not report["ok"]
+    assert report["guarded_ok"]
+    assert (report["zero_stage"], report["dtype"]) == (3, "bfloat16")
+    paths = by_path(report)
+    for path, where in ZERO3[RELEASE].items():
+        lost = {entry["where"] for entry in paths[path]["stock"]["lost"]}
+        assert lost - {"cache rebuild"} == where, path
+        assert paths[path]["stock"]["verdict"] == ("damaged" if where else "ok")
+    for entry in report["paths"]:
+        assert entry["guarded"]["verdict"] == "ok"
+        assert all(row["phase_error_rad"] < 2**-23 for row in entry["guarded"]["rows"])
+
+
+@pytest.mark.slow
+def test_neox_under_zero2_in_float16(tmp_path: Path) -> None:
+    config = deepspeed_config(tmp_path, 2)
+    status, report = audited(tmp_path, "gpt-neox-20b", "--deepspeed", config, "--dtype", "fp16")
+    assert status == 1
+    assert report["rope"] == "default RoPE, theta 10000, rotary_dim 24 of head_dim 96"
+    paths = [entry["path"] for entry in report["paths"]]
+    assert paths == ["from_pretrained, initialize", "from_pretrained, .to(float16)"]
+    lost = {entry["where"] for entry in report["paths"][0]["stock"]["lost"]}
+    assert bool(lost) == bool(ZERO2[RELEASE])
+    assert lost - {"cache rebuild", "module cast"} <= ZERO2[RELEASE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
+def test_published_configs_get_a_right_verdict(name: str, tmp_path: Path) -> None:
+    if name in MISSING.get(RELEASE, {}):
+        status, out, err = run(tmp_path / "tmp", "audit", str(CONFIGS / f"{name}.json"))
+        assert (status, out) == (2, "")
+        (line,) = err.strip().splitlines()
+        assert MISSING[RELEASE][name] in line
+        return
+    status, report = audited(tmp_path, name)
+    assert status == 1, "a cast to a 16-bit dtype damages every stock model"
+    loaded, cast = report["paths"]
+    assert (loaded["path"], cast["path"][:20]) == ("from_pretrained", "from_pretrained, .to")
+    assert {entry["where"] for entry in cast["stock"]["lost"]} <= {"module cast", "cache rebuild"}
+    assert cast["stock"]["verdict"] == "damaged"
+    assert cast["stock"]["first_bad_position"] is not None
+    if RELEASE != "4.36":
+        assert loaded["stock"]["verdict"] == "ok", loaded["stock"]["lost"]
+    default = {"mistral-7b": (1e4, 128), "gpt-neox-20b": (1e4, 24), "qwen2.5-7b-1m": (1e7, 128)}
+    if name in default and RELEASE != "4.36":
+        last = report["max_position_embeddings"] - 1
+        dtype = torch.float16 if name == "gpt-neox-20b" else torch.bfloat16
+        true = cast_error(*default[name], dtype, last)
+        assert error_at(cast["stock"], last) == pytest.approx(true, rel=0.01)
+        first = cast["stock"]["first_bad_position"]
+        before, after = (cast_error(*default[name], dtype, first + step) for step in (-1, 1))
+        assert before < 0.1 < after
+
+
+@pytest.mark.slow
+def test_the_guarded_verdict_the_plot_and_the_dump(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / "out.png", tmp_path / "tables.safetensors"]
+    arguments = ["--guard", "--max", "4096", "--plot", str(files[0]), "--dump", str(files[1])]
+    status, report = audited(tmp_path, "mistral-7b", *arguments)
+    assert status == 0, "the guarded model is judged"
+    assert not report["ok"]
+    assert max(row["position"] for row in report["paths"][0]["stock"]["rows"]) == 4095
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    from safe_rope._audit_tables import load
+
+    groups, environment = load(files[1])
+    assert environment["transformers"] == transformers.__version__
+    assert {group.rpartition(" ")[2] for group in groups} == {"(stock)", "(guarded)"}
+    for group, tables in groups.items():
+        (table,) = tables.values()
+        assert torch.equal(table["positions"], torch.arange(4096))
+        inv_freq = 1.0 / (10000.0 ** (torch.arange(0, 128, 2, dtype=torch.int64).float() / 128))
+        phases = table["positions"].double()[:, None] * inv_freq.double()
+        off = (table["cos"].double() - phases.cos()).abs().max()
+        assert (off < 2**-24) == group.endswith("(guarded)"), group
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.png", "tables.safetensors", "tmp"]
+
+
+def test_a_deepspeed_config_that_deepspeed_refuses(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "reduce_bucket_size": "many"}}))
+    config = str(CONFIGS / "mistral-7b.json")
+    status, out, err = run(tmp_path / "tmp", "audit", config, "--deepspeed", str(file))
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert "refuses this DeepSpeed config" in line
+    assert "reduce_bucket_size" in line
+
+
+def test_an_unknown_model_type_has_a_traceback_only_with_debug(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "bertha"}))
+    status, out, err = run(tmp_path / "tmp", "audit", str(tmp_path))
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert f"transformers {transformers.__version__} knows no model type 'bertha'" in line
+    status, _, err = run(tmp_path / "tmp", "audit", str(tmp_path), "--debug")
+    assert status == 2
+    assert "Traceback" in err
+    assert "_audit_skeleton.py" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
+def test_an_interrupted_audit_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    process = start(scratch, "audit", str(CONFIGS / "mistral-7b.json"))
+    try:
+        wait_for(lambda: list(scratch.glob("*/checkpoint/*")))  # it forks from here on
+        assert workers(scratch)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not workers(scratch))
+    wait_for(lambda: not list(scratch.iterdir()))
+    if number != signal.SIGKILL:
+        assert (process.returncode, out) == (2, "")
+        assert err.strip() == "error: interrupted"
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def workers(scratch: Path) -> list[int]:
+    """The processes that were started with a folder below ``scratch``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"_audit_worker" in command and os.fsencode(scratch) in command:
+                found.append(int(entry.name))
+    return found

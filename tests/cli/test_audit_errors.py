@@ -1,0 +1,106 @@
+"""`safe-rope audit`: a wrong call is one clear line and exit 2, before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import CONFIGS
+
+from safe_rope.cli.main import main
+
+LLAMA = str(CONFIGS / "llama-3.1-8b.json")
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", *arguments])
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "does not exist; expected a checkpoint folder or a config.json"),
+        ("{ not json", "is not JSON: Expecting property name"),
+        ("[1, 2]", "must hold a JSON object, got list"),
+        ("{}", "names no model_type"),
+        ('{"model_type": 3}', "names no model_type"),
+        ("[" * 100_000, "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+    ],
+)
+def test_a_config_that_is_none(
+    content: str | bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert said in fails(capsys, str(file))
+
+
+def test_a_folder_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "holds no config.json" in fails(capsys, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "does not exist; expected a DeepSpeed config"),
+        ("nonsense", "is not JSON"),
+        ({"zero_optimization": {"stage": 4}}, "stage must be 0, 1, 2 or 3, got 4"),
+        ({"zero_optimization": {"stage": "three"}}, "stage must be 0, 1, 2 or 3, got 'three'"),
+        ({"zero_optimization": 3}, "zero_optimization must be an object, got 3"),
+        ({"bf16": True}, "bf16 must be an object such as {'enabled': true}, got True"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled; keep one"),
+    ],
+)
+def test_a_deepspeed_config_that_is_none(
+    content: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ds.json"
+    if content is not None:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    assert said in fails(capsys, LLAMA, "--deepspeed", str(file))
+
+
+@pytest.mark.parametrize("option", ["--plot", "--dump"])
+def test_a_file_that_cannot_be_written(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "a folder that exists" in fails(capsys, LLAMA, option, str(tmp_path / "no" / "file"))
+    assert "a folder that exists" in fails(capsys, LLAMA, option, str(tmp_path))
+
+
+def test_a_plot_without_matplotlib_names_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as Python has it for a package that is not there
+    assert 'pip install "safe-rope[plot]"' in fails(capsys, LLAMA, "--plot", str(tmp_path / "out.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--positions", "1,x"], "expected integers such as 0,4095,100000"),
+        (["--positions", "-1"], "positions go from 0 to"),
+        (["--positions", "1", "--max", "5"], "--positions or --max, not both"),
+        (["--max", "0"], "0 is not in the range"),
+        (["--dtype", "int8"], "'int8' is not one of"),
+        (["--format", "xml"], "'xml' is not one of"),
+    ],
+)
+def test_options_that_make_no_sense(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", LLAMA, *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

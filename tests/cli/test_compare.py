@@ -1,0 +1,113 @@
+"""`safe-rope compare`: devices, dtypes, models and dumps, against differences that the formula gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import CONFIGS, run
+
+from safe_rope.cli.main import main
+
+MISTRAL, NEOX = str(CONFIGS / "mistral-7b.json"), str(CONFIGS / "gpt-neox-20b.json")
+
+
+def compared(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    status, out, err = run(tmp_path / "tmp", "compare", *arguments, "--format", "json", "--max", "2048")
+    assert status in (0, 1), err
+    return status, json.loads(out)
+
+
+def test_a_device_equals_itself_and_a_dtype_differs_by_its_rounding(tmp_path: Path) -> None:
+    status, same = compared(tmp_path, "cpu", "cpu")
+    assert status == 0
+    (module,) = same["modules"]
+    assert (module["max_ulp"], module["max_radians"], module["first_difference"]) == (0, 0, None)
+    assert module["positions"] == 2048
+
+    status, cast = compared(tmp_path, "float32", "bf16", "--model", MISTRAL)
+    assert status == 1
+    (module,) = cast["modules"]
+    inv_freq = 1.0 / 10000.0 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    slope = float((inv_freq.float().bfloat16().double() - inv_freq).abs().max())
+    assert module["first_difference"] in (0, 1)
+    if not cast_rounds_tables(module):
+        assert module["max_radians"] == pytest.approx(slope * 2047, rel=0.01)
+    assert module["first_beyond"] == 1
+
+
+def cast_rounds_tables(module: dict[str, Any]) -> bool:
+    """Before transformers 4.38 a cast reaches ready tables, whose rounding is all there is to see."""
+    return float(module["max_radians"]) < 0.01
+
+
+def test_a_tolerance_decides_over_the_status(tmp_path: Path) -> None:
+    assert compared(tmp_path, "float32", "bf16", "--tolerance", "7")[0] == 0
+    assert compared(tmp_path, "float32", "bf16", "--ulp", "1e9", "--tolerance", "7")[0] == 0
+    assert compared(tmp_path, "float32", "bf16", "--ulp", "0")[0] == 1
+
+
+def test_exact_tables_do_not_follow_a_cast(tmp_path: Path) -> None:
+    status, found = compared(tmp_path, "float32", "fp16", "--tables", "exact", "--ulp", "0")
+    assert status == 0
+    assert found["modules"][0]["max_ulp"] == 0
+
+
+def test_a_model_and_its_dump_agree_and_two_models_do_not(tmp_path: Path) -> None:
+    dump, altered = tmp_path / "tables.safetensors", tmp_path / "config.json"
+    arguments = ["--max", "2048", "--dump", str(dump), "--dtype", "fp32"]
+    assert run(tmp_path / "tmp", "audit", MISTRAL, *arguments)[0] == 0
+    status, found = compared(tmp_path, MISTRAL, str(dump))
+    assert status == 0
+    assert {module["max_ulp"] for module in found["modules"] if "stock" in module["name"]} == {0}
+    assert all(module["max_radians"] < 1e-4 for module in found["modules"])
+
+    altered.write_text(json.dumps(json.loads(Path(MISTRAL).read_text()) | {"rope_theta": 10001.0}))
+    status, found = compared(tmp_path, MISTRAL, str(altered))
+    assert status == 1
+    (module,) = found["modules"]
+    inv_freq = [theta ** -(torch.arange(0, 128, 2).double() / 128) for theta in (1e4, 1e4 + 1)]
+    off = float((inv_freq[0] - inv_freq[1]).abs().max()) * 2047
+    assert module["max_radians"] == pytest.approx(off, rel=0.01)
+    assert module["at"] > 2000, "up to FP32 noise, at the end"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cpu", "nowhere"], "'nowhere' is no device (cpu, cuda:0), no dtype"),
+        (["cpu", "no.safetensors"], "no.safetensors does not exist; expected a dump"),
+        (["cpu", "cpu", "--model", "no.json"], "no.json does not exist"),
+    ],
+)
+def test_sides_that_are_none(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *arguments])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        ([MISTRAL, NEOX], "rotary_dim 128 on one side, 24 on the other"),
+        (["cpu", "mps:7"], "the device mps:7 cannot be used here"),
+    ],
+)
+def test_sides_that_cannot_be_compared(sides: list[str], said: str, tmp_path: Path) -> None:
+    status, out, err = run(tmp_path / "tmp", "compare", *sides)
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert said in line
+
+
+def test_a_file_that_is_no_dump(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(b"nothing of the kind")
+    status, _, err = run(tmp_path / "tmp", "compare", "cpu", str(file))
+    assert status == 2
+    assert "cannot be read as safetensors" in err
