@@ -28,7 +28,7 @@ def start(scratch: Path, *arguments: str, path: str = "") -> subprocess.Popen[st
     return subprocess.Popen([*COMMAND, *arguments], env=seen, **pipes)
 
 
-def run(scratch: Path, *arguments: str, seconds: float = 120, path: str = "") -> tuple[int, str, str]:
+def run(scratch: Path, *arguments: str, seconds: float = 300, path: str = "") -> tuple[int, str, str]:
     """Return the exit status, stdout and stderr; nothing may be left in ``scratch``.
 
     ``path``: a folder that Python searches first.

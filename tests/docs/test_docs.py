@@ -27,7 +27,7 @@ LANGUAGES = ("python", *SHELL, "json", "toml", "yaml", *NOT_CODE)
 PROGRAMS = {"safe-rope": True, "python": True, "pip": False, "git": False, "tools/": False}
 # A finding is no failure of the page.
 MAY_FIND = ("scan", "audit", "compare")
-SECONDS = 150
+SECONDS = 400
 # What the blocks of a page take for granted.
 PRELUDES = {
     "audit.md": "import safe_rope\nfrom transformers import AutoModelForCausalLM\n"

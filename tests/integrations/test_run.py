@@ -27,7 +27,7 @@ def call(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

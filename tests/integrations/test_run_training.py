@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from running import HERE, SAFE_ROPE
 
-SECONDS = 200
+SECONDS = 400
 TRAIN = str(HERE / "train.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
@@ -111,7 +111,7 @@ def test_environment_alone_guards_and_the_report_tells_of_a_failure(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     asked = dict(line.split("=", 1) for line in printed.stdout.splitlines())

@@ -137,7 +137,7 @@ def test_a_compiled_distributed_model_is_audited() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(430)
 def test_each_of_two_ranks_audits_its_shards(tmp_path: Path) -> None:
     results = [tmp_path / f"{rank}.json" for rank in range(2)]
     world = {
@@ -156,7 +156,7 @@ def test_each_of_two_ranks_audits_its_shards(tmp_path: Path) -> None:
                 environment = os.environ | world | paths | ids
                 ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         for process in ranks:
-            process.wait(timeout=120)
+            process.wait(timeout=400)
     finally:
         for process in ranks:
             process.kill()

@@ -13,7 +13,7 @@ import pytest
 from conftest import free_port
 
 HERE = Path(__file__).parent
-SECONDS = 150
+SECONDS = 400
 
 
 @pytest.mark.slow

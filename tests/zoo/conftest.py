@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What the survey of each release has measured so far, one of each known shape first.
 ARCHITECTURES = {
     "5": "llama,gptj,m2m_100,swinv2,deepseek_v3,bros,qwen2_vl,qwen3_vl,gpt_oss,cohere,glm4,modernbert,phi3,"
-    "dinov3_vit,mixtral,qwen3_moe,inkling2,parakeet_ctc,nemotron3_diarization_audio,jina_embeddings_v3,"
+    "dinov3_vit,mixtral,qwen3_moe,parakeet_ctc,nemotron3_diarization_audio,jina_embeddings_v3,"
     "canary_decoder,doge,qwen3_5_moe_text,gpt_neox_japanese",
     "4.57": "colpali,glm,granitevision,kosmos-2,kyutai_speech_to_text,llava_next,mega,mistral,persimmon,"
     "qwen3_next,starcoder2",
