@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transformers
 import two_ranks
 
 # The bytes of DeepSpeed's default that are saved at ZeRO 2, and the share that stays FP32 at ZeRO 3.
-SAVED = {"llama": 0.25, "gpt2": 0.35, "mixtral eager": 0.40}
+# Before transformers 5 an expert is made of Linear layers, which DeepSpeed sends in low precision by default.
+RAW_EXPERTS = int(transformers.__version__.split(".")[0]) >= 5
+SAVED = {"llama": 0.25, "gpt2": 0.35, "mixtral eager": 0.40 if RAW_EXPERTS else 0.29}
 # The embedding and the norms of this Mixtral are 15.03 %.
 FP32_SHARE = {"gpt2": 0.34, "mixtral eager": 0.1503}
 STAGING = {"ZeRO 1": 4, "ZeRO 2": 4, "ZeRO 2, overlap": 8, "ZeRO 3": 4}  # bytes an element that was asked for
@@ -41,7 +44,8 @@ def test_zero_3_sends_little_in_fp32(model: str, ranks: list[Any]) -> None:
     one = ranks[0]["sent"][f"{model}, ZeRO 3"]
     shares = {who: sent["float32"] / sum(sent.values()) for who, sent in one.items()}
     assert shares["safe_rope"] <= FP32_SHARE[model], shares
-    assert shares["deepspeed"] > 2 * FP32_SHARE[model], shares
+    if RAW_EXPERTS or model != "mixtral eager":
+        assert shares["deepspeed"] > 2 * FP32_SHARE[model], shares
 
 
 @pytest.mark.parametrize("case", STAGING)
