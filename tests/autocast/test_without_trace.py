@@ -15,12 +15,6 @@ from safe_rope.autocast.explicit import check_safe_modules
 from safe_rope.errors import PrecisionWarning
 
 
-@pytest.fixture(autouse=True)
-def pytorchs_linear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZeRO 3 replaces the function for good, also for models outside, by one that adds the bias in FP32."""
-    monkeypatch.setattr(F, "linear", torch._C._nn.linear)
-
-
 class Plain(nn.Linear):
     """A subclass with its base's forward."""
 
