@@ -15,45 +15,10 @@ from typing import Any
 import mpmath
 import pytest
 import torch
+from stock_frequencies import LLAMA3, NESTED, YARN, assert_same_bits, longrope
 
 from safe_rope.errors import ConfigError
 from safe_rope.frequencies import ROPE_TYPES, RopeSpec
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 2048,
-}
-NESTED = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 8.0,
-        "original_max_position_embeddings": 512,
-        "truncate": False,  # transformers 5 reads it beside the layer types only
-    },
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-}
-
-
-def longrope(dim: int, **options: Any) -> dict[str, Any]:
-    count = dim // 2
-    return {
-        "rope_type": "longrope",
-        "short_factor": [1.0 + 0.013 * i for i in range(count)],
-        "long_factor": [1.08 + 63.7 * i / count for i in range(count)],
-        **options,
-    }
-
-
-def assert_same_bits(got: torch.Tensor, expected: torch.Tensor) -> None:
-    assert got.dtype == expected.dtype == torch.float32
-    assert got.device.type == "cpu"
-    assert torch.equal(got, expected), (got - expected).abs().max()
-
 
 # ---- nothing outside takes part -------------------------------------------------------------------------
 
