@@ -120,8 +120,13 @@ def _in_a_fork(job: Job, material: Any, which: tuple[int, str, str], folder: Pat
     pid = os.fork()
     if pid == 0:
         try:
+            import torch
+
             from safe_rope._audit_measure import measure_path
 
+            # PyTorch makes its thread pool anew on the first use after a fork; two threads that come to it at
+            # once fail with "Invalid thread pool!". transformers 5 loads a checkpoint in several threads.
+            torch.set_num_threads(1)
             measured = measure_path(job, material, index, kind, folder)
         except BaseException as error:
             said = str(error) if isinstance(error, SafeRopeError) else f"{type(error).__name__}: {error}"

@@ -157,7 +157,9 @@ def _child(work: Any, writer: int) -> None:
             probe.bind(("127.0.0.1", 0))
             os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
         import deepspeed
+        import torch
 
+        torch.set_num_threads(1)  # made anew after a fork: a race, once there are threads
         deepspeed.init_distributed("gloo", verbose=False)
         try:
             row = work()
