@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import transformers
 from _bench_rope import Row
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +25,7 @@ import safe_rope
 
 TARGET = 1.02
 ROUNDS = 15
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "24 layers, 373 million parameters": {"hidden_size": 1024, "intermediate_size": 2816},
     "24 layers, 76 million parameters": {"hidden_size": 384, "intermediate_size": 1056},
 }
@@ -42,7 +41,9 @@ def measure(device: str) -> list[Row]:
             num_hidden_layers=24, num_attention_heads=16, num_key_value_heads=16, vocab_size=32_000, **shape
         )
         with tempfile.TemporaryDirectory() as folder:
-            LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+            model: Any = LlamaForCausalLM(config)
+            model.to(torch.bfloat16).save_pretrained(folder)
+            del model
             stock, guarded, again = _take_turns(
                 folder, [contextlib.nullcontext, safe_rope.guard, contextlib.nullcontext]
             )
@@ -77,7 +78,7 @@ def _first_load(folder: str, context: Callable[[], AbstractContextManager[Any]])
     if child == 0:
         try:
             torch.set_num_threads(1)  # made anew after a fork: a race, once there are threads
-            transformers.utils.logging.disable_progress_bar()
+            os.environ["TQDM_DISABLE"] = "1"
             start = time.perf_counter()
             with context():
                 LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.bfloat16)
