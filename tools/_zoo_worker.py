@@ -188,7 +188,7 @@ class _Runner:
         finally:
             _clean_up()
         actual = stored(model)
-        actual.update({path: table.values for path, table in forward_tables(model).items()})
+        actual.update({path: table.values for path, table in forward_tables(model, every_form=True).items()})
         return {"damaged": damage(self.tables, actual)}
 
     def _zero_init(self) -> Any:
