@@ -107,8 +107,8 @@ the stock computation, on tables that stay as the stock constructor makes them i
 This page is what `tools/zoo_survey --summary --markdown` makes of the files in [docs/data](data), one line of
 JSON for each config class. `tools/zoo_survey --output FILE` makes such a file for the installed release; it
 can be interrupted, and takes about a second of one core for each class. CI runs the same code on a fixed
-choice of them, which `tests/zoo/conftest.py` lists: 40 and every one with a patch of its own on the
-newest release and fewer on the older ones, through the same code."""
+choice, which `tests/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on the
+older ones."""
 
 _ASIDE = """\
 A scenario counts where it runs without the guard: some architectures cannot be built under a direct zero.Init
