@@ -13,7 +13,9 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +23,21 @@ import torch
 from torch import nn
 
 from safe_rope import _shadow
+from safe_rope._applied import run_in_fp32, tables_marked
 from safe_rope._provenance import Origin, Provenance
+from safe_rope.registry import RopePatch
+from safe_rope.rotation import CosSin
 
 logger = logging.getLogger(__name__)
 
 _LOW = (torch.bfloat16, torch.float16)
+_values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def shared(values: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that stands for all pins with these values: layers often have the same table each."""
+    digest = hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).digest()
+    return _values.setdefault((tuple(values.shape), values.dtype, digest), values)
 
 
 @dataclasses.dataclass
@@ -45,13 +57,20 @@ class Pin:
 class PinnedState:
     """What a pinned module knows; it is kept by the module and copied with it."""
 
-    def __init__(self, module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        tables: dict[str, tuple[torch.Tensor, bool]],
+        patch: RopePatch | None = None,
+    ) -> None:
+        self.patch = patch  # how cos and sin are applied in FP32, where they are
         self.pins = {
             name: Pin(values, finished, _dtype_of(module, name, values))
             for name, (values, finished) in tables.items()
         }
         self._placed: dict[str, tuple[torch.Tensor, int, int]] = {}
         self._rounded: dict[str, torch.Tensor] = {}
+        self._marked: dict[str, CosSin] = {}
         self.lowered: tuple[torch.dtype | None, ...] | None = None
 
     # ------------------------------------------------------------------ the tables
@@ -69,6 +88,8 @@ class PinnedState:
                 value = pin.values.to(target, copy=True)
             _set(module, name, value)
             self._placed[name] = (value, value._version, _address(value))
+            if self.patch is not None and self.patch.source == "tables" and value.dtype == torch.float32:
+                self._marked[name] = CosSin(value)
 
     def _is_untouched(self, name: str, current: Any) -> bool:
         known = self._placed.get(name)
@@ -151,7 +172,12 @@ class PinnedState:
         """Run the stock ``forward`` on the true tables, with the dtypes that the stock model has."""
         if not torch.compiler.is_compiling():
             self.restore(module)
-        if not any(pin.is_low for pin in self.pins.values()):
+        if self.patch is not None and self.patch.source in ("results", "states"):
+            result = run_in_fp32(module, forward, args, kwargs, rotates=self.patch.source == "states")
+        elif self._marked:
+            with tables_marked(module, self._marked):
+                result = forward(module, *args, **kwargs)
+        elif not any(pin.is_low for pin in self.pins.values()):
             result = forward(module, *args, **kwargs)
         else:
             with self.tables_for_use(module):
@@ -211,11 +237,11 @@ class PinnedState:
     def __deepcopy__(self, memo: dict[int, Any]) -> PinnedState:
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
-        duplicate._placed, duplicate._rounded = {}, {}
+        duplicate._placed, duplicate._rounded, duplicate._marked = {}, {}, {}
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": {}, "_rounded": {}}
+        return {**self.__dict__, "_placed": {}, "_rounded": {}, "_marked": {}}
 
 
 def sent_by(fn: Callable[[torch.Tensor], torch.Tensor], witness: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from safe_rope._generic import generic_state
+from safe_rope._applied import applied_by
+from safe_rope._generic import generic_state, patch_for
+from safe_rope._pinned import shared
 from safe_rope._rebuild import Arguments, Rebuilt, infer_arguments, may_hold_positions, rebuild
 from safe_rope._rotary_state import RotaryState
 from safe_rope.frequencies import Bits
@@ -116,7 +118,7 @@ class Protection(NamedTuple):
         if self.state is not None and self.patch is not None:
             protect_module(self.module, self.patch, self.state)
         elif self.pins:
-            pin_module(self.module, self.pins)
+            pin_module(self.module, self.pins, self.patch)
 
 
 class Unprotectable(NamedTuple):
@@ -153,24 +155,32 @@ def prepare(
 
     """
     patch = find(module)
-    if patch is not None:
+    if patch is not None and patch.source == "spec":
         rebuilt = reference.module if reference is not None else None
         state = plan(module, patch, reference=rebuilt, **options._asdict())
         return Protection(module, patch=patch, state=state)
     if reference is None:
-        if is_position_module(module):
+        if patch is not None or is_position_module(module):
             return Unprotectable(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
-    generic = generic_state(module, reference.module, namespaces, **options._asdict())
-    if generic is not None:
-        return Protection(module, patch=generic.patch, state=generic)
+    if patch is None:
+        generic = generic_state(module, reference.module, namespaces, **options._asdict())
+        if generic is not None:
+            return Protection(module, patch=generic.patch, state=generic)
+        patch = applied_by(reference.module, patch_for(stock_class(module), namespaces))
+    if options.apply == "stock":
+        patch = None
+    return _pins(module, reference, patch)
+
+
+def _pins(module: nn.Module, reference: Reference, patch: RopePatch | None) -> Protection | None:
     pins = {}
     for name, (values, finished) in reference.rebuilt.tables(reference.path).items():
         current = module._buffers.get(name, module.__dict__.get(name))
         if isinstance(current, torch.Tensor) and current.shape == values.shape:
-            pins[name] = (values, finished)
+            pins[name] = (shared(values), finished)
         else:
             logger.info("%s.%s is not what its constructor makes; left alone", type(module).__name__, name)
-    return Protection(module, pins=pins) if pins else None
+    return Protection(module, patch=patch, pins=pins) if pins else None

@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from safe_rope.errors import ConfigError, PrecisionWarning
 
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "safe_rope.patches"
 
 Layout = Literal["half", "interleaved"]
+Source = Literal["spec", "results", "tables", "states"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,16 @@ class RopePatch:
     Args:
         family: the family's name, unique among all patches, e.g. ``"llama"``.
         modules: importable names of the Python modules that define the classes and functions below.
-        rotary_classes: names of the `torch.nn.Module` classes whose ``forward`` returns ``(cos, sin)``.
+        rotary_classes: names of the `torch.nn.Module` classes that ``source`` is about.
         layout: ``"half"`` pairs element i with i + rotary_dim / 2 (GPT-NeoX, Llama);
             ``"interleaved"`` pairs element 2i with 2i + 1 (GPT-J, the original paper).
-        applications: names of the functions in ``modules`` that rotate q and k with cos and sin.
+        applications: names of the functions in ``modules`` that rotate q and k with cos and sin, or
+            ``"Class.method"``.
+        source: where they get FP32 cos and sin from. ``"spec"``: the forward of the rotary classes returns
+            them, and is replaced by one that looks them up in a table made for the `RopeSpec`.
+            ``"results"``: their own forward computes them, in FP32 on frequencies that are kept right, and
+            returns nothing else. ``"tables"``: they hold them in buffers or attributes, which are kept right.
+            ``"states"``: their own forward takes q and k and returns them rotated; it runs in FP32.
         read_spec: ``(module, layer_type) -> RopeSpec`` where the usual attributes do not say it.
     """
 
@@ -53,6 +60,7 @@ class RopePatch:
     layout: Layout = "half"
     applications: tuple[str, ...] = ("apply_rotary_pos_emb",)
     read_spec: Callable[[nn.Module, str | None], RopeSpec] | None = None
+    source: Source = "spec"
 
     def __post_init__(self) -> None:
         if not self.family or not self.modules or not self.rotary_classes:
@@ -68,6 +76,8 @@ class RopePatch:
                 )
         if self.layout not in ("half", "interleaved"):
             raise ConfigError(f'RopePatch.layout must be "half" or "interleaved", got {self.layout!r}')
+        if self.source not in get_args(Source):
+            raise ConfigError(f"RopePatch.source must be one of {get_args(Source)}, got {self.source!r}")
 
     def covers(self, cls: type) -> bool:
         """Whether ``cls`` is one of this patch's rotary classes (its own name, not a base's)."""

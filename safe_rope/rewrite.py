@@ -99,19 +99,23 @@ def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> N
     state.restore(module)
 
 
-def pin_module(module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) -> None:
+def pin_module(
+    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], patch: RopePatch | None = None
+) -> None:
     """Keep the named ``tables`` of ``module`` for the rest of its life.
 
     Args:
         module: any module; its class becomes a subclass of the stock class with the same name.
         tables: for each buffer or attribute its true values, on CPU, and whether they are ready for use
             (`safe_rope._provenance.Origin.FINISHED`).
+        patch: how the cos and sin that the module returns or holds are applied in FP32; None where they are
+            applied as the stock model does it.
 
     Raises:
         UnsupportedModelError: the class cannot be derived from.
 
     """
-    state = PinnedState(module, tables)
+    state = PinnedState(module, tables, patch)
     try:
         _take_over(module, PinnedPositions, state)
     except TypeError as error:
@@ -119,6 +123,8 @@ def pin_module(module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) 
         raise UnsupportedModelError(
             f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
         ) from error
+    if patch is not None:
+        application.acquire(module, patch)
     state.restore(module)
 
 
@@ -229,7 +235,7 @@ class ProtectedModule:
         device = attributes.pop(f"{_STATE}_device").device
         super().__setstate__(attributes)  # type: ignore[misc]
         state = state_of(self)  # type: ignore[arg-type]
-        if isinstance(self, ProtectedRotary) and state.patch is not None:
+        if state.patch is not None:
             application.acquire(self, state.patch)
         state.restore(self, device)  # type: ignore[arg-type]
 
