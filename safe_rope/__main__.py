@@ -1,4 +1,7 @@
-"""``python -m safe_rope [--strict] [--tables T] [--report FILE] train.py ...``: guard a script as it is."""
+"""``python -m safe_rope [--strict] [--tables T] [--report FILE] train.py ...``: guard a script as it is.
+
+``python -m safe_rope scan ...`` and the other commands' names do what ``safe-rope scan ...`` does.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import sys
 
 import click
 
-from safe_rope.cli.main import main
+from safe_rope.cli.main import COMMANDS, main
 from safe_rope.cli.run import check_interpreter, python_command
 
 if __name__ == "__main__":
+    # A script has a suffix or a folder; one that is called like a command is still reachable as ./scan.
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        main(sys.argv[1:])
     try:
         check_interpreter(sys.flags)
     except click.ClickException as error:

@@ -29,28 +29,34 @@ def read(path: str) -> bytes:
     """
     try:
         # A pipe without a writer would block for ever, so that the kind is asked before it is opened.
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
             raise UnreadableError("not a regular file")
         with open(path, "rb", buffering=0) as file:
-            return limited(file, MAX_NOTEBOOK_BYTES if path.endswith(".ipynb") else MAX_BYTES)
+            return limited(file, MAX_NOTEBOOK_BYTES if path.endswith(".ipynb") else MAX_BYTES, found.st_size)
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from error
 
 
-def limited(file: BinaryIO | io.RawIOBase, limit: int = MAX_BYTES) -> bytes:
+def limited(file: BinaryIO | io.RawIOBase, limit: int = MAX_BYTES, expected: int = 1 << 20) -> bytes:
     """Return all bytes of an open file.
 
+    Args:
+        file: open for reading, from its position on.
+        limit: bytes.
+        expected: the file's size in bytes as far as it is known; a larger buffer costs its page faults.
     Raises:
         UnreadableError: there are more than the limit.
     """
     pieces: list[bytes] = []
-    size = 0
-    while piece := file.read(min(1 << 20, limit + 1 - size)):
+    size, ask = 0, max(expected, 1)
+    while piece := file.read(min(ask, limit + 1 - size)):
         pieces.append(piece)
         size += len(piece)
+        ask = 1 << 16 if size >= expected else expected - size
         if size > limit:
             raise UnreadableError(f"larger than {limit:,} bytes, not scanned")
-    return b"".join(pieces)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def text(source: bytes) -> str:

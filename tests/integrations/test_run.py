@@ -70,6 +70,14 @@ def test_python_m_safe_rope_runs_a_script_and_a_module_as_python_does(
     assert done.stdout.split("\n")[0] == f"['{file}', 'a'] {tmp_path} __main__ False exact"
 
 
+def test_python_m_safe_rope_knows_the_commands(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = call(PYTHON, "-m", "safe_rope", "rule", "SR001", env=environment, cwd=tmp_path)
+    assert done.stdout.startswith("SR001 ")
+    (tmp_path / "scan").write_text("print('the script')")
+    done = call(PYTHON, "-m", "safe_rope", "./scan", env=environment, cwd=tmp_path)
+    assert done.stdout == "the script\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_reaches_the_command_itself(
     number: signal.Signals, tmp_path: Path, environment: dict[str, str]

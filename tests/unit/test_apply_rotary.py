@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rotary_cases import cases
 from rotary_reference import TRUE_INV_FREQ, rms, rotate, true_tables
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -88,6 +89,19 @@ def test_blocks_of_every_shape_fit_together() -> None:
                 (got, _) = apply_rotary(memory, x[:, :1], cos, sin)
                 assert torch.equal(got, rotate(x, cos.unsqueeze(1), sin.unsqueeze(1)).bfloat16())
                 assert got.stride() == torch.empty_like(memory).stride()
+                apply_rotary(again := memory.clone(), x[:, :1].clone(), cos, sin, inplace=True)
+                assert torch.equal(again, got)
+
+
+@pytest.mark.parametrize("limit", [1 << 5, 1 << 7])
+def test_blocks_have_the_bits_of_the_whole(monkeypatch: Any, limit: int) -> None:
+    def at_once(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
+        _eager._rotate_at_once(out, x.float(), cos, sin, conjugate)
+
+    monkeypatch.setattr(_eager, "_SMALL", 0)
+    monkeypatch.setattr(_eager, "_CPU_BLOCK", limit)
+    for case in cases((torch.bfloat16, torch.float32)):
+        assert torch.equal(case.result(_eager.rotate_planes), case.result(at_once)), case
 
 
 class _Largest(TorchDispatchMode):
