@@ -119,6 +119,17 @@ class PinnedState:
             module._buffers.update(aside)
         self.restore(module, device)
 
+    def follow(self, module: nn.Module) -> None:
+        """Put the tables back where the module's own ``_apply`` has moved or cast them; note the dtypes."""
+        device = None
+        for name, pin in self.pins.items():
+            buffer = module._buffers.get(name)
+            if buffer is not None:
+                device = buffer.device
+                if not pin.values.is_complex():
+                    pin.nominal = buffer.dtype
+        self.restore(module, device)
+
     def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
         """After a load: keep the rebuilt values, unless a checkpoint brought others in full precision."""
         for name, pin in self.pins.items():
@@ -172,8 +183,10 @@ class PinnedState:
         """Run the stock ``forward`` on the true tables, with the dtypes that the stock model has."""
         if not torch.compiler.is_compiling():
             self.restore(module)
-        if self.patch is not None and self.patch.source in ("results", "states"):
-            result = run_in_fp32(module, forward, args, kwargs, rotates=self.patch.source == "states")
+        if self.patch is not None and self.patch.source == "results":
+            result = run_in_fp32(module, forward, args, kwargs, rotates=False)
+        elif self.rotates("forward"):
+            result = run_in_fp32(module, forward, args, kwargs, rotates=True)
         elif self._marked:
             with tables_marked(module, self._marked):
                 result = forward(module, *args, **kwargs)
@@ -188,6 +201,11 @@ class PinnedState:
         if not torch.compiler.is_compiling():
             self.adopt_growth(module)
         return result
+
+    def rotates(self, method: str) -> bool:
+        """Whether ``method`` of the module takes q and k and is to return them rotated in FP32."""
+        patch = self.patch
+        return patch is not None and patch.source == "states" and method in patch.applications
 
     def _run_frequencies(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.lowered is None and not torch.compiler.is_compiling():
@@ -263,6 +281,22 @@ def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
         return self._safe_rope.run(self, inner, args, kwargs)
 
     return forward
+
+
+def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a pinned ``stock``, which rotates in FP32 where a patch says so."""
+    inner = getattr(stock, name)
+
+    @functools.wraps(inner)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self._safe_rope
+        if not state.rotates(name):
+            return inner(self, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            state.restore(self)
+        return run_in_fp32(self, inner, args, kwargs, rotates=True)
+
+    return method
 
 
 def _lowered_dtype(leaf: Any, provenance: Provenance) -> torch.dtype | None:

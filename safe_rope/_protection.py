@@ -118,6 +118,8 @@ class Protection(NamedTuple):
         if self.state is not None and self.patch is not None:
             protect_module(self.module, self.patch, self.state)
         elif self.pins:
+            if self.patch is not None and self.patch.adjust is not None:
+                self.patch.adjust(self.module)
             pin_module(self.module, self.pins, self.patch)
 
 
@@ -169,18 +171,27 @@ def prepare(
         generic = generic_state(module, reference.module, namespaces, **options._asdict())
         if generic is not None:
             return Protection(module, patch=generic.patch, state=generic)
-        patch = applied_by(reference.module, patch_for(stock_class(module), namespaces))
+    if patch is not None and patch.adjust is not None:
+        patch.adjust(reference.module)
+    pins = _pins(module, reference)
+    if not pins:
+        return None
     if options.apply == "stock":
         patch = None
-    return _pins(module, reference, patch)
+    elif patch is None:
+        patch = applied_by(reference.module, patch_for(stock_class(module), namespaces))
+    return Protection(module, patch=patch, pins=pins)
 
 
-def _pins(module: nn.Module, reference: Reference, patch: RopePatch | None) -> Protection | None:
+def _pins(module: nn.Module, reference: Reference) -> dict[str, tuple[torch.Tensor, bool]]:
     pins = {}
     for name, (values, finished) in reference.rebuilt.tables(reference.path).items():
         current = module._buffers.get(name, module.__dict__.get(name))
-        if isinstance(current, torch.Tensor) and current.shape == values.shape:
+        # A patch may make a buffer of a parameter, and zero.Init leaves no shape of that.
+        if name in module._parameters or (
+            isinstance(current, torch.Tensor) and current.shape == values.shape
+        ):
             pins[name] = (shared(values), finished)
         else:
             logger.info("%s.%s is not what its constructor makes; left alone", type(module).__name__, name)
-    return Protection(module, patch=patch, pins=pins) if pins else None
+    return pins

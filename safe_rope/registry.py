@@ -51,7 +51,10 @@ class RopePatch:
             them, and is replaced by one that looks them up in a table made for the `RopeSpec`.
             ``"results"``: their own forward computes them, in FP32 on frequencies that are kept right, and
             returns nothing else. ``"tables"``: they hold them in buffers or attributes, which are kept right.
-            ``"states"``: their own forward takes q and k and returns them rotated; it runs in FP32.
+            ``"states"``: they have methods that take q and k and return them rotated, which ``applications``
+            names (``"forward"``, for one); those run in FP32.
+        adjust: what is to be changed in a module, once, before its tables are kept: a cache in the model's
+            dtype that has to be switched off, a table that is a parameter. Not for ``"spec"``.
         read_spec: ``(module, layer_type) -> RopeSpec`` where the usual attributes do not say it.
     """
 
@@ -62,6 +65,7 @@ class RopePatch:
     applications: tuple[str, ...] = ("apply_rotary_pos_emb",)
     read_spec: Callable[[nn.Module, str | None], RopeSpec] | None = None
     source: Source = "spec"
+    adjust: Callable[[nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.family or not self.modules or not self.rotary_classes:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from safe_rope import application
-from safe_rope._pinned import PinnedState, pinned_forward
+from safe_rope._pinned import PinnedState, pinned_forward, rotating_method
 from safe_rope._rotary_state import RotaryState
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
@@ -123,7 +123,9 @@ def pin_module(
         raise UnsupportedModelError(
             f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
         ) from error
-    if patch is not None:
+    if patch is not None and patch.source == "states":
+        _add_methods(type(module), patch)
+    elif patch is not None:
         application.acquire(module, patch)
     state.restore(module)
 
@@ -154,6 +156,13 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
         metaclass: Any = type(stock)
         protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
     return protected
+
+
+def _add_methods(cls: Any, patch: RopePatch) -> None:
+    """Give a pinned class the methods that rotate in FP32, besides forward."""
+    for name in patch.applications:
+        if name != "forward" and name not in vars(cls) and hasattr(cls._safe_rope_stock, name):
+            setattr(cls, name, rotating_method(cls._safe_rope_stock, name))
 
 
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
@@ -216,8 +225,12 @@ class ProtectedModule:
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
         state = state_of(self)  # type: ignore[arg-type]
+        if self._safe_rope_stock._apply is not nn.Module._apply:
+            # An _apply of the class's own may look at the tables, as timm's does to make them anew.
+            result = super()._apply(fn)  # type: ignore[misc]
+            state.follow(self)  # type: ignore[arg-type]
+            return result
         with state.buffers_aside(self, fn):  # type: ignore[arg-type]
-            # Some classes override _apply without ``recurse``.
             return super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -235,7 +248,9 @@ class ProtectedModule:
         device = attributes.pop(f"{_STATE}_device").device
         super().__setstate__(attributes)  # type: ignore[misc]
         state = state_of(self)  # type: ignore[arg-type]
-        if state.patch is not None:
+        if state.patch is not None and state.patch.source == "states":
+            _add_methods(type(self), state.patch)
+        elif state.patch is not None:
             application.acquire(self, state.patch)
         state.restore(self, device)  # type: ignore[arg-type]
 

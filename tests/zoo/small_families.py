@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
 TEXT = {
     "vocab_size": 97,
@@ -214,3 +215,13 @@ def build(case: Case) -> Any:
     cls = getattr(transformers, name)
     torch.manual_seed(0)
     return cls(cls.config_class(**options)).eval()
+
+
+def stored(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every floating buffer and plain attribute of ``model`` that is more than one number."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in (*module._buffers.items(), *vars(module).items()):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1:
+                found[f"{path}.{name}"] = value
+    return found
