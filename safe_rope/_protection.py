@@ -117,7 +117,7 @@ class Protection(NamedTuple):
         """Protect the module."""
         if self.state is not None and self.patch is not None:
             protect_module(self.module, self.patch, self.state)
-        elif self.pins:
+        elif self.pins is not None:
             if self.patch is not None and self.patch.adjust is not None:
                 self.patch.adjust(self.module)
             pin_module(self.module, self.pins, self.patch)
@@ -174,7 +174,7 @@ def prepare(
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     pins = _pins(module, reference)
-    if not pins:
+    if not pins and (patch is None or patch.source != "states"):
         return None
     if options.apply == "stock":
         patch = None

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 _ROTATES = re.compile(r"apply_.*rot|apply_multidimensional_rope")
-_TABLE = re.compile(r"^self$|^(cos|sin)|freqs_ci|^relative_position_embeddings$|ids$|_dim$|mrope_section")
+_TABLE = re.compile(
+    r"^self$|^(cos|sin)|freqs_ci|^relative_position_embeddings$|ids$|^pos$|_dim$|mrope_section"
+)
 
 
 class Call(NamedTuple):
@@ -69,22 +71,18 @@ class Recorder:
 
 
 def _applications(model: nn.Module) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    names = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
-    for space in [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]:
-        for name, value in list(vars(space).items()):
-            if inspect.isfunction(value) and _ROTATES.search(name):
-                yield space, name, value
-            if inspect.isclass(value) and value.__module__ == space.__name__:
-                yield from _methods(value)
-    for cls in {type(module) for module in model.modules()}:
-        if _takes_q_and_k(cls.forward):
-            yield cls, "forward", cls.forward
-
-
-def _methods(cls: type) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method) and _ROTATES.search(name):
-            yield cls, name, method
+    classes = {cls for module in model.modules() for cls in type(module).__mro__}
+    classes = {cls for cls in classes if cls.__module__.startswith("transformers.models.")}
+    for name in sorted({cls.__module__ for cls in classes}):
+        space = sys.modules[name]
+        yield from (
+            (space, n, f) for n, f in vars(space).items() if inspect.isfunction(f) and _ROTATES.search(n)
+        )
+    for cls in classes:
+        for name, method in vars(cls).items():
+            rotates = _ROTATES.search(name) or (name == "forward" and _takes_q_and_k(method))
+            if inspect.isfunction(method) and rotates:
+                yield cls, name, method
 
 
 def _takes_q_and_k(method: Callable[..., Any]) -> bool:

@@ -43,6 +43,11 @@ def several_axes(config: Any) -> dict[str, Any]:
     return {"input_ids": IDS, "position_ids": positions[:, None].expand(3, 2, 20)}
 
 
+def video(config: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {"pixel_values_videos": torch.rand(1, 4, 3, 64, 64, generator=generator)}
+
+
 def sound(config: Any) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     return {"input_values": torch.rand(2, 400, generator=generator)}
@@ -184,6 +189,20 @@ FAMILIES: dict[str, Case] = {
             "image_size": 64,
         },
         image,
+    ),
+    "vjepa2": (
+        "VJEPA2Model",
+        {
+            "hidden_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "pred_hidden_size": 48,
+            "pred_num_attention_heads": 2,
+            "pred_num_hidden_layers": 1,
+            "crop_size": 64,
+            "frames_per_clip": 4,
+        },
+        video,
     ),
     "wav2vec2_conformer": (
         "Wav2Vec2ConformerModel",

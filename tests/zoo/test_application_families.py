@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -40,3 +42,39 @@ def test_a_family_is_rotated_in_fp32_and_rounded_once(family: str) -> None:
         assert all(map(torch.equal, one.results, other.results)), "FP32 models keep their bits"
     measured = errors(clean.calls, run(guarded.to(torch.bfloat16), lowered(inputs)).calls)
     assert max(measured.values()) <= HALF, measured
+
+
+@pytest.mark.parametrize("family", ["gptj", "dinov3"])
+def test_a_model_that_exists_is_protected_in_full_and_so_are_its_copies(family: str) -> None:
+    if family not in present(FAMILIES):
+        pytest.skip("this release does not have it")
+    case = FAMILIES[family]
+    model = build(case)
+    inputs = case[2](model.config)
+    clean = run(model, inputs)
+    damaged = build(case).to(torch.bfloat16)
+    report = safe_rope.protect(damaged, tables="fp32")
+    assert not report.unprotected
+    assert report.protected
+    for copied in (damaged, copy.deepcopy(damaged), pickle.loads(pickle.dumps(damaged))):
+        measured = errors(clean.calls, run(copied, lowered(inputs)).calls)
+        assert max(measured.values()) <= HALF, measured
+
+
+def test_the_authors_way_is_kept_where_it_is_asked_for() -> None:
+    case = FAMILIES["gptj"]
+    stock, inputs = build(case).to(torch.bfloat16), case[2](None)
+    with safe_rope.guard(tables="fp32", apply="stock"):
+        guarded = build(case).to(torch.bfloat16)
+    pairs = zip(run(stock, inputs).calls, run(guarded, inputs).calls, strict=True)
+    assert all(
+        torch.equal(a, b) for one, other in pairs for a, b in zip(one.results, other.results, strict=True)
+    )
+
+
+def test_layers_with_the_same_table_share_one_on_the_cpu() -> None:
+    with safe_rope.guard():
+        model = build(FAMILIES["gptj"])
+    first, second = (layer.attn._safe_rope.pins["embed_positions"].values for layer in model.h)
+    assert first is second
+    assert model.h[0].attn.embed_positions is not model.h[1].attn.embed_positions
