@@ -148,9 +148,11 @@ def test_q_is_rotated_in_fp32_and_rounded_once(library: str, how: str) -> None:
     with safe_rope.guard() if how == "guard" else contextlib.nullcontext():
         model = LIBRARIES[library]()
     if how == "protect":
-        report = safe_rope.protect(model)
-        if report.unprotected:
-            pytest.skip("the module does not say what it was built with; the guard has to be open")
+        if library == "rotary-embedding-torch":  # it does not say what it was built with
+            with pytest.warns(safe_rope.PrecisionWarning, match="arguments are not known"):
+                safe_rope.protect(model)
+            return
+        assert not safe_rope.protect(model).unprotected
     model = model.to(torch.bfloat16)
     for _ in range(2):  # the second time a cache would be read
         assert torch.equal(model(q), expected.to(torch.bfloat16))
