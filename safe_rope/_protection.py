@@ -128,7 +128,7 @@ class Unprotectable(NamedTuple):
 
 def concerns(module: nn.Module) -> bool:
     """Whether ``module`` may hold positions and nothing has been done for it yet."""
-    if is_protected(module) or is_pinned(module):
+    if type(module).__module__.startswith("torch.") or is_protected(module) or is_pinned(module):
         return False
     return find(module) is not None or may_hold_positions(module)
 

@@ -126,8 +126,6 @@ class Constructions:
 
 
 def _arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None:
-    if type(module).__module__.startswith("torch.nn.modules"):
-        return None
     outermost = None
     # The chain of constructors of this object: its own, its bases', and wrappers around each.
     while frame is not None and _first_argument(frame) is module:

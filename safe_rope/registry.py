@@ -15,6 +15,7 @@ import importlib.metadata
 import logging
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,6 +79,7 @@ class _Registry:
     def __init__(self) -> None:
         self._patches: dict[str, RopePatch] = {}
         self._by_class: dict[tuple[str, str], RopePatch] = {}
+        self._by_type: weakref.WeakKeyDictionary[type, list[RopePatch]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._discovered = False
 
@@ -108,6 +110,7 @@ class _Registry:
                 )
         self._patches[patch.family] = patch
         self._by_class.update(dict.fromkeys(keys, patch))
+        self._by_type.clear()
 
     def discover(self) -> None:
         with self._lock:
@@ -131,11 +134,11 @@ class _Registry:
 
     def find_class(self, cls: type) -> RopePatch | None:
         self.discover()
-        for base in cls.__mro__:
-            patch = self._by_class.get((base.__module__, base.__name__))
-            if patch is not None:
-                return patch
-        return None
+        known = self._by_type.get(cls)
+        if known is None:
+            keys = ((base.__module__, base.__name__) for base in cls.__mro__)
+            known = self._by_type[cls] = [self._by_class[key] for key in keys if key in self._by_class][:1]
+        return known[0] if known else None
 
     def all(self) -> tuple[RopePatch, ...]:
         self.discover()

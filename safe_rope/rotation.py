@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -243,6 +244,9 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     return application
 
 
+_bodies: weakref.WeakKeyDictionary[Callable[..., Any], Body | None] = weakref.WeakKeyDictionary()
+
+
 class _Recognised:
     """What is known of a function; it is tried when first there is an occasion to, and once."""
 
@@ -253,7 +257,9 @@ class _Recognised:
 
     def try_now(self) -> None:
         if can_sample():
-            self.body = recognise(self.stock)
+            if self.stock not in _bodies:
+                _bodies[self.stock] = recognise(self.stock)
+            self.body = _bodies[self.stock]
             self.tried = True
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 

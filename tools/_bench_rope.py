@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-SECTIONS = {"tables": "_bench_tables", "application": "_bench_application"}
+SECTIONS = {"tables": "_bench_tables", "application": "_bench_application", "loading": "_bench_loading"}
 """Option and module of each section."""
 
 

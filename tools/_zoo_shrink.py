@@ -6,6 +6,7 @@ cannot be built, the next one leaves more as it is.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -179,6 +180,36 @@ def _all_but_rope(config: Any) -> None:
             _set(config, name, max(1, value // divisor))
         elif _WIDTH.search(name) and value >= _WIDE and value % divisor == 0:
             _set(config, name, value // divisor)
+
+
+@contextlib.contextmanager
+def quick_weights() -> Iterator[None]:
+    """Fill large parameters with zeros instead of random numbers: no scenario looks at them.
+
+    Random buffers stay random, since what is random is no position table.
+    """
+    import torch
+
+    names = ("normal_", "uniform_")
+
+    def instead_of(name: str) -> Callable[..., Any]:
+        method = getattr(torch.Tensor, name)
+
+        @functools.wraps(method)
+        def fill(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self, torch.nn.Parameter) and self.numel() > 4096:
+                return self.zero_()
+            return method(self, *args, **kwargs)
+
+        return fill
+
+    for name in names:
+        setattr(torch.Tensor, name, instead_of(name))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(torch.Tensor, name)  # inherited again
 
 
 def count_parameters(build: Callable[[], Any]) -> int | None:
