@@ -132,6 +132,7 @@ def recognise(stock: Callable[..., Any]) -> Body | None:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     with (
+        torch._C.DisableTorchFunction(),  # a torch.device context makes every call several times as dear
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),

@@ -81,6 +81,8 @@ class ConstructionWatch:
         if child is None or rebuilding() or not self._concerns_this_thread():
             return
         self._parents[child] = (weakref.ref(parent), name)
+        if type(child).__module__.startswith("torch.nn.modules."):
+            return
         if isinstance(child, ProtectedModule):
             self._see(child)
         elif _watch_of_this_thread() is self:
@@ -185,6 +187,8 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(inner)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(self, *args, **kwargs)
+        if type(self).__module__.startswith("torch.nn.modules."):
+            return  # most modules are such, and none of them holds positions
         watch = None if rebuilding() else _watch_of_this_thread()
         if watch is not None:
             try:

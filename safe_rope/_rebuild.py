@@ -41,6 +41,9 @@ _POSITION = re.compile(
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
 
+_FROZEN = 4096
+
+
 class Arguments(NamedTuple):
     """What a constructor was called with."""
 
@@ -126,8 +129,6 @@ class Constructions:
 
 
 def _arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None:
-    if type(module).__module__.startswith("torch.nn.modules"):
-        return None
     outermost = None
     # The chain of constructors of this object: its own, its bases', and wrappers around each.
     while frame is not None and _first_argument(frame) is module:
@@ -226,6 +227,8 @@ def _parameters_on_meta() -> Iterator[None]:
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or threading.get_ident() != thread or parameter.is_meta:
             return None
+        if not parameter.requires_grad and parameter.numel() <= _FROZEN:
+            return None  # it may be frequencies
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
     hook: Any = to_meta  # Any: the annotation there leaves out that it may return a parameter

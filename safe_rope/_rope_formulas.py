@@ -11,6 +11,7 @@ D is the rotary dimension; results have the arithmetic's dtype, ``[D // 2]``, th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,19 @@ def _machine_power(base: Number, exponent: float) -> Number:
 
 
 def _checkpoint_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
+    if isinstance(theta, torch.Tensor):
+        return _emulated_wavelengths(theta, count, dim)
+    return _usual_wavelengths(float(theta), count, dim).clone()
+
+
+@functools.lru_cache(maxsize=64)
+def _usual_wavelengths(theta: float, count: int, dim: int) -> torch.Tensor:
+    # The same few settings come with every load, and two dozen roundings each are not for nothing.
+    with torch.inference_mode(False), torch.no_grad():
+        return _emulated_wavelengths(theta, count, dim)
+
+
+def _emulated_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
     exponents = _exponents(count, dim)
     base = vector([float(theta)], torch.float32).reshape(())
     chunks = count // _VECTOR_CHUNK * _VECTOR_CHUNK

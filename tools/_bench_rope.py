@@ -20,7 +20,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-SECTIONS = {"tables": "_bench_tables", "application": "_bench_application", "training": "_bench_training"}
+SECTIONS = {
+    "tables": "_bench_tables",
+    "application": "_bench_application",
+    "training": "_bench_training",
+    "loading": "_bench_loading",
+}
 """Option and module of each section."""
 
 

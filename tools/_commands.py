@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from _environment import HELPER_LIMIT, INSTALL_LIMIT, ROOT, Environment, Pair, newest_pair, pairs
-from _process import ToolError, end_running, exit_on_sigterm, run, say
+from _process import ToolError, exit_on_sigterm, run, say
+from _suite import JOBS, LOTS, at_a_time, run_tests
 
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
@@ -93,13 +92,16 @@ def test(arguments: Sequence[str]) -> int:
         type=float,
         default=2300,
         metavar="S",
-        help="seconds for all tests (default: %(default)s)",
+        help="seconds for each lot of tests (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=JOBS, metavar="N", help="lots of tests at a time (default: %(default)s)"
     )
     options, pytest_arguments = parser.parse_known_args(arguments)
     environment = Environment(named_pair(options.pair))
     with environment.ready():
         failed = [] if pytest_arguments else [name for name in CHECKS if check(environment, name) != 0]
-        status = run_tests(environment, pytest_arguments, options.time_limit)
+        status = run_tests(environment, pytest_arguments, options.time_limit, options.jobs)
     if failed:
         say(f"failed: {', '.join(failed)}")
     return status or (1 if failed else 0)
@@ -119,12 +121,12 @@ def matrix(arguments: Sequence[str]) -> int:
         type=float,
         default=2300,
         metavar="S",
-        help="seconds for each pair's tests (default: %(default)s)",
+        help="seconds for each lot of a pair's tests (default: %(default)s)",
     )
     parser.add_argument(
         "--jobs",
         type=int,
-        default=min(2, os.cpu_count() or 1),
+        default=JOBS,
         metavar="N",
         help="pairs at a time (default: %(default)s)",
     )
@@ -148,19 +150,13 @@ def matrix(arguments: Sequence[str]) -> int:
         started = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             # The environment may have to be made first, which has limits of its own.
-            status = run(command, limit=options.time_limit + INSTALL_LIMIT + HELPER_LIMIT, output=output)
+            limit = options.time_limit * (len(LOTS) + 1) + INSTALL_LIMIT + HELPER_LIMIT
+            status = run(command, limit=limit, output=output)
             output.seek(0)
             say(f"--- {pair.name}\n{output.read()}")
         return pair, status, time.monotonic() - started
 
-    # The tests of one pair use one core most of the time.
-    with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
-        try:
-            ended = list(pool.map(run_pair, chosen))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_running()
-            raise
+    ended = at_a_time(options.jobs, run_pair, chosen)
     for pair, status, seconds in ended:
         say(f"{pair.name}: {'passed' if status == 0 else f'status {status}'}, {seconds:.0f} s")
     return next((status for _, status, _ in ended if status), 0)
@@ -175,9 +171,6 @@ def wheel(arguments: Sequence[str]) -> int:
         return run(command, env=environment.variables(), limit=WHEEL_LIMIT)
 
 
-# What depends on no version of torch, transformers or DeepSpeed, or is written for the newest.
-ONCE = ("tests/scan", "tests/docs")
-
 CHECKS: dict[str, tuple[str, ...]] = {
     "ruff check": ("ruff", "check", "."),
     "ruff format": ("ruff", "format", "--check", "."),
@@ -190,14 +183,6 @@ def check(environment: Environment, name: str) -> int:
     say(f"--- {name}")
     command: list[str | Path] = [environment.python, "-m", *CHECKS[name]]
     return run(command, env=environment.variables(), cwd=ROOT, limit=CHECK_LIMIT)
-
-
-def run_tests(environment: Environment, arguments: Sequence[str], limit: float) -> int:
-    say(f"--- pytest, {environment.pair.name}")
-    older = environment.pair != newest_pair()
-    once = [f"--ignore={folder}" for folder in ONCE] if older and not arguments else []
-    command: list[str | Path] = [environment.python, "-m", "pytest", *once, *arguments]
-    return run(command, env=environment.variables(), cwd=ROOT, limit=limit)
 
 
 def named_pair(name: str | None) -> Pair:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _process import free_port
 from rich.console import Console
 from rich.table import Table
 
@@ -42,13 +43,13 @@ def run_worker(path: str, kind: str, folder: Path) -> list[Row]:
 
     """
     result = folder / f"{path}-{kind}.json"
-    # One process is the whole world. Port 0: the system picks a free one.
+    # One process is the whole world.
     world = {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        "MASTER_PORT": str(free_port()),
     }
     fixed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_SIZE": "1"}
     try:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from _process import ToolError, run, say
+from _process import ToolError, free_port, run, say
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -236,7 +236,8 @@ class Environment:
         self.extensions.mkdir()
         variables = self.variables()
         variables["DS_ACCELERATOR"] = "cpu"
-        variables.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+        variables.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+        variables["MASTER_PORT"] = str(free_port())
         self._logged(self.python, "-c", BUILD_HELPER, limit=HELPER_LIMIT, env=variables)
 
     def _pip(self, *arguments: str | Path) -> None:

@@ -7,11 +7,11 @@ import ast
 import gc
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ SURVIVORS = {
     ("conditional_detr/modeling_conditional_detr.py", 504), ("mega/modeling_mega.py", 173),
 }  # fmt: skip
 CONTESTED = {("jukebox/modeling_jukebox.py", 1700)}
+ROOT = Path(__file__).resolve().parents[1]
 Rows = list[tuple[str, str, str, bool | None]]
 
 
@@ -207,13 +208,35 @@ def rope_sites(folder: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]
     return sites, common
 
 
+def speed(folder: Path, runs: int = 3) -> Rows:
+    """Measure the command itself, start included: CPU seconds without a cache, and with the one it wrote.
+
+    The best of some runs counts: other programs on a machine add to a run's CPU time and take nothing off it.
+    """
+    command = [sys.executable, "-m", "safe_rope", "scan", "--jobs", "1", "--statistics", str(folder)]
+    taken: dict[str, list[float]] = {"cold": [], "warm": []}
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
+            for times in taken.values():
+                began = resource.getrusage(resource.RUSAGE_CHILDREN)
+                done = subprocess.run(command, env=environment, capture_output=True, timeout=300)
+                ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+                if done.returncode not in (0, 1):
+                    raise SystemExit(f"{' '.join(command)} ended with status {done.returncode}")
+                times.append(ended.ru_utime - began.ru_utime + ended.ru_stime - began.ru_stime)
+    rows: Rows = []
+    for (kind, times), target in zip(taken.items(), (4.0, 0.5), strict=True):
+        shown = " ".join(f"{seconds:.2f}" for seconds in times)
+        rows.append((f"5.23.0 {kind}, CPU seconds, one core", shown, f"<= {target:g}", min(times) <= target))
+    return rows
+
+
 def newest(folder: Path, python: str | None) -> Rows:
     """Measure speed, rope sites, fixes and, with a Python for it, the fixed classes."""
-    began = time.process_time()
+    rows = speed(folder)
     gc.freeze()
     found = scan(folder)
-    seconds = time.process_time() - began
-    rows: Rows = [("5.23.0 CPU seconds, one core", f"{seconds:.2f}", "<= 4", seconds <= 4)]
     lines = {(finding.path, finding.line) for finding in found}
     sites, common = rope_sites(folder)
     rows.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,13 @@ class ToolError(Exception):
 def say(line: str) -> None:
     """Report one step. Progress is stderr's; stdout is for data."""
     print(line, file=sys.stderr, flush=True)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on. DeepSpeed names its shared memory by the port: 0 is no choice."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def exit_on_sigterm() -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _demo import versions
-from _process import ToolError, exit_on_sigterm, say
+from _process import ToolError, exit_on_sigterm, free_port, say
 
 WORKER = Path(__file__).resolve().parent / "_quality_worker.py"
 # Minutes on a slow core; the longest part takes less than one on a common one.
@@ -40,13 +39,6 @@ DAMAGE = 1e-2
 WORLD = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 FIXED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_SIZE": "1"}
 Score = dict[str, Any]
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on: DeepSpeed names its shared memory by it, so 0 is no choice."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def part(folder: Path, *arguments: str | Path) -> Any:

@@ -25,10 +25,10 @@ def draw(found: dict[str, Any], titles: dict[str, str], file: Path) -> None:
             label = "all three, guarded" if path == list(found["loaded"])[-1] else None
             axes.plot([int(x) for x in guarded], list(guarded.values()), "k--", lw=1.2, label=label)
     distance.set(xscale="log", xlabel="distance asked for (positions)", ylabel="accuracy")
-    distance.set_title("loaded: by distance", fontsize=10)
-    distance.legend(fontsize=7, loc="lower left")
+    distance.set_title("the checkpoint, loaded: by distance", fontsize=10)
+    distance.legend(fontsize=8, loc="lower left")
     position.set(xlabel="place of the question in the sequence")
-    position.set_title("loaded: by place", fontsize=10)
+    position.set_title("the checkpoint, loaded: by place", fontsize=10)
     runs = {"right tables": (found["base"], "black")}
     runs |= {titles[path]: (result, COLORS[path]) for path, result in found["trained"].items()}
     for label, (result, color) in runs.items():
@@ -36,12 +36,12 @@ def draw(found: dict[str, Any], titles: dict[str, str], file: Path) -> None:
         curve.plot(steps, accuracy, color=color, label=label, lw=1)
     curve.set(xlabel="step of training (2,048 tokens each)")
     curve.set_title("trained with the damaged tables", fontsize=10)
-    curve.legend(fontsize=7, loc="lower right")
+    curve.legend(fontsize=8, loc="lower right")
     for axes in (distance, position, curve):
         axes.set_ylim(-0.03, 1.05)
         axes.axhline(1 / 32, color="gray", lw=0.7, ls=":")
         axes.grid(alpha=0.25)
     figure.suptitle(", ".join(f"{name} {version}" for name, version in found["versions"].items()), fontsize=9)
     figure.tight_layout()
-    figure.savefig(file, dpi=80)
+    figure.savefig(file, dpi=100)
     pyplot.close(figure)

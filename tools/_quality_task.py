@@ -127,7 +127,11 @@ def _steps() -> Iterator[tuple[int, int]]:
 
 def ask(model: Any, batch: Batch) -> torch.Tensor:
     """Return the logits of every answer, [count, length // 2, vocabulary]."""
-    logits: torch.Tensor = model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits
+    # Without a mask transformers 5 takes every jump of the positions for the beginning of another sequence.
+    mask = torch.ones_like(batch.ids)
+    logits: torch.Tensor = model(
+        input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False
+    ).logits
     return logits[:, 1::2]
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -21,6 +22,9 @@ from typing import Any
 from _zoo_summary import markdown, summarize
 
 LIMIT = 120.0
+LARGEST = 24.0
+MEMORY = 8 << 30
+"""Bytes that one architecture may have; what needs more counts as too large to be built."""
 
 
 def main() -> int:
@@ -39,17 +43,20 @@ def main() -> int:
     logging.disable(logging.WARNING)
     worker.prepare()
     names = _choose(arguments, sorted(config_classes()))
+    random.Random(arguments.seed).shuffle(names)  # so that a part of the survey is a sample of it
+    first, step = map(int, arguments.part.split("/"))
+    names = names[first - 1 :: step]
     left = [name for name in names if name not in done]
-    random.Random(arguments.seed).shuffle(left)  # so that a part of the survey is a sample of it
     print(f"{len(names)} architectures, {len(names) - len(left)} done already", file=sys.stderr)
     scenarios = tuple(arguments.scenarios.split(","))
     kinds = ("stock", "guard") if arguments.kind == "both" else (arguments.kind,)
+    largest = round(arguments.largest * 1e6)
     deadline = time.monotonic() + arguments.budget if arguments.budget else None
     with arguments.output.open("a") as output, _progress(len(left)) as advance:
         for name in left:
             if deadline and time.monotonic() > deadline:
                 break
-            row = _in_child(lambda name=name: worker.survey(name, scenarios, kinds), arguments.limit)
+            row = _in_child(lambda name=name: worker.survey(name, scenarios, kinds, largest), arguments.limit)
             row = {"model_type": name, **row, "pair": pair()}
             output.write(json.dumps(row) + "\n")
             output.flush()
@@ -67,9 +74,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample")
     parser.add_argument("--also", default="", help="comma-separated model types besides the sample")
     parser.add_argument("--only", help="comma-separated model types")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth architecture, from the Ith")
     parser.add_argument("--scenarios", default="S1,S2,S3,S4,S4a,S5")
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
+    parser.add_argument("--largest", type=float, default=LARGEST, help="million parameters still built")
     parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
     parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
     parser.add_argument("--more", type=Path, nargs="*", default=[], help="further outputs to summarize")
@@ -153,6 +162,7 @@ def _child(work: Any, writer: int) -> None:
         os.dup2(silence, 1)
         if not os.environ.get("ZOO_DEBUG"):
             os.dup2(silence, 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             os.environ["MASTER_PORT"] = str(probe.getsockname()[1])

@@ -21,7 +21,14 @@ from typing import Any
 
 import torch
 from _zoo_run import compare
-from _zoo_shrink import build, buildable, config_classes, model_class
+from _zoo_shrink import (
+    build,
+    buildable,
+    config_classes,
+    count_parameters,
+    model_class,
+    quick_weights,
+)
 from _zoo_tables import Table, damage, forward_tables, position_tables, stored
 
 SCENARIOS = ("S1", "S2", "S3", "S4", "S4a", "S5")
@@ -87,8 +94,18 @@ def prepare() -> None:
     gc.freeze()  # a child's collections then look at what the child has made
 
 
-def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Return the line of ``model_type``: what was built, and what each scenario damaged."""
+def survey(
+    model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...], largest: int
+) -> dict[str, Any]:
+    """Return the line of ``model_type``: what was built, and what each scenario damaged.
+
+    Args:
+        model_type: of the config class.
+        scenarios: of `SCENARIOS`.
+        kinds: ``"stock"``, ``"guard"`` or both.
+        largest: parameters of a model that is still built.
+
+    """
     started = time.monotonic()
     row: dict[str, Any] = {"model_type": model_type}
     config_class = config_classes()[model_type]
@@ -96,18 +113,22 @@ def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) 
     if cls is None:
         return row | {"status": "unbuildable", "reason": "no model class belongs to this config"}
     row["class"] = cls.__name__
-    config, reason = buildable(config_class, cls)
+    with quick_weights():
+        config, reason = buildable(config_class, cls, largest)
     if config is None:
         return row | {"status": "unbuildable", "reason": reason}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as quick:
+        quick.enter_context(quick_weights())
         clean = build(cls, config)
         tables = position_tables(clean, build(cls, config, seed=1))
         if tables:
             checkpoint = _save(clean, Path(folder))
             with contextlib.suppress(Exception):  # what a config class makes of its own file
-                config = config_class.from_pretrained(folder)
-                clean = build(cls, config)
-                tables = position_tables(clean, build(cls, config, seed=1))
+                read = config_class.from_pretrained(folder)
+                if (count_parameters(lambda: build(cls, read)) or 0) <= largest:
+                    clean = build(cls, read)
+                    tables = position_tables(clean, build(cls, read, seed=1))
+                    config = read
         tables.update(forward_tables(clean))
         row |= {"status": "built", "tables": len(tables), "names": sorted({_short(path) for path in tables})}
         if not tables:
@@ -119,6 +140,7 @@ def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) 
             for name in scenarios:
                 row["scenarios"][name][kind] = runner.run(name, kind)
         row["protection"] = runner.protection
+        quick.close()
         if "guard" in kinds:
             row["run"] = compare(cls, config)
     return row | {"seconds": round(time.monotonic() - started, 2)}
@@ -175,7 +197,7 @@ class _Runner:
         finally:
             _clean_up()
         actual = stored(model)
-        actual.update({path: table.values for path, table in forward_tables(model).items()})
+        actual.update({path: table.values for path, table in forward_tables(model, every_form=True).items()})
         return {"damaged": damage(self.tables, actual)}
 
     def _zero_init(self) -> Any:
@@ -204,7 +226,8 @@ class _Runner:
     def _from_pretrained(self) -> Any:
         if isinstance(self.checkpoint, str):
             raise OSError(self.checkpoint)
-        return self.cls.from_pretrained(self.checkpoint, torch_dtype=torch.bfloat16)
+        config = copy.deepcopy(self.config)  # not of the file, which may describe a larger model
+        return self.cls.from_pretrained(self.checkpoint, config=config, torch_dtype=torch.bfloat16)
 
 
 def _engine(model: Any, stage: int) -> Any:
@@ -246,4 +269,3 @@ def _clean_up() -> None:
         partition_parameters.shutdown_init_context()
         partition_parameters.zero_init_context = 0
     torch.set_default_dtype(torch.float32)
-    gc.collect()

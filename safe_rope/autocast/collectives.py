@@ -3,8 +3,7 @@
 After a step every rank holds its own partition of the FP32 weights and needs the others'. Of a safe parameter
 the forward uses nothing but a cast to the autocast dtype, so the cast may come before the gather: what the
 forward computes is the same to the bit. A rank's own partition, the optimizer's master weights and everything
-that is not safe stay FP32. What is rounded is restored before it is saved, loaded, or evaluated, and refused
-where it would be read in another way.
+that is not safe stay FP32. Who reads what is rounded is reads.py's.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from safe_rope.autocast import hooks
-from safe_rope.errors import PrecisionError
 
 Piece = tuple[int, int, bool]  # start and end in the flat group, and whether it may be low
 
@@ -151,67 +148,8 @@ def _messages(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
         yield message
 
 
-# ---- what reads weights --------------------------------------------------------------------------------
-
-_RESTORING = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "load_checkpoint", "eval")
-
-
-def install(engine: Any, safe: set[int], dtype: torch.dtype) -> None:
+def install(engine: Any, safe: set[int], dtype: torch.dtype) -> LowPrecisionGather:
     """Give ``engine``, at ZeRO 1 or 2, the gather in ``dtype`` for the parameters whose ids are ``safe``."""
     gather = LowPrecisionGather(engine.optimizer, safe, dtype)
     gather.install()
-    engine.low_precision_gather = gather
-    for name in _RESTORING:
-        if hasattr(engine, name):
-            setattr(engine, name, _restoring(getattr(engine, name), gather))
-
-    def refuse_export(*_: Any) -> None:
-        if gather.rounded:
-            raise PrecisionError(_message("its state_dict is read"))
-
-    def refuse_forward(*_: Any) -> None:
-        if gather.rounded and not _runs_in(dtype):
-            raise PrecisionError(_message(f"it is called without autocast to {dtype}"))
-
-    for module in engine.module.modules():  # a part of the model can be exported alone
-        module.register_state_dict_pre_hook(refuse_export)
-    engine.module.register_forward_pre_hook(refuse_forward)
-
-
-def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype) -> None:
-    """Let ZeRO 3 gather FP32 weights wherever the model runs without autocast to ``dtype``."""
-    unmarked: list[bool] = []
-
-    def before(*_: Any) -> None:
-        unmarked.append(not _runs_in(dtype))
-        if unmarked[-1]:
-            hooks.unmark(engine.module)
-
-    def after(*_: Any) -> None:
-        if unmarked.pop():
-            hooks.mark(safe, dtype)
-
-    # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
-    engine.module.register_forward_pre_hook(before, prepend=True)
-    engine.module.register_forward_hook(after, always_call=True)
-
-
-def _runs_in(dtype: torch.dtype) -> bool:
-    device = hooks.device_type()
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
-
-
-def _message(what: str) -> str:
-    return (
-        "the model's weights were gathered in the autocast dtype, which training does not notice, and now "
-        f"{what}: expected FP32 weights. Call safe_rope.autocast.full_precision(engine) on every rank before"
-    )
-
-
-def _restoring(method: Callable[..., Any], gather: LowPrecisionGather) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def restored(*args: Any, **kwargs: Any) -> Any:
-        gather.restore()
-        return method(*args, **kwargs)
-
-    return restored
+    return gather

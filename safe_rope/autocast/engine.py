@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope.autocast import buckets, collectives, hooks, loss_scale, outside, preflight, safe_set
+from safe_rope.autocast import (
+    buckets,
+    collectives,
+    fetches,
+    hooks,
+    loss_scale,
+    outside,
+    preflight,
+    reads,
+    safe_set,
+)
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config
 
 logger = logging.getLogger(__name__)
@@ -60,9 +70,9 @@ def initialize(
         example_inputs: what the model's forward takes (a mapping of keyword arguments, a tuple of
             positional ones, or the only argument), to find the safe parameters with. Without it the first
             batch of ``training_data`` serves, else the model's ``dummy_inputs``.
-        low_precision_gather: at ZeRO 1 and 2, gather safe parameters in the autocast dtype after the step.
-            Training does not notice; code that reads ``parameter.data`` itself between steps does, and
-            calls `full_precision` before, or sets this to False.
+        low_precision_gather: gather safe parameters in the autocast dtype after the step: all at ZeRO 1 and
+            2, the persistent ones at ZeRO 3. Training does not notice; code that reads ``parameter.data``
+            itself between steps does, and calls `full_precision` before, or sets this to False.
 
     Returns:
         engine, optimizer, training dataloader, learning rate scheduler.
@@ -110,7 +120,7 @@ def full_precision(engine: Any) -> None:
 
 def _plain(ds: Any, arguments: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     if isinstance(arguments["model"], nn.Module):
-        hooks.unmark(arguments["model"])
+        hooks.unmark(arguments["model"].parameters())
     with hooks.own_globals():
         built = ds.initialize(**arguments)
     engine = built[0]
@@ -137,30 +147,42 @@ def _with_autocast(
     dtypes = {settings.dtype if id(p) in reduced else p.dtype for p in trained}
     arguments |= {"args": _without_config(arguments["args"]), "config_params": None}
     arguments["config"] = _for_deepspeed(config, buckets.bucket_size(settings, dtypes))
-    hooks.unmark(model)
+    hooks.unmark(model.parameters())
     try:
         if reduced:
             hooks.mark(safe, settings.dtype)
         with hooks.own_globals():
             built = ds.initialize(**arguments)
     except BaseException:
-        hooks.unmark(model)
+        hooks.unmark(model.parameters())
         raise
     engine = built[0]
     # ZeRO builds a bucket for each dtype of the marks that it finds; ZeRO 3 reads them at each gather.
     hooks.mark(safe, settings.dtype)
     if hasattr(engine.optimizer, "get_param_comm_dtype"):
         engine.optimizer.get_param_comm_dtype = _reduce_dtypes(reduced, settings)
-    if low_precision_gather and settings.stage in (1, 2) and hooks.can_replace_gather(engine.optimizer):
-        collectives.install(engine, {id(p) for p in safe}, settings.dtype)
-    if settings.stage == 3:
-        collectives.gather_in_fp32_outside(engine, safe, settings.dtype)
+    _gather_low(engine, safe, settings, low_precision_gather)
     if settings.dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
         loss_scale.install(engine, settings.stage)
     outside.mention_autocast(engine, settings.dtype)
     engine.safety_report = report
     logger.info("%d of %d parameters are communicated in %s", len(safe), len(trained), settings.dtype)
     return built  # type: ignore[no-any-return]
+
+
+def _gather_low(
+    engine: Any, safe: list[nn.Parameter], settings: AutocastSettings, low_precision_gather: bool
+) -> None:
+    """Gather in the autocast dtype after the step, and see to it that nobody reads that for FP32."""
+    gather: Any = None
+    if settings.stage in (1, 2) and low_precision_gather and hooks.can_replace_gather(engine.optimizer):
+        gather = collectives.install(engine, {id(p) for p in safe}, settings.dtype)
+        reads.refuse_outside(engine, gather, settings.dtype)
+    elif settings.stage == 3:
+        gather = fetches.install(engine, safe, settings.dtype, after_step=low_precision_gather)
+        reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)
+    if gather is not None:
+        reads.restore_first(engine, gather)
 
 
 def _reduce_dtypes(low: set[int], settings: AutocastSettings) -> Any:

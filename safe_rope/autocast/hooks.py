@@ -104,9 +104,9 @@ def mark(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         setattr(parameter, name, dtype)
 
 
-def unmark(model: nn.Module) -> None:
-    """Take off the marks that another engine left on the parameters of ``model``."""
-    for parameter in model.parameters():
+def unmark(parameters: Iterable[nn.Parameter]) -> None:
+    """Let DeepSpeed communicate these parameters in their own dtype, whatever another engine left on them."""
+    for parameter in parameters:
         for name in _MARKS:
             if name in vars(parameter):
                 delattr(parameter, name)
@@ -217,3 +217,91 @@ def broadcast(tensor: torch.Tensor, group_rank: int, group: Any) -> None:
     from deepspeed import comm
 
     comm.broadcast(tensor, comm.get_global_rank(group, group_rank), group=group)
+
+
+# ---- the gathers of ZeRO 3 ------------------------------------------------------------------------------
+
+
+def persistent_parameters(optimizer: Any) -> list[nn.Parameter]:
+    """The parameters that a ZeRO 3 optimizer gathers after its step and keeps, where that can be replaced.
+
+    None with a second partition within each node (hpZ).
+    """
+    if not hasattr(optimizer, "_post_step") or getattr(optimizer, "zero_hpz_partition_size", 1) != 1:
+        return []
+    return list(getattr(optimizer, "persistent_parameters", []))
+
+
+def can_gather_again(parameter: Any) -> bool:
+    """Whether ZeRO 3 has partitioned ``parameter`` over several ranks, in memory."""
+    needed = ("all_gather", "all_gather_coalesced", "ds_process_group", "ds_status", "ds_tensor")
+    return (
+        all(hasattr(parameter, name) for name in needed)
+        and getattr(parameter, "nvme_swapper", None) is None
+        and torch.distributed.get_world_size(parameter.ds_process_group) > 1
+    )
+
+
+def is_gathered(parameter: Any) -> bool:
+    """Whether a partitioned parameter is there in full."""
+    return str(parameter.ds_status.name) == "AVAILABLE"
+
+
+def is_marked(parameter: nn.Parameter) -> bool:
+    """Whether DeepSpeed would gather ``parameter`` in a lower dtype now."""
+    return hasattr(parameter, require_mark_name())
+
+
+def wrap_post_step(optimizer: Any, around: Any) -> None:
+    """Let what a ZeRO 3 optimizer does at the end of its step be ``around(original, ...)``."""
+    optimizer._post_step = functools.partial(around, optimizer._post_step)
+
+
+def before_all_gather(parameter: Any, call: Any) -> None:
+    """Call ``call(parameters)`` before ``parameter.all_gather`` gathers them, for GatheredParameters say.
+
+    It gathers in FP32 what is partitioned, and leaves alone what is not.
+    """
+    if hasattr(parameter, "all_gather"):
+        original = parameter.all_gather
+
+        @functools.wraps(original)
+        def all_gather(param_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+            call([parameter] if param_list is None else param_list)
+            return original(param_list, *args, **kwargs)
+
+        parameter.all_gather = all_gather
+
+
+def before_fetch(parameter: Any, call: Any) -> None:
+    """Call ``call(parameters)`` before these are gathered for a forward or backward, in the marks' dtypes."""
+    if hasattr(parameter, "all_gather_coalesced"):
+        original = parameter.all_gather_coalesced
+
+        @functools.wraps(original)
+        def all_gather_coalesced(params: Any, *args: Any, **kwargs: Any) -> Any:
+            params = list(params)
+            call(params)
+            return original(params, *args, **kwargs)
+
+        parameter.all_gather_coalesced = all_gather_coalesced
+
+
+def fetch(parameters: Iterable[nn.Parameter]) -> None:
+    """Gather those of ``parameters`` that are partitioned, as for a forward."""
+    wanted: list[Any] = [p for p in parameters if not is_gathered(p)]
+    if wanted:
+        wanted[0].all_gather_coalesced(wanted).wait()
+
+
+def gather_in_place(parameters: Iterable[Any]) -> None:
+    """Give gathered parameters the exact values of their partitions."""
+    from deepspeed import comm
+
+    for parameter in parameters:
+        own = parameter.ds_tensor.to(parameter.device).contiguous()
+        group = parameter.ds_process_group
+        whole = torch.empty(own.numel() * comm.get_world_size(group), dtype=own.dtype, device=own.device)
+        comm.all_gather_into_tensor(whole, own, group=group)
+        # The last partition is padded.
+        parameter.data.copy_(whole[: parameter.ds_numel].view(parameter.ds_shape))

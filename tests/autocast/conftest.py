@@ -1,37 +1,23 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
+from one_rank import environment
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
 def one_rank() -> Iterator[None]:
     """A real process group of one, over gloo."""
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
-    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
     import deepspeed
 
-    deepspeed.init_distributed("gloo")
-    yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with environment():
+        deepspeed.init_distributed("gloo")
+        yield
 
 
 @pytest.fixture

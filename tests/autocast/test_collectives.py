@@ -85,3 +85,24 @@ def test_zero_3_gathers_fp32_weights_outside_of_autocast(ranks: list[Any]) -> No
         assert seen["error"] < 1e-5
         assert seen["error again"] < 1e-5
         assert seen["autocast"] > 1e-4
+
+
+def test_training_does_not_notice_how_persistent_parameters_are_gathered(ranks: list[Any]) -> None:
+    for rank in ranks:
+        seen = rank["persistent"]
+        assert seen["losses"][0] == seen["losses"][1]
+        assert seen["parameters are rounded"]
+        full, low = seen["bytes"]
+        saved = full["float32"] - low["float32"]
+        assert saved > 0
+        assert low["bfloat16"] - full["bfloat16"] == saved / 2
+
+
+def test_persistent_parameters_are_fp32_wherever_they_are_read(ranks: list[Any]) -> None:
+    for rank in ranks:
+        seen = rank["persistent"]
+        assert "full_precision(engine) on every rank" in seen["export"]
+        assert seen["outside"] < 1e-5
+        assert seen["outside after autocast"] < 1e-5
+        for where in ("restored", "rounded again", "gathered", "written back", "saved", "evaluated"):
+            assert seen[where], where

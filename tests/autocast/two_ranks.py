@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import free_port
+from one_rank import free_port
 
 HERE = Path(__file__).parent
 RANKS = 2

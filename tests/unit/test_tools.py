@@ -69,3 +69,15 @@ def test_every_version_pair_pins_what_is_installed_first() -> None:
         assert all("==" in line for line in pins), path.name
         assert {"torch==2.13.0", path.stem.replace("-", "==")} <= set(pins), path.name
         assert any(line.startswith("deepspeed==") for line in pins), path.name
+
+
+def test_every_test_is_in_one_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import _suite
+
+    files = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    paths = [Path(path) for lot in _suite.lots(newest=True) for path in lot]
+    for file in files:
+        assert sum(file == path or path in file.parents for path in paths) == 1, file
+    older = {path for lot in _suite.lots(newest=False) for path in lot}
+    assert {str(path) for path in paths} - older == {"tests/docs", "tests/scan"}

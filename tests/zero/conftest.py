@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from one_rank import environment
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -20,34 +20,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_restoration.py")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def deepspeed_group() -> Iterator[None]:
     """A real process group of one, over gloo."""
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    names["LOCAL_SIZE"] = "1"  # without it DeepSpeed 0.14 asks the program numactl for the number of devices
-    names["MASTER_PORT"] = str(free_port())
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
     import deepspeed
     import families
 
-    for family in families.FAMILIES:
-        families.stock_tables(family)
-    deepspeed.init_distributed("gloo")
-    gc.collect()
-    gc.freeze()  # tests collect garbage, and DeepSpeed does at every step of setting up an engine
-    yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with environment():
+        for family in families.FAMILIES:
+            families.stock_tables(family)
+        deepspeed.init_distributed("gloo")
+        gc.collect()
+        gc.freeze()  # tests collect garbage, and DeepSpeed does at every step of setting up an engine
+        yield
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import free_port
+from one_rank import free_port
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import free_port
+from one_rank import free_port
 
 HERE = Path(__file__).parent
 SECONDS = 400

@@ -1,0 +1,105 @@
+"""Weights that were gathered in the autocast dtype are read as FP32 by nobody.
+
+What saves, loads or evaluates through the engine restores them first; what reads them otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from safe_rope.autocast import hooks
+from safe_rope.errors import PrecisionError
+
+_RESTORING = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "load_checkpoint", "eval")
+
+
+class Gather(Protocol):
+    """A gather in the autocast dtype, of ZeRO 1 and 2 (collectives.py) or of ZeRO 3 (fetches.py)."""
+
+    @property
+    def rounded(self) -> bool:
+        """Whether parameters hold values of the autocast dtype now."""
+
+    def restore(self) -> None:
+        """Gather FP32 values, on every rank; nothing where nothing is rounded."""
+
+
+def restore_first(engine: Any, gather: Gather) -> None:
+    """Let what saves, loads or evaluates through ``engine`` restore the weights of ``gather`` first.
+
+    An export of the module or of a part of it is refused while they are rounded.
+    """
+    engine.low_precision_gather = gather
+    for name in _RESTORING:
+        if hasattr(engine, name):
+            setattr(engine, name, _restoring(getattr(engine, name), gather))
+
+    def refuse_export(*_: Any) -> None:
+        if gather.rounded:
+            raise PrecisionError(_message("its state_dict is read"))
+
+    for module in engine.module.modules():  # a part of the model can be exported alone
+        module.register_state_dict_pre_hook(refuse_export)
+
+
+def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
+    """Refuse a forward without autocast to ``dtype`` while weights are rounded."""
+
+    def refuse_forward(*_: Any) -> None:
+        if gather.rounded and not _runs_in(dtype):
+            raise PrecisionError(_message(f"it is called without autocast to {dtype}"))
+
+    engine.module.register_forward_pre_hook(refuse_forward)
+
+
+def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
+    """Let ZeRO 3 have FP32 weights wherever the model runs without autocast to ``dtype``.
+
+    Args:
+        engine: at ZeRO 3, where a forward is a collective anyway.
+        safe: the marked parameters, which a forward under autocast gathers in ``dtype``.
+        dtype: the autocast dtype.
+        gather: what a forward finds gathered already.
+
+    """
+    unmarked: list[bool] = []
+
+    def before(*_: Any) -> None:
+        unmarked.append(not _runs_in(dtype))
+        if unmarked[-1]:
+            hooks.unmark(engine.module.parameters())
+            gather.restore()
+
+    def after(*_: Any) -> None:
+        if unmarked.pop():
+            hooks.mark(safe, dtype)
+
+    # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
+    engine.module.register_forward_pre_hook(before, prepend=True)
+    engine.module.register_forward_hook(after, always_call=True)
+
+
+def _runs_in(dtype: torch.dtype) -> bool:
+    device = hooks.device_type()
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
+
+
+def _message(what: str) -> str:
+    return (
+        "the model's weights were gathered in the autocast dtype, which training does not notice, and now "
+        f"{what}: expected FP32 weights. Call safe_rope.autocast.full_precision(engine) on every rank before"
+    )
+
+
+def _restoring(method: Callable[..., Any], gather: Gather) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def restored(*args: Any, **kwargs: Any) -> Any:
+        gather.restore()
+        return method(*args, **kwargs)
+
+    return restored

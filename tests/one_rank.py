@@ -1,0 +1,33 @@
+"""A process group of one over gloo, set up as DeepSpeed reads it from the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def environment() -> Iterator[None]:
+    """Say in the environment that this process is the only rank."""
+    # Without LOCAL_SIZE DeepSpeed 0.14 asks the program numactl for the number of devices.
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
+    names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
