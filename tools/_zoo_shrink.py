@@ -245,6 +245,8 @@ def buildable(config_class: type[Any], cls: type[Any], largest: int) -> tuple[An
             build(cls, config)
             return config, ""
         except Exception as error:
+            if change is _nothing and reason:
+                continue  # why the smaller ones cannot be built says more
             reason = f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"[:160]
     return None, reason
 
