@@ -122,9 +122,7 @@ def _probe(reference: nn.Module, convention: Convention) -> tuple[Channels, bool
             try:
                 cos, sin = _ask(module, ids, layer_type)
             except Exception:
-                if ids.dim() == 2:
-                    continue  # some want several axes always
-                raise
+                continue  # some want several axes always, some never do
             own = copy.deepcopy(state).lookup(copy.deepcopy(reference), ids, layer_type)
             found = match((cos, sin), own, axes=ids.dim() == 3)
             if found is None:

@@ -13,7 +13,9 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +23,21 @@ import torch
 from torch import nn
 
 from safe_rope import _shadow
+from safe_rope._applied import run_in_fp32, tables_marked
 from safe_rope._provenance import Origin, Provenance
+from safe_rope.registry import RopePatch
+from safe_rope.rotation import CosSin
 
 logger = logging.getLogger(__name__)
 
 _LOW = (torch.bfloat16, torch.float16)
+_values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def shared(values: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that stands for all pins with these values: layers often have the same table each."""
+    digest = hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).digest()
+    return _values.setdefault((tuple(values.shape), values.dtype, digest), values)
 
 
 @dataclasses.dataclass
@@ -45,13 +57,20 @@ class Pin:
 class PinnedState:
     """What a pinned module knows; it is kept by the module and copied with it."""
 
-    def __init__(self, module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        tables: dict[str, tuple[torch.Tensor, bool]],
+        patch: RopePatch | None = None,
+    ) -> None:
+        self.patch = patch  # how cos and sin are applied in FP32, where they are
         self.pins = {
             name: Pin(values, finished, _dtype_of(module, name, values))
             for name, (values, finished) in tables.items()
         }
         self._placed: dict[str, tuple[torch.Tensor, int, int]] = {}
         self._rounded: dict[str, torch.Tensor] = {}
+        self._marked: dict[str, CosSin] = {}
         self.lowered: tuple[torch.dtype | None, ...] | None = None
 
     # ------------------------------------------------------------------ the tables
@@ -69,6 +88,8 @@ class PinnedState:
                 value = pin.values.to(target, copy=True)
             _set(module, name, value)
             self._placed[name] = (value, value._version, _address(value))
+            if self.patch is not None and self.patch.source == "tables" and value.dtype == torch.float32:
+                self._marked[name] = CosSin(value)
 
     def _is_untouched(self, name: str, current: Any) -> bool:
         known = self._placed.get(name)
@@ -96,6 +117,17 @@ class PinnedState:
                     self.pins[name].nominal = sent.dtype
         finally:
             module._buffers.update(aside)
+        self.restore(module, device)
+
+    def follow(self, module: nn.Module) -> None:
+        """Put the tables back where the module's own ``_apply`` has moved or cast them; note the dtypes."""
+        device = None
+        for name, pin in self.pins.items():
+            buffer = module._buffers.get(name)
+            if buffer is not None:
+                device = buffer.device
+                if not pin.values.is_complex():
+                    pin.nominal = buffer.dtype
         self.restore(module, device)
 
     def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
@@ -151,7 +183,14 @@ class PinnedState:
         """Run the stock ``forward`` on the true tables, with the dtypes that the stock model has."""
         if not torch.compiler.is_compiling():
             self.restore(module)
-        if not any(pin.is_low for pin in self.pins.values()):
+        if self.patch is not None and self.patch.source == "results":
+            result = run_in_fp32(module, forward, args, kwargs, rotates=False)
+        elif self.rotates("forward"):
+            result = run_in_fp32(module, forward, args, kwargs, rotates=True)
+        elif self._marked:
+            with tables_marked(module, self._marked):
+                result = forward(module, *args, **kwargs)
+        elif not any(pin.is_low for pin in self.pins.values()):
             result = forward(module, *args, **kwargs)
         else:
             with self.tables_for_use(module):
@@ -162,6 +201,11 @@ class PinnedState:
         if not torch.compiler.is_compiling():
             self.adopt_growth(module)
         return result
+
+    def rotates(self, method: str) -> bool:
+        """Whether ``method`` of the module takes q and k and is to return them rotated in FP32."""
+        patch = self.patch
+        return patch is not None and patch.source == "states" and method in patch.applications
 
     def _run_frequencies(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.lowered is None and not torch.compiler.is_compiling():
@@ -211,11 +255,11 @@ class PinnedState:
     def __deepcopy__(self, memo: dict[int, Any]) -> PinnedState:
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
-        duplicate._placed, duplicate._rounded = {}, {}
+        duplicate._placed, duplicate._rounded, duplicate._marked = {}, {}, {}
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": {}, "_rounded": {}}
+        return {**self.__dict__, "_placed": {}, "_rounded": {}, "_marked": {}}
 
 
 def sent_by(fn: Callable[[torch.Tensor], torch.Tensor], witness: torch.Tensor) -> torch.Tensor:
@@ -237,6 +281,22 @@ def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
         return self._safe_rope.run(self, inner, args, kwargs)
 
     return forward
+
+
+def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a pinned ``stock``, which rotates in FP32 where a patch says so."""
+    inner = getattr(stock, name)
+
+    @functools.wraps(inner)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self._safe_rope
+        if not state.rotates(name):
+            return inner(self, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            state.restore(self)
+        return run_in_fp32(self, inner, args, kwargs, rotates=True)
+
+    return method
 
 
 def _lowered_dtype(leaf: Any, provenance: Provenance) -> torch.dtype | None:

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from safe_rope._generic import generic_state
+from safe_rope._applied import applied_by
+from safe_rope._generic import generic_state, patch_for
+from safe_rope._pinned import shared
 from safe_rope._rebuild import Arguments, Rebuilt, infer_arguments, may_hold_positions, rebuild
 from safe_rope._rotary_state import RotaryState
 from safe_rope.frequencies import Bits
@@ -115,8 +117,10 @@ class Protection(NamedTuple):
         """Protect the module."""
         if self.state is not None and self.patch is not None:
             protect_module(self.module, self.patch, self.state)
-        elif self.pins:
-            pin_module(self.module, self.pins)
+        elif self.pins is not None:
+            if self.patch is not None and self.patch.adjust is not None:
+                self.patch.adjust(self.module)
+            pin_module(self.module, self.pins, self.patch)
 
 
 class Unprotectable(NamedTuple):
@@ -153,24 +157,41 @@ def prepare(
 
     """
     patch = find(module)
-    if patch is not None:
+    if patch is not None and patch.source == "spec":
         rebuilt = reference.module if reference is not None else None
         state = plan(module, patch, reference=rebuilt, **options._asdict())
         return Protection(module, patch=patch, state=state)
     if reference is None:
-        if is_position_module(module):
+        if patch is not None or is_position_module(module):
             return Unprotectable(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
-    generic = generic_state(module, reference.module, namespaces, **options._asdict())
-    if generic is not None:
-        return Protection(module, patch=generic.patch, state=generic)
+    if patch is None:
+        generic = generic_state(module, reference.module, namespaces, **options._asdict())
+        if generic is not None:
+            return Protection(module, patch=generic.patch, state=generic)
+    if patch is not None and patch.adjust is not None:
+        patch.adjust(reference.module)
+    pins = _pins(module, reference)
+    if not pins and (patch is None or patch.source != "states"):
+        return None
+    if options.apply == "stock":
+        patch = None
+    elif patch is None:
+        patch = applied_by(reference.module, patch_for(stock_class(module), namespaces))
+    return Protection(module, patch=patch, pins=pins)
+
+
+def _pins(module: nn.Module, reference: Reference) -> dict[str, tuple[torch.Tensor, bool]]:
     pins = {}
     for name, (values, finished) in reference.rebuilt.tables(reference.path).items():
         current = module._buffers.get(name, module.__dict__.get(name))
-        if isinstance(current, torch.Tensor) and current.shape == values.shape:
-            pins[name] = (values, finished)
+        # A patch may make a buffer of a parameter, and zero.Init leaves no shape of that.
+        if name in module._parameters or (
+            isinstance(current, torch.Tensor) and current.shape == values.shape
+        ):
+            pins[name] = (shared(values), finished)
         else:
             logger.info("%s.%s is not what its constructor makes; left alone", type(module).__name__, name)
-    return Protection(module, pins=pins) if pins else None
+    return pins

@@ -41,6 +41,9 @@ _POSITION = re.compile(
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
 
+_FROZEN = 4096
+
+
 class Arguments(NamedTuple):
     """What a constructor was called with."""
 
@@ -224,6 +227,8 @@ def _parameters_on_meta() -> Iterator[None]:
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or threading.get_ident() != thread or parameter.is_meta:
             return None
+        if not parameter.requires_grad and parameter.numel() <= _FROZEN:
+            return None  # it may be frequencies
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
     hook: Any = to_meta  # Any: the annotation there leaves out that it may return a parameter

@@ -31,7 +31,8 @@ class ModuleEntry:
 
     def __str__(self) -> str:
         if self.level == "pinned":
-            what = f"rebuilt and pinned: {', '.join(self.tables)}"
+            applied = "" if self.family == "pinned" else ", applied in FP32"
+            what = f"rebuilt and pinned: {', '.join(self.tables)}{applied}"
         else:
             what = f"protected as {self.family}" if self.family else f"not protected: {self.reason}"
         return f"{self.path or '(the module itself)'} ({self.module_class}): {what}"
@@ -51,7 +52,8 @@ class ProtectionReport:
         state: Any = module._safe_rope
         if is_pinned(module):
             tables = tuple(state.pins)
-            entry = ModuleEntry(path, _class_name(module), family="pinned", level="pinned", tables=tables)
+            family = "pinned" if state.patch is None else state.patch.family
+            entry = ModuleEntry(path, _class_name(module), family=family, level="pinned", tables=tables)
         else:
             entry = ModuleEntry(path, _class_name(module), family=state.patch.family, level="full")
         self.protected.append(entry)

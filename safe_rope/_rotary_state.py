@@ -216,6 +216,13 @@ class RotaryState:
         if self.row_cache is not None:
             self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
 
+    def follow(self, module: nn.Module) -> None:
+        """Put the buffers back where the module's own ``_apply`` has moved or cast them."""
+        self.restore(
+            module,
+            next((b.device for n in self._pins(module) if (b := module._buffers.get(n)) is not None), None),
+        )
+
     def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
         """After a load: whatever came, the buffers are made from the spec."""
         self.restore(module)

@@ -34,18 +34,25 @@ def acquire(user: object, patch: RopePatch) -> None:
 
 
 def _install(module_name: str, applications: tuple[str, ...]) -> None:
-    namespace = sys.modules.get(module_name)
-    if namespace is None:
-        return
     for name in applications:
-        current = getattr(namespace, name, None)
+        owner, attribute = _place(module_name, name)
+        current = getattr(owner, attribute, None)
         known = _installed.get((module_name, name))
         # Whatever stands there now is the function to wrap: a kernel library may have replaced the stock one.
         if current is None or (known is not None and known[1] is current):
             continue
         wrapper = fp32_application(current)
         _installed[module_name, name] = (current, wrapper)
-        setattr(namespace, name, wrapper)
+        setattr(owner, attribute, wrapper)
+
+
+def _place(module_name: str, name: str) -> tuple[Any, str]:
+    """Return what holds an application function, and under which name; None where it does not exist."""
+    owner: Any = sys.modules.get(module_name)
+    *classes, attribute = name.split(".")
+    for part in classes:
+        owner = vars(owner).get(part) if owner is not None else None
+    return owner, attribute
 
 
 class _NextCollection:
@@ -74,21 +81,17 @@ def _release(patch: RopePatch) -> None:
         for module_name in patch.modules:
             for name in patch.applications:
                 stock, wrapper = _installed.pop((module_name, name), (None, None))
-                namespace = sys.modules.get(module_name)
-                if (
-                    namespace is not None
-                    and wrapper is not None
-                    and getattr(namespace, name, None) is wrapper
-                ):
-                    setattr(namespace, name, stock)
+                owner, attribute = _place(module_name, name)
+                if owner is not None and wrapper is not None and getattr(owner, attribute, None) is wrapper:
+                    setattr(owner, attribute, stock)
 
 
 def installed(patch: RopePatch) -> bool:
     """Whether every application function of ``patch`` that exists is FP32-aware at this moment."""
     for module_name in patch.modules:
-        namespace = sys.modules.get(module_name)
         for name in patch.applications:
-            current = getattr(namespace, name, None)
+            owner, attribute = _place(module_name, name)
+            current = getattr(owner, attribute, None)
             if current is not None and _installed.get((module_name, name), (None, None))[1] is not current:
                 return False
     return True

@@ -187,8 +187,10 @@ def protect(
         if concerns(module):
             parent = model.get_submodule(path.rpartition(".")[0])
             around = (stock_class(parent).__module__,)
-            # What a patch covers is told by its config alone, with no second model.
-            reference = references.find(path) if find(module) is None else None
+            # A spec is told by its config alone, with no second model.
+            patch = find(module)
+            has_spec = patch is not None and patch.source == "spec"
+            reference = None if has_spec else references.find(path)
             result = prepare(module, reference, around, options)
             results.append((path, result))
     for path, result in results:

@@ -55,7 +55,7 @@ def is_position_module(module: nn.Module) -> bool:
 def layer_types(module: nn.Module) -> tuple[str | None, ...]:
     """The layer types that the module keeps separate parameters for; ``(None,)`` where there is one set."""
     rope_type = getattr(module, "rope_type", None)
-    if isinstance(rope_type, Mapping):
+    if isinstance(rope_type, Mapping) and rope_type:  # ESM's is empty
         return tuple(rope_type)
     return (None,)
 

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from safe_rope.errors import ConfigError, PrecisionWarning
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "safe_rope.patches"
 
 Layout = Literal["half", "interleaved"]
+Source = Literal["spec", "results", "tables", "states"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,19 @@ class RopePatch:
     Args:
         family: the family's name, unique among all patches, e.g. ``"llama"``.
         modules: importable names of the Python modules that define the classes and functions below.
-        rotary_classes: names of the `torch.nn.Module` classes whose ``forward`` returns ``(cos, sin)``.
+        rotary_classes: names of the `torch.nn.Module` classes that ``source`` is about.
         layout: ``"half"`` pairs element i with i + rotary_dim / 2 (GPT-NeoX, Llama);
             ``"interleaved"`` pairs element 2i with 2i + 1 (GPT-J, the original paper).
-        applications: names of the functions in ``modules`` that rotate q and k with cos and sin.
+        applications: names of the functions in ``modules`` that rotate q and k with cos and sin, or
+            ``"Class.method"``.
+        source: where they get FP32 cos and sin from. ``"spec"``: the forward of the rotary classes returns
+            them, and is replaced by one that looks them up in a table made for the `RopeSpec`.
+            ``"results"``: their own forward computes them, in FP32 on frequencies that are kept right, and
+            returns nothing else. ``"tables"``: they hold them in buffers or attributes, which are kept right.
+            ``"states"``: they have methods that take q and k and return them rotated, which ``applications``
+            names (``"forward"``, for one); those run in FP32.
+        adjust: what is to be changed in a module, once, before its tables are kept: a cache in the model's
+            dtype that has to be switched off, a table that is a parameter. Not for ``"spec"``.
         read_spec: ``(module, layer_type) -> RopeSpec`` where the usual attributes do not say it.
     """
 
@@ -54,6 +64,8 @@ class RopePatch:
     layout: Layout = "half"
     applications: tuple[str, ...] = ("apply_rotary_pos_emb",)
     read_spec: Callable[[nn.Module, str | None], RopeSpec] | None = None
+    source: Source = "spec"
+    adjust: Callable[[nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.family or not self.modules or not self.rotary_classes:
@@ -69,6 +81,8 @@ class RopePatch:
                 )
         if self.layout not in ("half", "interleaved"):
             raise ConfigError(f'RopePatch.layout must be "half" or "interleaved", got {self.layout!r}')
+        if self.source not in get_args(Source):
+            raise ConfigError(f"RopePatch.source must be one of {get_args(Source)}, got {self.source!r}")
 
     def covers(self, cls: type) -> bool:
         """Whether ``cls`` is one of this patch's rotary classes (its own name, not a base's)."""

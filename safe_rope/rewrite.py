@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from safe_rope import application
-from safe_rope._pinned import PinnedState, pinned_forward
+from safe_rope._pinned import PinnedState, pinned_forward, rotating_method
 from safe_rope._rotary_state import RotaryState
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
@@ -99,19 +99,23 @@ def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> N
     state.restore(module)
 
 
-def pin_module(module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) -> None:
+def pin_module(
+    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], patch: RopePatch | None = None
+) -> None:
     """Keep the named ``tables`` of ``module`` for the rest of its life.
 
     Args:
         module: any module; its class becomes a subclass of the stock class with the same name.
         tables: for each buffer or attribute its true values, on CPU, and whether they are ready for use
             (`safe_rope._provenance.Origin.FINISHED`).
+        patch: how the cos and sin that the module returns or holds are applied in FP32; None where they are
+            applied as the stock model does it.
 
     Raises:
         UnsupportedModelError: the class cannot be derived from.
 
     """
-    state = PinnedState(module, tables)
+    state = PinnedState(module, tables, patch)
     try:
         _take_over(module, PinnedPositions, state)
     except TypeError as error:
@@ -119,6 +123,10 @@ def pin_module(module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]]) 
         raise UnsupportedModelError(
             f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
         ) from error
+    if patch is not None and patch.source == "states":
+        _add_methods(type(module), patch)
+    elif patch is not None:
+        application.acquire(module, patch)
     state.restore(module)
 
 
@@ -148,6 +156,13 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
         metaclass: Any = type(stock)
         protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
     return protected
+
+
+def _add_methods(cls: Any, patch: RopePatch) -> None:
+    """Give a pinned class the methods that rotate in FP32, besides forward."""
+    for name in patch.applications:
+        if name != "forward" and name not in vars(cls) and hasattr(cls._safe_rope_stock, name):
+            setattr(cls, name, rotating_method(cls._safe_rope_stock, name))
 
 
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
@@ -210,8 +225,12 @@ class ProtectedModule:
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
         state = state_of(self)  # type: ignore[arg-type]
+        if self._safe_rope_stock._apply is not nn.Module._apply:
+            # An _apply of the class's own may look at the tables, as timm's does to make them anew.
+            result = super()._apply(fn)  # type: ignore[misc]
+            state.follow(self)  # type: ignore[arg-type]
+            return result
         with state.buffers_aside(self, fn):  # type: ignore[arg-type]
-            # Some classes override _apply without ``recurse``.
             return super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -229,7 +248,9 @@ class ProtectedModule:
         device = attributes.pop(f"{_STATE}_device").device
         super().__setstate__(attributes)  # type: ignore[misc]
         state = state_of(self)  # type: ignore[arg-type]
-        if isinstance(self, ProtectedRotary) and state.patch is not None:
+        if state.patch is not None and state.patch.source == "states":
+            _add_methods(type(self), state.patch)
+        elif state.patch is not None:
             application.acquire(self, state.patch)
         state.restore(self, device)  # type: ignore[arg-type]
 

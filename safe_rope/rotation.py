@@ -45,6 +45,7 @@ _REARRANGEMENTS = frozenset(
         _aten.clone,
         _aten.detach,
         _aten.expand,
+        _aten.gather,
         _aten.index,
         _aten.index_select,
         _aten.permute,
@@ -238,8 +239,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
         args = tuple(_raise(value) for value in args)
         kwargs = {name: _raise(value) for name, value in kwargs.items()}
         device = next(v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-        with _autocast_off(device):
-            return _round(stock(*args, **kwargs), dtypes)
+        with without_autocast(device):
+            return round_results(stock(*args, **kwargs), dtypes)
 
     return application
 
@@ -289,7 +290,8 @@ def _check_positions(position_ids: Any) -> None:
         refuse_negative(int(position_ids.min()))
 
 
-def _autocast_off(device: str) -> contextlib.AbstractContextManager[Any]:
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Switch autocast off for a type of device, where it is on."""
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return contextlib.nullcontext()
@@ -307,7 +309,8 @@ def _raise(value: Any) -> Any:
     return value
 
 
-def _round(result: Any, dtypes: list[torch.dtype]) -> Any:
+def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:
+    """Round each of an application's results to the dtype of the argument that it was made from."""
     if not dtypes:
         return result
     if isinstance(result, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The rotation of q and k, and a whole training step, against transformers and whatever else is installed.
+"""The rotation of q and k, against transformers and whatever else is installed.
 
 Every round runs each implementation once, in turn, so that whatever else the machine does falls on all of
 them; times are the best round of each.
@@ -6,18 +6,15 @@ them; times are the best round of each.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from _bench_others import others
-from _bench_rope import Row
+from _bench_rope import Row, clock
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-import safe_rope
 from safe_rope.rotation import apply_rotary
 from safe_rope.tables import RotaryTable
 
@@ -97,18 +94,19 @@ def best_times(runs: dict[str, Run], device: str, rounds: int = ROUNDS) -> dict[
     """Return each run's best round in seconds."""
     on_gpu = device.startswith("cuda")
     samples: dict[str, list[float]] = {name: [] for name in runs}
+    now = clock(device)
     flush = torch.empty(1 << 28, dtype=torch.int8, device=device) if on_gpu else None
     for index in range(rounds + 1):
         for name, run in runs.items():
             if flush is not None:
                 flush.zero_()  # what an earlier run left in the cache helps nobody
                 torch.cuda.synchronize()
-            began = time.perf_counter()
+            began = now()
             result = run()
             if on_gpu:
                 torch.cuda.synchronize()
             if index:  # by then everything is compiled
-                samples[name].append(time.perf_counter() - began)
+                samples[name].append(now() - began)
             del result
     return {name: min(values) for name, values in samples.items()}
 
@@ -169,46 +167,10 @@ def _rows(label: str, what: str, times: dict[str, float], shape: Shape, device: 
     return rows
 
 
-def training(device: str) -> list[Row]:
-    """Measure a whole training step of a small Llama in BF16, with the guard and without."""
-    config = transformers.LlamaConfig(
-        vocab_size=1000,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-    )
-    torch.manual_seed(0)
-    ids = torch.randint(1000, (2, 512), device=device)
-    runs: dict[str, Run] = {}
-    for name in ("without", "with"):
-        torch.manual_seed(0)
-        model: Any = transformers.LlamaForCausalLM(config)
-        model.to(device, torch.bfloat16)
-        if name == "with":
-            safe_rope.protect(model)
-        runs[name] = _step(model, ids)
-    times = best_times(runs, device, 3 * ROUNDS)
-    return [Row("a training step with the guard", "without it", times["with"], times["without"], 1.0)]
-
-
-def _step(model: Any, ids: Tensor) -> Run:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def run() -> None:
-        optimizer.zero_grad()
-        model(ids, labels=ids, use_cache=False).loss.backward()
-        optimizer.step()
-
-    return run
-
-
-def measure(device: str) -> list[Row]:
-    """Return a row for each implementation, shape and direction, then the training step."""
+def measure(device: str, ending: str = "") -> list[Row]:
+    """Return a row for each implementation, direction and shape whose name ends so."""
     rows = []
-    for shape in SHAPES:
+    for shape in (s for s in SHAPES if s.name.endswith(ending)):
         rows += application(shape, device)
         torch._dynamo.reset()
-    return rows + training(device)
+    return rows

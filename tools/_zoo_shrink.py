@@ -15,9 +15,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LARGEST = 24_000_000
-"""Parameters of a model that is still built; more would take a minute for each architecture."""
-
 _LAYERS = re.compile(
     r"(^|_)(n_layers?|num_layers|(num_)?hidden_layers|layers|num_blocks|n_blocks|depth|num_stages_layers)$"
 )
@@ -154,6 +151,10 @@ def _both_kinds(values: list[Any]) -> list[Any]:
     return [values[0], other]
 
 
+def _nothing(config: Any) -> None:
+    """Leave the default config as it is."""
+
+
 def _depth_and_vocabulary(config: Any) -> None:
     _depth(config)
     if getattr(config, "vocab_size", 0) is None:
@@ -173,6 +174,8 @@ def _all_but_rope(config: Any) -> None:
     widths = [value for name, value in _numbers(config) if _WIDTH.search(name) and value >= 2 * _WIDE]
     common = math.gcd(*heads) if heads else (math.gcd(*widths) if widths else 1)
     divisor = max((d for d in range(1, 17) if common % d == 0 and common // d >= 1), default=1)
+    if divisor == 1:
+        divisor = common  # a prime number of heads: one is left
     if divisor == common and divisor > 1 and divisor % 2 == 0:
         divisor //= 2
     for name, value in _numbers(config):
@@ -224,20 +227,29 @@ def count_parameters(build: Callable[[], Any]) -> int | None:
     return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
-def buildable(config_class: type[Any], cls: type[Any]) -> tuple[Any | None, str]:
-    """Return the smallest config that ``cls`` can be built with; without one, why not."""
+def buildable(config_class: type[Any], cls: type[Any], largest: int) -> tuple[Any | None, str]:
+    """Return the smallest config that ``cls`` can be built with; without one, why not.
+
+    Args:
+        config_class: its default is where shrinking starts.
+        cls: the model.
+        largest: parameters of a model that is still built.
+
+    """
     reason = ""
-    for change in (_all_but_rope, _depth_and_vocabulary, _depth):
+    for change in (_all_but_rope, _depth_and_vocabulary, _depth, _nothing):
         try:
             config = _small_config(config_class, change)
             count = count_parameters(functools.partial(build, cls, config))
-            if count is not None and count > LARGEST:
+            if count is not None and count > largest:
                 reason = reason or f"{count / 1e6:.0f} million parameters at its smallest"
                 continue
             build(cls, config)
             return config, ""
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
+            if change is _nothing and reason:
+                continue  # why the smaller ones cannot be built says more
+            reason = f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"[:160]
     return None, reason
 
 

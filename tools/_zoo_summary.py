@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -95,25 +96,36 @@ def summarize(rows: list[Row]) -> str:
 _HEAD = """\
 # Coverage of transformers' architectures
 
-What `tools/zoo_survey --markdown` prints. Config classes are shrunk and their base models built, with and
-without the guard, through six ways of building or loading that damage position tables. Every table that a
-model stores, and cos and sin as its rotary modules return them up to position 4,095, is compared with a
-clean FP32 model on CPU.
+Every config class of a transformers release is shrunk (fewer layers, narrower, the same structure), and the
+base model that belongs to it is built, with and without the guard, through six ways of building or loading
+that damage position tables. Every table that a model stores, and cos and sin as its rotary modules return
+them up to position 4,095, is compared with a clean FP32 model on CPU.
 
-*full*: own tables, q and k rotated in FP32. *pinned*: the stock computation on tables that stay as rebuilt
-in FP32 on CPU. A scenario counts where it runs without the guard as well: what fails there (a weight
-initialised after zero.Init has partitioned it, for example) fails with the guard, too.
+*Fully protected*: cos and sin come from the library's own tables, and q and k are rotated in FP32. *Pinned*:
+the stock computation, on tables that stay as the stock constructor makes them in FP32 on CPU.
 
-Where a release has more config classes than are counted here, these are a random sample of them, together
-with one architecture for each known way of holding positions."""
+This page is what `tools/zoo_survey --summary --markdown` makes of the files in [docs/data](data), one line of
+JSON for each config class. `tools/zoo_survey --output FILE` makes such a file for the installed release; it
+can be interrupted, and takes about a second of one core for each class. CI runs the same code on a fixed
+choice, which `tests/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on the
+older ones."""
+
+_ASIDE = """\
+A scenario counts where it runs without the guard: some architectures cannot be built under a direct zero.Init
+(a weight is initialised after it has been partitioned), or cannot read the checkpoint that they saved."""
 
 
 def markdown(rows: list[Row]) -> str:
     """Return docs/coverage.md: a section for each version pair among ``rows``."""
     sections = [_HEAD]
-    for pair in sorted({row["pair"] for row in rows}, reverse=True):
-        sections.append(_section(pair, [row for row in rows if row["pair"] == pair]))
+    for pair in sorted({row["pair"] for row in rows}, key=_release, reverse=True):
+        found = sorted((row for row in rows if row["pair"] == pair), key=lambda row: row["model_type"])
+        sections.append(_section(pair, found))
     return "\n\n".join(sections)
+
+
+def _release(pair: str) -> list[int]:
+    return [int(number) for number in pair.split(" ")[0].split(".")]
 
 
 def _section(pair: str, rows: list[Row]) -> str:
@@ -122,10 +134,8 @@ def _section(pair: str, rows: list[Row]) -> str:
     lines = [
         f"## transformers {transformers}, DeepSpeed {deepspeed}",
         "",
-        f"{found['architectures']} config classes surveyed; {found['built']} could be built, of which "
-        f"{found['with position tables']} hold position tables: "
-        + ", ".join(f"{count} {kind}" for kind, count in found["protection"].most_common())
-        + ".",
+        f"{found['architectures']} config classes; {found['built']} could be built, of which "
+        f"{found['with position tables']} hold position tables.",
         "",
         "| scenario | damaged without the guard | damaged with it | fail only with it |",
         "|---|---|---|---|",
@@ -138,18 +148,72 @@ def _section(pair: str, rows: list[Row]) -> str:
     fp32, bf16 = found["run"]["fp32"], found["run"]["bf16"]
     lines += [
         "",
-        f'Forward, where a simple input suffices: FP32 results with `tables="fp32"` identical to the bit for '
-        f"{fp32['same']} of {fp32['ran']}; after `.to(bfloat16)` {bf16['same']} of {bf16['ran']} run with "
-        "the same dtypes.",
+        _ASIDE,
+        "",
+        f"Forward, for the {fp32['ran']} that take a simple input: results in FP32 with "
+        f'`tables="fp32"` are the stock model\'s to the bit for {fp32["same"]}. After `.to(bfloat16)` '
+        f"{bf16['same']} of the {bf16['ran']} that then run without the guard run with it, and give the same "
+        "dtypes.",
     ]
-    lines += ["", "| architecture | position tables | protection |", "|---|---|---|"]
-    for row in rows:
-        if row["status"] == "built" and row["tables"]:
-            names = ", ".join(f"`{name}`" for name in row["names"][:4])
-            lines.append(f"| {row['model_type']} | {row['tables']}: {names} | {_protection(row)} |")
-    reasons = Counter(reason for reason in found["not built"].values())
-    lines += ["", "Could not be built:", "", "| reason | architectures |", "|---|---|"]
-    for reason, _ in reasons.most_common():
-        names = ", ".join(name for name, why in found["not built"].items() if why == reason)
-        lines.append(f"| {reason.replace('|', '/')} | {names} |")
+    lines += _problems(rows)
+    holding = [row for row in rows if row["status"] == "built" and row["tables"]]
+    for title, names in _by_protection(holding):
+        lines += ["", f"**{title}** ({len(names)}): {', '.join(names)}."]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in found["not built"].items():
+        reasons.setdefault(_plain_reason(reason), []).append(name)
+    total = len(found["not built"])
+    lines += ["", f"**Not built** ({total}), from the default config or anything smaller:", ""]
+    lines += ["| reason | architectures |", "|---|---|"]
+    for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        lines.append(f"| {reason.replace('|', '/')} | {', '.join(names)} |")
     return "\n".join(lines)
+
+
+def _problems(rows: list[Row]) -> list[str]:
+    """What is not as it should be, each in a line of a list; nothing where there is nothing."""
+    lines = []
+    for row in rows:
+        for name, results in row.get("scenarios", {}).items():
+            guarded, stock = results.get("guard", {}), results.get("stock", {})
+            for path, problem in list((guarded.get("damaged") or {}).items())[:2]:
+                lines.append(f"- {row['model_type']}, {name}: `{path}` is damaged with the guard: {problem}")
+            if "error" in guarded and "error" not in stock:
+                lines.append(f"- {row['model_type']}, {name}: fails with the guard only: {guarded['error']}")
+        for kind, problem in row.get("run", {}).items():
+            if problem not in (None, "same"):
+                lines.append(f"- {row['model_type']}, forward in {kind.upper()}: {problem}")
+    return ["", "Not as it should be:", "", *lines] if lines else []
+
+
+def _by_protection(holding: list[Row]) -> list[tuple[str, list[str]]]:
+    titles = {
+        "full": "Fully protected",
+        "full and pinned": "Fully protected, other tables in the same model pinned",
+        "pinned": "Pinned",
+        "none": "Nothing is stored, forward computes everything anew",
+    }
+    groups: dict[str, list[str]] = {title: [] for title in titles.values()}
+    for row in holding:
+        kind = _protection(row)
+        title = titles.get(kind, f"Protection: {kind}")
+        tables = ""
+        if kind == "pinned":
+            kept = sorted(
+                name for name in row["names"] if "(" not in name and not name.startswith("original_")
+            )
+            tables = f" (`{'`, `'.join(kept[:3])}`)" if kept else ""
+        groups.setdefault(title, []).append(row["model_type"] + tables)
+    return [(title, names) for title, names in groups.items() if names]
+
+
+def _plain_reason(reason: str) -> str:
+    if re.search(r"million parameters at its smallest|allocate memory", reason):
+        return "too large however much it is shrunk"
+    if reason.startswith(("ImportError", "ModuleNotFoundError")):
+        missing = re.search(r"requires the (\w+) library|No module named '(\w+)'", reason)
+        name = next((part for part in missing.groups() if part), "") if missing else ""
+        return f"needs the package {name}" if name else "needs a package that is not installed"
+    if re.match(r"no model class|A configuration of type|not done after", reason):
+        return reason
+    return "its default config does not describe a model: " + re.sub(r"^(\w+): ", r"", reason)[:90]

@@ -22,7 +22,8 @@ from typing import Any
 from _zoo_summary import markdown, summarize
 
 LIMIT = 120.0
-MEMORY = 8 << 30
+LARGEST = 24.0
+MEMORY = 5 << 30
 """Bytes that one architecture may have; what needs more counts as too large to be built."""
 
 
@@ -49,12 +50,13 @@ def main() -> int:
     print(f"{len(names)} architectures, {len(names) - len(left)} done already", file=sys.stderr)
     scenarios = tuple(arguments.scenarios.split(","))
     kinds = ("stock", "guard") if arguments.kind == "both" else (arguments.kind,)
+    largest = round(arguments.largest * 1e6)
     deadline = time.monotonic() + arguments.budget if arguments.budget else None
     with arguments.output.open("a") as output, _progress(len(left)) as advance:
         for name in left:
             if deadline and time.monotonic() > deadline:
                 break
-            row = _in_child(lambda name=name: worker.survey(name, scenarios, kinds), arguments.limit)
+            row = _in_child(lambda name=name: worker.survey(name, scenarios, kinds, largest), arguments.limit)
             row = {"model_type": name, **row, "pair": pair()}
             output.write(json.dumps(row) + "\n")
             output.flush()
@@ -76,6 +78,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--scenarios", default="S1,S2,S3,S4,S4a,S5")
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
+    parser.add_argument("--largest", type=float, default=LARGEST, help="million parameters still built")
     parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
     parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
     parser.add_argument("--more", type=Path, nargs="*", default=[], help="further outputs to summarize")

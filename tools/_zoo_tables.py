@@ -21,7 +21,7 @@ POSITIONS = (0, 1, 255, 257, 1023, 2049, 4095)
 _NO_POSITIONS = re.compile(
     r"running_(mean|var)|num_batches|window$|stft|mel_|filter|fbank|kernel|lowpass|resampl|clip|"
     r"masked_bias|^bias$|mean$|std$|scale|_buffer$|codebook|cluster|quantil|bucket_weight|frame_weights|"
-    r"image_(mean|std)|noise|betas|alphas|sigmas|timesteps|taps|fir|anti_alias|attn_mask|scalar"
+    r"image_(mean|std)|boundar|eye$|biases$|noise|betas|alphas|sigmas|timesteps|taps|fir|anti_alias|attn_mask|mask$|scalar"
 )
 
 
@@ -82,18 +82,22 @@ def position_tables(model: nn.Module, again: nn.Module) -> dict[str, Table]:
     return tables
 
 
-def forward_tables(model: nn.Module) -> dict[str, Table]:
-    """cos and sin at large positions of every module that is asked for them by position or by length."""
+def forward_tables(model: nn.Module, every_form: bool = False) -> dict[str, Table]:
+    """cos and sin at large positions of every module that is asked for them by position or by length.
+
+    Positions have one axis or three (mrope); without ``every_form`` only the first form that a module takes
+    is asked for. A protected module may take more forms than the stock one.
+    """
     tables = {}
     for path, module in model.named_modules():
         if any(True for _ in module.parameters()) or len(list(module.children())) > 2:
             continue
-        for name, values in _ask(module):
+        for name, values in _ask(module, every_form):
             tables[f"{path}({name})"] = Table(values, _phase_tolerance(module, values))
     return tables
 
 
-def _ask(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _ask(module: nn.Module, every_form: bool) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         names = tuple(inspect.signature(type(module).forward).parameters)
     except (TypeError, ValueError):
@@ -105,31 +109,34 @@ def _ask(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         types = [re.sub(r"_?(original_)?inv_freq$", "", name) for name in module._buffers]
         layer_types = tuple(dict.fromkeys(types)) if any(types) else (None,)
     for layer_type in layer_types:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = _call(module, names, layer_type)
-        label = "" if layer_type is None else f"{layer_type} "
-        values = result if isinstance(result, tuple) else (result,)
-        for index, value in enumerate(values):
-            if isinstance(value, torch.Tensor) and _counts(value):
-                yield f"{label}{index}", getattr(value, "table", value).detach().clone()
+        positions = torch.tensor([POSITIONS])
+        for form, ids in (("", positions), ("3 axes ", positions.expand(3, 1, -1))):
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = _call(module, names, layer_type, ids)
+            if result is None:
+                continue
+            label = form if layer_type is None else f"{form}{layer_type} "
+            values = result if isinstance(result, tuple) else (result,)
+            for index, value in enumerate(values):
+                if isinstance(value, torch.Tensor) and _counts(value):
+                    yield f"{label}{index}", getattr(value, "table", value).detach().clone()
+            if not every_form:
+                break
 
 
-def _call(module: nn.Module, names: tuple[str, ...], layer_type: str | None) -> Any:
+def _call(module: nn.Module, names: tuple[str, ...], layer_type: str | None, ids: torch.Tensor) -> Any:
     x = torch.zeros(1, 2, len(POSITIONS), 8)
-    positions = torch.tensor([POSITIONS])
-    for ids in (positions, positions.expand(3, 1, -1)):
-        try:
-            if "seq_len" in names and "position_ids" not in names:
-                tables = module(x, seq_len=POSITIONS[-1] + 1)
-                rows = [table.reshape(POSITIONS[-1] + 1, -1)[list(POSITIONS)] for table in tables]
-                return tuple(rows)
-            if layer_type is not None:
-                return module(x, ids, layer_type)
-            return module(x, ids)
-        except Exception:
-            continue
-    return None
+    try:
+        if "seq_len" in names and "position_ids" not in names:
+            tables = module(x, seq_len=POSITIONS[-1] + 1)
+            rows = [table.reshape(POSITIONS[-1] + 1, -1)[list(POSITIONS)] for table in tables]
+            return tuple(rows)
+        if layer_type is not None:
+            return module(x, ids, layer_type)
+        return module(x, ids)
+    except Exception:
+        return None
 
 
 def _phase_tolerance(module: nn.Module, values: torch.Tensor) -> float:

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from _zoo_run import compare
 from _zoo_shrink import (
-    LARGEST,
     build,
     buildable,
     config_classes,
@@ -95,8 +94,18 @@ def prepare() -> None:
     gc.freeze()  # a child's collections then look at what the child has made
 
 
-def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Return the line of ``model_type``: what was built, and what each scenario damaged."""
+def survey(
+    model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...], largest: int
+) -> dict[str, Any]:
+    """Return the line of ``model_type``: what was built, and what each scenario damaged.
+
+    Args:
+        model_type: of the config class.
+        scenarios: of `SCENARIOS`.
+        kinds: ``"stock"``, ``"guard"`` or both.
+        largest: parameters of a model that is still built.
+
+    """
     started = time.monotonic()
     row: dict[str, Any] = {"model_type": model_type}
     config_class = config_classes()[model_type]
@@ -105,18 +114,18 @@ def survey(model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...]) 
         return row | {"status": "unbuildable", "reason": "no model class belongs to this config"}
     row["class"] = cls.__name__
     with quick_weights():
-        config, reason = buildable(config_class, cls)
+        config, reason = buildable(config_class, cls, largest)
     if config is None:
         return row | {"status": "unbuildable", "reason": reason}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as quick:
         quick.enter_context(quick_weights())
         clean = build(cls, config)
         tables = position_tables(clean, build(cls, config, seed=1))
-        if tables:
+        if tables or forward_tables(clean):
             checkpoint = _save(clean, Path(folder))
             with contextlib.suppress(Exception):  # what a config class makes of its own file
                 read = config_class.from_pretrained(folder)
-                if (count_parameters(lambda: build(cls, read)) or 0) <= LARGEST:
+                if (count_parameters(lambda: build(cls, read)) or 0) <= largest:
                     clean = build(cls, read)
                     tables = position_tables(clean, build(cls, read, seed=1))
                     config = read
@@ -188,7 +197,7 @@ class _Runner:
         finally:
             _clean_up()
         actual = stored(model)
-        actual.update({path: table.values for path, table in forward_tables(model).items()})
+        actual.update({path: table.values for path, table in forward_tables(model, every_form=True).items()})
         return {"damaged": damage(self.tables, actual)}
 
     def _zero_init(self) -> Any:

@@ -44,14 +44,16 @@ def command(style: str, update: str | None, record: bool) -> None:
 
 def _entry(patch: registry.RopePatch) -> dict[str, Any]:
     families = _patch_releases.read()["families"]
+    tables = "own tables" if patch.source == "spec" else "rebuilt and pinned"
     applied = ", FP32 application" if patch.applications else ""
     return {
         "family": patch.family,
         "modules": list(patch.modules),
         "classes": list(patch.rotary_classes),
         "layout": patch.layout,
+        "source": patch.source,
         "applications": list(patch.applications),
-        "protected": f"own tables{applied}",
+        "protected": f"{tables}{applied}",
         "tested": [release for release, names in families.items() if patch.family in names],
     }
 

@@ -49,6 +49,8 @@ def test_what_the_record_says_can_be_imported() -> None:
     record, pair = _patch_releases.read(), _patch_releases.installed()
     families = record["families"].get(pair["transformers"], [])
     for patch in registry.supported():
+        if patch.family not in families:
+            continue
         found = []
         for name in patch.modules:
             try:
@@ -56,8 +58,7 @@ def test_what_the_record_says_can_be_imported() -> None:
             except ModuleNotFoundError:
                 spec = None
             found.append(spec is not None)
-        if patch.family in families:
-            assert any(found), patch.family
+        assert any(found), patch.family
 
 
 def test_an_update_replaces_what_is_between_the_marks_alone(

@@ -1,0 +1,38 @@
+"""A rotary class that nobody has described, which takes one position axis and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+import safe_rope
+
+
+class OneAxisRotary(nn.Module):
+    """As transformers 4.57 writes it: positions of several axes do not fit the frequencies."""
+
+    def __init__(self, config: Any, dim: int = 16) -> None:
+        super().__init__()
+        self.config = config
+        inv_freq = 1.0 / 10000.0 ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        columns = self.inv_freq[None, :, None].float().expand(position_ids.shape[0], -1, 1)
+        phase = (columns @ position_ids[:, None, :].float()).transpose(1, 2)
+        both = torch.cat((phase, phase), dim=-1)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+
+def test_it_is_protected_fully() -> None:
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4)
+    stock = OneAxisRotary(config)
+    with safe_rope.guard(tables="fp32") as session:
+        model = nn.Sequential(OneAxisRotary(config)).to(torch.bfloat16)
+    assert [(entry.path, entry.level) for entry in session.report.protected] == [("0", "full")]
+    ids = torch.tensor([[0, 1, 257, 4095], [5, 4000, 2, 3]])
+    for expected, got in zip(stock(torch.zeros(1), ids), model[0](torch.zeros(1), ids), strict=True):
+        assert torch.equal(torch.as_tensor(getattr(got, "table", got)), expected)
