@@ -121,7 +121,7 @@ def survey(
         quick.enter_context(quick_weights())
         clean = build(cls, config)
         tables = position_tables(clean, build(cls, config, seed=1))
-        if tables:
+        if tables or forward_tables(clean):
             checkpoint = _save(clean, Path(folder))
             with contextlib.suppress(Exception):  # what a config class makes of its own file
                 read = config_class.from_pretrained(folder)

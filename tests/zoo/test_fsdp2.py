@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from one_rank import free_port
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -20,7 +21,8 @@ if not hasattr(fsdp, "fully_shard"):
     pytest.skip("this torch has no FSDP2", allow_module_level=True)
 
 SECONDS = 400
-ARCHITECTURES = ("phi", "gptj")
+# Before transformers 5, GPT-J keeps its scale in a tensor that nothing brings back from meta.
+ARCHITECTURES = ("phi", "gptj") if transformers.__version__ >= "5" else ("phi",)
 
 pytestmark = pytest.mark.timeout(SECONDS + 30)
 
@@ -40,7 +42,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    assert status == 0, output.with_suffix(".log").read_text(errors="replace")[-3000:]
+    assert status == 0, output.with_suffix(".log").read_text(errors="replace")[-6000:]
     return [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(2)]
 
 

@@ -50,11 +50,13 @@ def _device_map(architecture: str, folder: Path) -> Any:
 
 def _device_map_auto(architecture: str, folder: Path) -> Any:
     """Two places by size: what does not fit in memory is loaded from disk for each forward."""
+    if auto(architecture)._model_mapping[type(CONFIGS[architecture]())]._no_split_modules is None:
+        pytest.skip("this release cannot tell where the architecture may be split")
     return auto(architecture).from_pretrained(
         folder,
         torch_dtype=torch.bfloat16,
         device_map="auto",
-        max_memory={"cpu": "120KB"},
+        max_memory={"cpu": "250KB"},
         offload_folder=folder / "offload",
     )
 
