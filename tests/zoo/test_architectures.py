@@ -9,14 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import transformers
 
 Rows = dict[str, dict[str, Any]]
 SCENARIOS = ("S1", "S2", "S3", "S4", "S4a", "S5")
 
-forward = pytest.mark.skipif(
-    transformers.__version__ < "5", reason="forward has been surveyed on the newest release only"
-)
 pytestmark = pytest.mark.timeout(1000)
 
 
@@ -53,14 +49,12 @@ def test_what_loads_without_the_guard_loads_with_it(survey: Rows, scenario: str)
     }
 
 
-@forward
 def test_fp32_results_are_the_stock_ones_to_the_bit(survey: Rows) -> None:
     results = {name: row["run"]["fp32"] for name, row in holding(survey).items()}
     assert sum(result == "same" for result in results.values()) >= len(results) // 2
     assert not {name: result for name, result in results.items() if result not in (None, "same")}
 
 
-@forward
 def test_a_model_cast_to_bf16_runs_and_gives_the_stock_dtypes(survey: Rows) -> None:
     results = {name: row["run"]["bf16"] for name, row in holding(survey).items()}
     assert sum(result == "same" for result in results.values()) >= len(results) // 2
