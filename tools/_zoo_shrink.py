@@ -170,10 +170,16 @@ def _depth_and_vocabulary(config: Any) -> None:
 def _all_but_rope(config: Any) -> None:
     """Narrow everything by one divisor, the heads with the width, so that the size of a head stays."""
     _depth_and_vocabulary(config)
+    if not (getattr(config, "rope_scaling", None) or getattr(config, "rope_parameters", None)):
+        for name, value in _numbers(config):
+            if _LENGTH.search(name) and value > 8192:
+                _set(config, name, 8192)  # older releases keep whole tables, in every layer
     heads = [value for name, value in _numbers(config) if _HEADS.search(name) and "value" not in name]
     widths = [value for name, value in _numbers(config) if _WIDTH.search(name) and value >= 2 * _WIDE]
     common = math.gcd(*heads) if heads else (math.gcd(*widths) if widths else 1)
     divisor = max((d for d in range(1, 17) if common % d == 0 and common // d >= 1), default=1)
+    if divisor == 1:
+        divisor = common  # a prime number of heads: one is left
     if divisor == common and divisor > 1 and divisor % 2 == 0:
         divisor //= 2
     for name, value in _numbers(config):
@@ -245,6 +251,8 @@ def buildable(config_class: type[Any], cls: type[Any], largest: int) -> tuple[An
             build(cls, config)
             return config, ""
         except Exception as error:
+            if change is _nothing and reason:
+                continue  # why the smaller ones cannot be built says more
             reason = f"{type(error).__name__}: {(str(error).strip() or '?').splitlines()[0]}"[:160]
     return None, reason
 

@@ -191,6 +191,7 @@ def _by_protection(holding: list[Row]) -> list[tuple[str, list[str]]]:
         "full": "Fully protected",
         "full and pinned": "Fully protected, other tables in the same model pinned",
         "pinned": "Pinned",
+        "none": "Nothing is stored, forward computes everything anew",
     }
     groups: dict[str, list[str]] = {title: [] for title in titles.values()}
     for row in holding:

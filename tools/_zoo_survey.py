@@ -23,7 +23,7 @@ from _zoo_summary import markdown, summarize
 
 LIMIT = 120.0
 LARGEST = 24.0
-MEMORY = 8 << 30
+MEMORY = 5 << 30
 """Bytes that one architecture may have; what needs more counts as too large to be built."""
 
 

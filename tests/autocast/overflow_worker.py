@@ -93,12 +93,15 @@ def main(result: Path, folder: Path) -> None:
     import deepspeed
     import parity
 
+    from safe_rope.autocast import hooks
+
     faulthandler.dump_traceback_later(float(os.environ["SECONDS_TO_DUMP"]))
     warnings.filterwarnings("ignore", category=FutureWarning)
     deepspeed.logger.setLevel("ERROR")
     deepspeed.init_distributed("gloo", verbose=False)
     seen = {}
-    for stage in (0, 1, 2, 3):
+    # DeepSpeed 0.17 has no loss scale at ZeRO 0, and is refused there (test_preflight).
+    for stage in (0, 1, 2, 3) if hooks.scales_without_zero() else (1, 2, 3):
         case = parity.Case("llama", "float16", stage, 1, clip=stage != 1)
         seen[str(stage)] = one(dataclasses.replace(case, overlap=stage == 2), folder)
     result.write_text(json.dumps(seen), encoding="utf-8")

@@ -150,6 +150,19 @@ def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.Monkey
         check(config(gradient_accumulation_steps=2))
 
 
+def test_float16_without_zero_needs_a_deepspeed_with_a_loss_scale_there(has_autocast: bool) -> None:
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+    from deepspeed.runtime import engine
+
+    asked = config(torch_autocast={"enabled": True, "dtype": "float16"}, zero_optimization={"stage": 0})
+    if "GradScaler" in Path(str(engine.__file__)).read_text(encoding="utf-8"):
+        assert preflight.check_config(asked) is not None
+    else:
+        with pytest.raises(ConfigError, match="no loss scale for float16 at ZeRO 0"):
+            preflight.check_config(asked)
+
+
 @pytest.mark.parametrize("form", ["dict", "path", "Path", "hjson", "base64"])
 def test_every_form_of_a_config_is_read(form: str, tmp_path: Path) -> None:
     text = json.dumps(config())
