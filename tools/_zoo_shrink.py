@@ -170,6 +170,10 @@ def _depth_and_vocabulary(config: Any) -> None:
 def _all_but_rope(config: Any) -> None:
     """Narrow everything by one divisor, the heads with the width, so that the size of a head stays."""
     _depth_and_vocabulary(config)
+    if not (getattr(config, "rope_scaling", None) or getattr(config, "rope_parameters", None)):
+        for name, value in _numbers(config):
+            if _LENGTH.search(name) and value > 8192:
+                _set(config, name, 8192)  # older releases keep whole tables, in every layer
     heads = [value for name, value in _numbers(config) if _HEADS.search(name) and "value" not in name]
     widths = [value for name, value in _numbers(config) if _WIDTH.search(name) and value >= 2 * _WIDE]
     common = math.gcd(*heads) if heads else (math.gcd(*widths) if widths else 1)
