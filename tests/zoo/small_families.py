@@ -43,6 +43,11 @@ def several_axes(config: Any) -> dict[str, Any]:
     return {"input_ids": IDS, "position_ids": positions[:, None].expand(3, 2, 20)}
 
 
+def features(config: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {"input_features": torch.rand(2, 40, 20, generator=generator)}
+
+
 def video(config: Any) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     return {"pixel_values_videos": torch.rand(1, 4, 3, 64, 64, generator=generator)}
@@ -203,6 +208,18 @@ FAMILIES: dict[str, Case] = {
             "frames_per_clip": 4,
         },
         video,
+    ),
+    "wav2vec2_bert": (
+        "Wav2Vec2BertModel",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "feature_projection_input_dim": 20,
+            "position_embeddings_type": "rotary",
+        },
+        features,
     ),
     "wav2vec2_conformer": (
         "Wav2Vec2ConformerModel",
