@@ -103,7 +103,7 @@ them up to position 4,095, is compared with a clean FP32 model on CPU.
 
 *Fully protected*: cos and sin come from the library's own tables, and q and k are rotated in FP32. *Pinned*:
 the tables stay as the stock constructor makes them in FP32 on CPU, and the stock code computes with them, in
-FP32 where q and k are rotated ([how, for each family](contracts.md#how-each-familys-application-is-protected)).
+FP32 where it rotates q and k: [how, for each family](contracts.md#how-each-familys-application-is-protected).
 
 This page is what `tools/zoo_survey --summary --markdown` makes of the files in [docs/data](data), one line of
 JSON for each config class. `tools/zoo_survey --output FILE` makes such a file for the installed release; it
