@@ -8,6 +8,7 @@ stdout says how far it is; a line with "result" or "error" is the last. It ends 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -94,6 +95,8 @@ def _audit(job: Job, folder: Path, out: IO[str]) -> dict[str, Any]:
     _say(out, doing="building the skeleton")
     material = Material.prepare(job, folder / "checkpoint")
     paths = implied(material)
+    # DeepSpeed collects garbage a dozen times for an engine; each would go through all that is imported.
+    gc.freeze()
     results = []
     for index, path in enumerate(paths):
         for kind in KINDS:
