@@ -55,23 +55,25 @@ def run_in_fp32(
 @contextlib.contextmanager
 def tables_marked(module: nn.Module, tables: dict[str, CosSin]) -> Iterator[None]:
     """Show ``tables`` as `CosSin` while a forward runs that takes its cos and sin from them."""
-    before = {name: _get(module, name) for name in tables}
+    before = {name: get_table(module, name) for name in tables}
     for name, table in tables.items():
-        _set(module, name, table)
+        set_table(module, name, table)
     try:
         yield
     finally:
         for name, table in tables.items():
-            current = _get(module, name)
+            current = get_table(module, name)
             # A forward may have moved the table, or made a longer one.
-            _set(module, name, before[name] if current is table else plain(current))
+            set_table(module, name, before[name] if current is table else plain(current))
 
 
-def _get(module: nn.Module, name: str) -> Any:
+def get_table(module: nn.Module, name: str) -> Any:
+    """Return a buffer or a plain attribute of that name, None where there is neither."""
     return module._buffers.get(name, module.__dict__.get(name))
 
 
-def _set(module: nn.Module, name: str, value: Any) -> None:
+def set_table(module: nn.Module, name: str, value: Any) -> None:
+    """Put a value where `get_table` finds it, past ``__setattr__``."""
     if name in module._buffers:
         module._buffers[name] = value
     else:

@@ -81,7 +81,7 @@ class ConstructionWatch:
         if child is None or rebuilding() or not self._concerns_this_thread():
             return
         self._parents[child] = (weakref.ref(parent), name)
-        if type(child).__module__.startswith("torch.nn.modules."):
+        if _is_torchs(child):
             return
         if isinstance(child, ProtectedModule):
             self._see(child)
@@ -183,12 +183,17 @@ def _wrap_init() -> None:
             setattr(nn.Module, name, ours)
 
 
+def _is_torchs(module: nn.Module) -> bool:
+    """Say whether a module is one of torch's own: most modules are, and none of them holds positions."""
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
 def _noting(inner: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(inner)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(self, *args, **kwargs)
-        if type(self).__module__.startswith("torch.nn.modules."):
-            return  # most modules are such, and none of them holds positions
+        if _is_torchs(self):
+            return
         watch = None if rebuilding() else _watch_of_this_thread()
         if watch is not None:
             try:

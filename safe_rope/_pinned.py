@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from safe_rope import _shadow
-from safe_rope._applied import run_in_fp32, tables_marked
+from safe_rope._applied import get_table, run_in_fp32, set_table, tables_marked
 from safe_rope._provenance import Origin, Provenance
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin
@@ -78,7 +78,7 @@ class PinnedState:
     def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
         """Put back every table that is not, untouched, the one that was put there before."""
         for name, pin in self.pins.items():
-            current = module._buffers.get(name, module.__dict__.get(name))
+            current = get_table(module, name)
             if device is None and self._is_untouched(name, current):
                 continue
             target = device if device is not None and name in module._buffers else _device_of(current)
@@ -86,7 +86,7 @@ class PinnedState:
                 target = torch.device("cpu")  # nobody would ever fill a plain attribute
             with torch.inference_mode(False):
                 value = pin.values.to(target, copy=True)
-            _set(module, name, value)
+            set_table(module, name, value)
             self._placed[name] = (value, value._version, _address(value))
             if self.patch is not None and self.patch.source == "tables" and value.dtype == torch.float32:
                 self._marked[name] = CosSin(value)
@@ -152,27 +152,27 @@ class PinnedState:
         swapped = []
         for name, pin in self.pins.items():
             if pin.is_low and pin.finished:
-                table = module._buffers.get(name, module.__dict__.get(name))
+                table = get_table(module, name)
                 if table is None:
                     continue
                 rounded = self._rounded.get(name)
                 if rounded is None or (rounded.dtype, rounded.device) != (pin.nominal, table.device):
                     rounded = self._rounded[name] = table.to(pin.nominal)
-                _set(module, name, rounded)
+                set_table(module, name, rounded)
                 swapped.append((name, table, rounded))
         try:
             yield
         finally:
             for name, table, rounded in swapped:
-                if module._buffers.get(name, module.__dict__.get(name)) is rounded:
-                    _set(module, name, table)
+                if get_table(module, name) is rounded:
+                    set_table(module, name, table)
                 else:
                     self._rounded.pop(name, None)
 
     def adopt_growth(self, module: nn.Module) -> None:
         """Keep a table that forward itself has made longer."""
         for name, pin in self.pins.items():
-            current = module._buffers.get(name, module.__dict__.get(name))
+            current = get_table(module, name)
             if not isinstance(current, torch.Tensor) or current.is_meta:
                 continue
             if current.shape != pin.values.shape and current.dtype == pin.values.dtype:
@@ -225,7 +225,7 @@ class PinnedState:
         shadow, provenance = _shadow.start(), Provenance()
         try:
             for name, pin in self.pins.items():
-                table = module._buffers.get(name, module.__dict__.get(name))
+                table = get_table(module, name)
                 if pin.is_low and not pin.finished and table is not None:
                     _shadow.mark(table, pin.nominal)
             with provenance:
@@ -234,7 +234,7 @@ class PinnedState:
             lowered = tuple(_lowered_dtype(leaf, provenance) for leaf in leaves)
         finally:
             for name in self.pins:
-                table = module._buffers.get(name, module.__dict__.get(name))
+                table = get_table(module, name)
                 if table is not None:
                     _shadow.mark(table, None)
             _shadow.stop(shadow)
@@ -306,19 +306,12 @@ def _lowered_dtype(leaf: Any, provenance: Provenance) -> torch.dtype | None:
 
 
 def _dtype_of(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype:
-    current = module._buffers.get(name, module.__dict__.get(name))
+    current = get_table(module, name)
     return current.dtype if isinstance(current, torch.Tensor) else values.dtype
 
 
 def _device_of(current: Any) -> torch.device:
     return current.device if isinstance(current, torch.Tensor) else torch.device("cpu")
-
-
-def _set(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    if name in module._buffers:
-        module._buffers[name] = value
-    else:
-        module.__dict__[name] = value
 
 
 def _address(tensor: torch.Tensor) -> int:
