@@ -13,8 +13,9 @@ import re
 import threading
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +41,11 @@ _POSITION = re.compile(
 # What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
-
 _FROZEN = 4096
+# What modules mostly hold. torch.Tensor answers isinstance slowly, and every module of a model is asked.
+_NO_TENSORS = frozenset(
+    {bool, int, float, str, dict, OrderedDict, list, tuple, set, type(None), FunctionType}
+)
 
 
 class Arguments(NamedTuple):
@@ -71,15 +75,18 @@ class Rebuilt(NamedTuple):
 
 def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The module's own buffers and plain attributes that are floating or complex, and no parameters."""
-    entries = [*module._buffers.items(), *module.__dict__.items()]
     return [
         (name, value)
-        for name, value in entries
-        if isinstance(value, torch.Tensor)
-        and not isinstance(value, nn.Parameter)
-        and (value.is_floating_point() or value.is_complex())
-        and value.numel() > 1
+        for entries in (module._buffers, module.__dict__)
+        for name, value in entries.items()
+        if type(value) not in _NO_TENSORS and _is_floating_table(value)
     ]
+
+
+def _is_floating_table(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter) or value.numel() < 2:
+        return False
+    return value.is_floating_point() or value.is_complex()
 
 
 def may_hold_positions(module: nn.Module) -> bool:

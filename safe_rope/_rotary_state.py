@@ -346,7 +346,7 @@ def _authoritative(module: nn.Module, prefix: str, spec: RopeSpec, expected: tor
 
 
 def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tensor:
-    return cache.shown(device)[index]
+    return cache.shown(device, index)
 
 
 def _copy_of(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:
