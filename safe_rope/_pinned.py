@@ -24,13 +24,13 @@ from torch import nn
 
 from safe_rope import _shadow
 from safe_rope._applied import get_table, run_in_fp32, set_table, tables_marked
+from safe_rope._dtypes import LOW
 from safe_rope._provenance import Origin, Provenance
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin
 
 logger = logging.getLogger(__name__)
 
-_LOW = (torch.bfloat16, torch.float16)
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
 
@@ -51,7 +51,7 @@ class Pin:
     @property
     def is_low(self) -> bool:
         """Whether the table would have been rounded."""
-        return self.nominal in _LOW and self.values.dtype not in _LOW
+        return self.nominal in LOW and self.values.dtype not in LOW
 
 
 class PinnedState:
@@ -136,7 +136,7 @@ class PinnedState:
             value = module._buffers.get(name) if prefix + name in loaded else None
             if value is None or value.is_meta or value.shape != pin.values.shape:
                 continue
-            if value.dtype in _LOW or pin.values.dtype != value.dtype:
+            if value.dtype in LOW or pin.values.dtype != value.dtype:
                 continue
             values = value.detach().cpu()
             if not bool(((values - pin.values).abs() <= 2.0**-7 * pin.values.abs() + 1e-6).all()):
