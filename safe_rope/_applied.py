@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from safe_rope import constructors
+from safe_rope._dtypes import LOW
 from safe_rope._holdings import get_table, set_table
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin, marked, plain, round_results, without_autocast
 
-_LOW = (torch.bfloat16, torch.float16)
 _map = torch.utils._pytree.tree_map_only
 
 
@@ -69,7 +69,7 @@ def tables_marked(module: nn.Module, tables: dict[str, CosSin]) -> Iterator[None
 
 
 def _raised(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _LOW else tensor
+    return tensor.float() if tensor.dtype in LOW else tensor
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

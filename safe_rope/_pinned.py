@@ -24,6 +24,7 @@ from torch import nn
 
 from safe_rope import _shadow
 from safe_rope._applied import run_in_fp32, tables_marked
+from safe_rope._dtypes import LOW
 from safe_rope._holdings import get_table, is_inside, set_table, twin
 from safe_rope._provenance import Origin, Provenance
 from safe_rope.registry import RopePatch
@@ -31,7 +32,6 @@ from safe_rope.rotation import CosSin
 
 logger = logging.getLogger(__name__)
 
-_LOW = (torch.bfloat16, torch.float16)
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
 
@@ -52,7 +52,7 @@ class Pin:
     @property
     def is_low(self) -> bool:
         """Whether the table would have been rounded."""
-        return self.nominal in _LOW and self.values.dtype not in _LOW
+        return self.nominal in LOW and self.values.dtype not in LOW
 
 
 class PinnedState:
@@ -146,7 +146,7 @@ class PinnedState:
             value = module._buffers.get(name) if prefix + name in loaded else None
             if value is None or value.is_meta or value.shape != pin.values.shape:
                 continue
-            if value.dtype in _LOW or pin.values.dtype != value.dtype:
+            if value.dtype in LOW or pin.values.dtype != value.dtype:
                 continue
             values, known = value.detach().cpu(), pin.values.cpu()
             if not bool(((values - known).abs() <= 2.0**-7 * known.abs() + 1e-6).all()):
