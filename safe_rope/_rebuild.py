@@ -15,9 +15,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterator
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from safe_rope import constructors
-from safe_rope._holdings import entries
+from safe_rope._holdings import entries, unfilled
 from safe_rope._provenance import Origin, Provenance
 
 _thread = threading.local()
@@ -47,15 +46,8 @@ _POSITION = re.compile(
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
 _FROZEN = 4096
-<<<<<<< HEAD
-# What modules mostly hold. torch.Tensor answers isinstance slowly, and every module of a model is asked.
-_NO_TENSORS = frozenset(
-    {bool, int, float, str, dict, OrderedDict, list, tuple, set, type(None), FunctionType}
-)
-=======
 _LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
 _REMEMBERING = type(functools.lru_cache(lambda: None))
->>>>>>> main
 
 
 class Arguments(NamedTuple):
@@ -84,14 +76,6 @@ class Rebuilt(NamedTuple):
 
 
 def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-<<<<<<< HEAD
-    """The module's own buffers and plain attributes that are floating or complex, and no parameters."""
-    return [
-        (name, value)
-        for entries in (module._buffers, module.__dict__)
-        for name, value in entries.items()
-        if type(value) not in _NO_TENSORS and _is_floating_table(value)
-=======
     """The module's own tensors (see `_holdings`) that are floating or complex, and no parameters."""
     return [
         (name, value)
@@ -100,14 +84,7 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         and not isinstance(value, nn.Parameter)
         and (value.is_floating_point() or value.is_complex())
         and value.numel() > 1
->>>>>>> main
     ]
-
-
-def _is_floating_table(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter) or value.numel() < 2:
-        return False
-    return value.is_floating_point() or value.is_complex()
 
 
 def may_hold_positions(module: nn.Module) -> bool:
@@ -121,8 +98,7 @@ def may_hold_positions(module: nn.Module) -> bool:
 
 def made_later(module: nn.Module) -> list[str]:
     """Names of frequencies that the module has a place for and makes in its first forward."""
-    places = {**vars(module), **module._buffers}
-    return [name for name, value in places.items() if value is None and _FREQUENCIES.search(name)]
+    return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
 
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
