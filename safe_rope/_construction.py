@@ -132,7 +132,7 @@ class ConstructionWatch:
         # Before 4.48 every layer had a rotary module of its own: the first tells what becomes of the others.
         known = self._states.get((key, around)) if seen and key is not None else None
         if known is not None:
-            return Protection(module, known[0], copy.deepcopy(known[1]))
+            return Protection(module, known[0], known[1].of_another(module))
         reference = None if arguments is None else self._reference(module, arguments, key)
         result = prepare(module, reference, around, self._options)
         if isinstance(result, Protection) and result.state and result.patch and seen and key is not None:

@@ -113,6 +113,13 @@ class RotaryState:
             state._grow_rows(module, cached_length(module))
         return state
 
+    def of_another(self, module: nn.Module) -> RotaryState:
+        """Return the state of a ``module`` of the same class that was built from the same arguments."""
+        state = copy.deepcopy(self)
+        if state.row_cache is not None:
+            module.max_seq_len_cached = state.row_cache.length  # type: ignore[assignment]
+        return state
+
     # ------------------------------------------------------------------ cos and sin
 
     def lookup(
