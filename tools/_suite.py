@@ -21,12 +21,13 @@ from _process import ToolError, end_running, run, say
 LOTS = (
     ("autocast",),
     ("cli", "docs", "integrations"),
-    ("gpu", "models", "scan", "unit"),
+    ("models", "unit"),
     ("zero",),
+    ("gpu", "numerics", "scan", "tools"),
     ("zoo",),
 )
-# What depends on no version of torch, transformers or DeepSpeed, or is written for the newest.
-ONCE = {"docs", "scan"}
+# What imports neither transformers nor DeepSpeed (the torch is the same everywhere), or is for the newest.
+ONCE = {"docs", "numerics", "scan", "tools"}
 CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
