@@ -36,8 +36,12 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def unfilled(module: nn.Module) -> list[str]:
     """Names of the buffers and attributes that are None."""
-    places = [*module._buffers.items(), *vars(module).items()]
-    return [name for name, value in places if value is None and name not in _OF_TORCH]
+    return [
+        name
+        for places in (module._buffers, vars(module))
+        for name, value in places.items()
+        if value is None and name not in _OF_TORCH
+    ]
 
 
 def is_inside(name: str) -> bool:
