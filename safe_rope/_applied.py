@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from safe_rope import constructors
+from safe_rope._dtypes import LOW
+from safe_rope._holdings import get_table, set_table
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin, marked, plain, round_results, without_autocast
 
-_LOW = (torch.bfloat16, torch.float16)
 _map = torch.utils._pytree.tree_map_only
 
 
@@ -69,21 +70,8 @@ def tables_marked(module: nn.Module, tables: dict[str, CosSin]) -> Iterator[None
             set_table(module, name, before[name] if current is table else plain(current))
 
 
-def get_table(module: nn.Module, name: str) -> Any:
-    """Return a buffer or a plain attribute of that name, None where there is neither."""
-    return module._buffers.get(name, module.__dict__.get(name))
-
-
-def set_table(module: nn.Module, name: str, value: Any) -> None:
-    """Put a value where `get_table` finds it, past ``__setattr__``."""
-    if name in module._buffers:
-        module._buffers[name] = value
-    else:
-        module.__dict__[name] = value
-
-
 def _raised(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _LOW else tensor
+    return tensor.float() if tensor.dtype in LOW else tensor
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -104,20 +92,50 @@ def applied_by(reference: nn.Module, patch: RopePatch) -> RopePatch | None:
     if not patch.applications or any(True for _ in reference.parameters()):
         return None
     try:
-        with (
-            constructors.pristine(follow=False),
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.random.fork_rng(devices=()),  # in training some jitter their positions
-        ):
-            found = any(_is_cos_sin(answer) for answer in _answers(reference))
+        with _in_peace():
+            found = any(_is_cos_sin(answer) for answer, _ in _answers(reference))
     except Exception:  # whatever it takes, it is not of this shape
         return None
     return dataclasses.replace(patch, source="results") if found else None
 
 
-def _answers(reference: nn.Module) -> Iterator[Any]:
-    """Ask ``reference`` in each of the ways that rotary modules are asked, as far as its signature fits."""
+def made_in_first_forward(reference: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:
+    """Return what the first forward of ``reference`` makes of the attributes that are still None.
+
+    Args:
+        reference: a module as its constructor makes it, on CPU in FP32; it stays as it is.
+        names: of those attributes.
+
+    """
+    made: dict[str, torch.Tensor] = {}
+    try:
+        with _in_peace():
+            for _, module in _answers(reference) if names else ():
+                values = {name: get_table(module, name) for name in names}
+                made = {k: v.detach() for k, v in values.items() if isinstance(v, torch.Tensor)}
+                if made:
+                    break
+    except Exception:  # whatever it takes, it is not of this shape
+        return {}
+    return {name: value for name, value in made.items() if value.dtype == torch.float32}
+
+
+@contextlib.contextmanager
+def _in_peace() -> Iterator[None]:
+    with (
+        constructors.pristine(follow=False),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=()),  # in training some jitter their positions
+    ):
+        yield
+
+
+def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
+    """Ask copies of ``reference`` in each of the ways that rotary modules are asked, as its signature fits.
+
+    Each comes with its answer.
+    """
     parameters = inspect.signature(type(reference).forward).parameters
     required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
     names = [p.name for p in required][1:]
@@ -132,7 +150,8 @@ def _answers(reference: nn.Module) -> Iterator[Any]:
             if len(values) < len(names):
                 return
             with contextlib.suppress(Exception):
-                yield copy.deepcopy(reference)(*values)
+                asked = copy.deepcopy(reference)
+                yield asked(*values), asked
 
 
 def _is_cos_sin(answer: Any) -> bool:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from safe_rope import _originals
+from safe_rope._dtypes import ROTATED
 from safe_rope._positions import must_stay_opaque
 from safe_rope.kernels import Form, rotate
 from safe_rope.kernels._form import PAIRS
 
 _HEAD_DIM = 8
 _FORMS = tuple(Form(*f) for f in itertools.product(PAIRS, PAIRS, ("half", "interleaved", "first", "shared")))
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Body:
             and cos.shape == sin.shape
             and not (cos.requires_grad or sin.requires_grad)
             and width % 2 == 0
-            and all(x.dtype in _DTYPES and x.dim() == cos.dim() + 1 and x.device == cos.device for x in xs)
+            and all(x.dtype in ROTATED and x.dim() == cos.dim() + 1 and x.device == cos.device for x in xs)
             and all(width == x.shape[-1] or (self.partial and width < x.shape[-1]) for x in xs)
         )
 

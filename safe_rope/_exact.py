@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _originals
+from ._dtypes import LOW
 from ._levels import (
     BEYOND,
     COARSE,
@@ -30,7 +31,6 @@ from ._positions import refuse_negative
 _CPU_BLOCK = 1 << 14
 """Entries that are worked on at a time on CPU: the temporaries stay in the cache."""
 _DEVICE_BLOCK = 1 << 16
-_LOW = (torch.bfloat16, torch.float16)
 _CUT = (1 << 29) - 1  # the significand bits that float64 has beyond FP32
 _LONG_RUN = 64
 """Runs of consecutive positions that are this long on average are sliced instead of gathered."""
@@ -117,7 +117,7 @@ class ExactLookup:
             crossed = rows * factor.sin
             rows = rows * factor.cos
             rows += crossed.flip(0)  # cos cos - sin sin, and sin cos + cos sin
-        if dtype in _LOW:
+        if dtype in LOW:
             rows = _round_to_odd(rows)
         return rows
 
@@ -237,7 +237,7 @@ def _long_runs(positions: Tensor) -> list[tuple[int, int, int]] | None:
 
 
 def _store(target: Tensor, rows: Tensor) -> None:
-    if target.dtype in _LOW:
+    if target.dtype in LOW:
         rows = _round_to_odd(rows)
     target.copy_(rows)
 

@@ -24,7 +24,7 @@ from safe_rope import constructors
 from safe_rope._channels import Channels, match
 from safe_rope._rotary_state import RotaryState
 from safe_rope.frequencies import Bits
-from safe_rope.recognition import Convention, calling_convention, layer_types
+from safe_rope.recognition import Convention, cached_length, calling_convention, layer_types
 from safe_rope.registry import RopePatch
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ def _ask(
 
 
 def _probe_rows(reference: nn.Module, state: RotaryState) -> tuple[Channels, bool] | None:
-    longest = int(reference.max_seq_len_cached)  # type: ignore[arg-type]
+    longest = cached_length(reference)
     for length in (min(longest, 300), longest + 3):
         module, own = copy.deepcopy(reference), copy.deepcopy(state)
         x = torch.zeros(1, 1, 1, 8)

@@ -23,14 +23,15 @@ import torch
 from torch import nn
 
 from safe_rope import _shadow
-from safe_rope._applied import get_table, run_in_fp32, set_table, tables_marked
+from safe_rope._applied import run_in_fp32, tables_marked
+from safe_rope._dtypes import LOW
+from safe_rope._holdings import get_table, is_inside, set_table, twin
 from safe_rope._provenance import Origin, Provenance
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin
 
 logger = logging.getLogger(__name__)
 
-_LOW = (torch.bfloat16, torch.float16)
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
 
@@ -51,7 +52,7 @@ class Pin:
     @property
     def is_low(self) -> bool:
         """Whether the table would have been rounded."""
-        return self.nominal in _LOW and self.values.dtype not in _LOW
+        return self.nominal in LOW and self.values.dtype not in LOW
 
 
 class PinnedState:
@@ -81,6 +82,8 @@ class PinnedState:
             current = get_table(module, name)
             if device is None and self._is_untouched(name, current):
                 continue
+            if self._is_made_anew(name, current):
+                pin.values = _kept(current)
             target = device if device is not None and name in module._buffers else _device_of(current)
             if target.type == "meta" and name not in module._buffers:
                 target = torch.device("cpu")  # nobody would ever fill a plain attribute
@@ -90,6 +93,13 @@ class PinnedState:
             self._placed[name] = (value, value._version, _address(value))
             if self.patch is not None and self.patch.source == "tables" and value.dtype == torch.float32:
                 self._marked[name] = CosSin(value)
+
+    def _is_made_anew(self, name: str, current: Any) -> bool:
+        """Whether the module's own code has put another table there: no cast or load changes a shape."""
+        known = self._placed.get(name)
+        if known is None or type(current) is not torch.Tensor or current.is_meta:
+            return False
+        return current.shape != known[0].shape or (is_inside(name) and current is not known[0])
 
     def _is_untouched(self, name: str, current: Any) -> bool:
         known = self._placed.get(name)
@@ -136,10 +146,10 @@ class PinnedState:
             value = module._buffers.get(name) if prefix + name in loaded else None
             if value is None or value.is_meta or value.shape != pin.values.shape:
                 continue
-            if value.dtype in _LOW or pin.values.dtype != value.dtype:
+            if value.dtype in LOW or pin.values.dtype != value.dtype:
                 continue
-            values = value.detach().cpu()
-            if not bool(((values - pin.values).abs() <= 2.0**-7 * pin.values.abs() + 1e-6).all()):
+            values, known = value.detach().cpu(), pin.values.cpu()
+            if not bool(((values - known).abs() <= 2.0**-7 * known.abs() + 1e-6).all()):
                 logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)
                 pin.values = values.clone()
         self.restore(module)
@@ -169,20 +179,57 @@ class PinnedState:
                 else:
                     self._rounded.pop(name, None)
 
-    def adopt_growth(self, module: nn.Module) -> None:
-        """Keep a table that forward itself has made longer."""
-        for name, pin in self.pins.items():
+    def adopt(
+        self,
+        module: nn.Module,
+        before: nn.Module,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        """Keep a table that ``forward`` has made anew, for a longer sequence say, in full precision.
+
+        What was made of tables that were shown rounded, or for low inputs, is made again without that.
+
+        Args:
+            module: after ``forward``.
+            before: its `twin` from before it.
+            forward: the stock forward, which has just been run.
+            args: its arguments.
+            kwargs: its keyword arguments.
+
+        """
+        remade = {}
+        for name in self.pins:
             current = get_table(module, name)
-            if not isinstance(current, torch.Tensor) or current.is_meta:
-                continue
-            if current.shape != pin.values.shape and current.dtype == pin.values.dtype:
-                pin.values = current.detach().cpu().clone()
-                self._placed[name] = (current, current._version, _address(current))
+            if (
+                type(current) is torch.Tensor
+                and not current.is_meta
+                and current is not get_table(before, name)
+            ):
+                remade[name] = current
+        if not remade:
+            return
+        shown_low = any(pin.is_low and pin.finished for pin in self.pins.values())
+        if shown_low or any(table.dtype != self.pins[name].values.dtype for name, table in remade.items()):
+            try:
+                run_in_fp32(before, forward, args, kwargs, rotates=False)
+                remade = {name: get_table(before, name) for name in remade}
+            except Exception:
+                logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)
+        for name, table in remade.items():
+            if isinstance(table, torch.Tensor) and not table.is_meta:
+                self.pins[name].values = _kept(table)
+            self._placed.pop(name, None)
+            self._rounded.pop(name, None)
+        self.restore(module)
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the stock ``forward`` on the true tables, with the dtypes that the stock model has."""
+        before = None
         if not torch.compiler.is_compiling():
             self.restore(module)
+            before = twin(module, type(module)._safe_rope_stock)  # type: ignore[attr-defined]
         if self.patch is not None and self.patch.source == "results":
             result = run_in_fp32(module, forward, args, kwargs, rotates=False)
         elif self.rotates("forward"):
@@ -198,8 +245,8 @@ class PinnedState:
                     result = self._run_frequencies(module, forward, args, kwargs)
                 else:
                     result = forward(module, *args, **kwargs)
-        if not torch.compiler.is_compiling():
-            self.adopt_growth(module)
+        if before is not None and torch._C._len_torch_dispatch_stack() == 0:
+            self.adopt(module, before, forward, args, kwargs)
         return result
 
     def rotates(self, method: str) -> bool:
@@ -247,7 +294,7 @@ class PinnedState:
         attributes = {name: value for name, value in module.__dict__.items() if name not in self.pins}
         buffers = module._buffers
         attributes["_buffers"] = {name: None if name in self.pins else v for name, v in buffers.items()}
-        attributes.update({name: None for name in self.pins if name not in buffers})
+        attributes.update({name: None for name in self.pins if name in vars(module)})
         witness = next((b for name in self.pins if (b := buffers.get(name)) is not None), torch.empty(0))
         attributes["_safe_rope_device"] = witness.reshape(-1)[:0].clone()
         return attributes
@@ -312,6 +359,12 @@ def _dtype_of(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype
 
 def _device_of(current: Any) -> torch.device:
     return current.device if isinstance(current, torch.Tensor) else torch.device("cpu")
+
+
+def _kept(table: torch.Tensor) -> torch.Tensor:
+    """Return a copy that nobody else writes to, where the table is: a copy to the CPU would stop a device."""
+    with torch.inference_mode(False), torch.no_grad():
+        return table.detach().clone()
 
 
 def _address(tensor: torch.Tensor) -> int:

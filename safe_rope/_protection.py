@@ -13,10 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from safe_rope._applied import applied_by
+from safe_rope._applied import applied_by, made_in_first_forward
 from safe_rope._generic import generic_state, patch_for
+from safe_rope._holdings import get_table
 from safe_rope._pinned import shared
-from safe_rope._rebuild import Arguments, Rebuilt, infer_arguments, may_hold_positions, rebuild
+from safe_rope._rebuild import (
+    Arguments,
+    Rebuilt,
+    infer_arguments,
+    made_later,
+    may_hold_positions,
+    rebuild,
+)
 from safe_rope._rotary_state import RotaryState
 from safe_rope.frequencies import Bits
 from safe_rope.recognition import is_position_module
@@ -167,14 +175,14 @@ def prepare(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
-    if patch is None:
+    if patch is None or patch.source == "results":  # own tables are better, where a release allows them
         generic = generic_state(module, reference.module, namespaces, **options._asdict())
         if generic is not None:
             return Protection(module, patch=generic.patch, state=generic)
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     pins = _pins(module, reference)
-    if not pins and (patch is None or patch.source != "states"):
+    if not pins and (patch is None or patch.source not in ("states", "results")):
         return None
     if options.apply == "stock":
         patch = None
@@ -186,7 +194,7 @@ def prepare(
 def _pins(module: nn.Module, reference: Reference) -> dict[str, tuple[torch.Tensor, bool]]:
     pins = {}
     for name, (values, finished) in reference.rebuilt.tables(reference.path).items():
-        current = module._buffers.get(name, module.__dict__.get(name))
+        current = get_table(module, name)
         # A patch may make a buffer of a parameter, and zero.Init leaves no shape of that.
         if name in module._parameters or (
             isinstance(current, torch.Tensor) and current.shape == values.shape
@@ -194,4 +202,7 @@ def _pins(module: nn.Module, reference: Reference) -> dict[str, tuple[torch.Tens
             pins[name] = (shared(values), finished)
         else:
             logger.info("%s.%s is not what its constructor makes; left alone", type(module).__name__, name)
+    for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
+        if get_table(module, name) is None:
+            pins[name] = (shared(values), False)
     return pins

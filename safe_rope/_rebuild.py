@@ -8,8 +8,10 @@ for), and tells of every tensor that the module keeps where its values come from
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
+import sys
 import threading
 import warnings
 import weakref
@@ -22,6 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from safe_rope import constructors
+from safe_rope._holdings import entries
 from safe_rope._provenance import Origin, Provenance
 
 _thread = threading.local()
@@ -30,9 +33,11 @@ _thread = threading.local()
 # bounds, statistics. The names are a supplement to where the values come from.
 _NO_POSITION = re.compile(
     r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
-    r"timestep(s)?$|schedule|quantil|boundar|bucket|mask|(^|_)(min|max)(_|$)|(^|_)bias$|(^|_)(mean|std|scale)$|"
+    r"timestep(s)?$|schedule|quantil|boundar|bucket|mask|(^|_)(min|max)(_|$)|(^|_)(mean|std|scale)$|"
+    r"(^|(?<!alibi)(?<!position)_)bias$|"
     r"taps|fir$|anchor|codebook|cluster"
 )
+_FREQUENCIES = re.compile(r"(^|_)inv_freq$")
 _ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(
     r"pos|freq|rope|rotary|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
@@ -42,6 +47,8 @@ _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|a
 
 
 _FROZEN = 4096
+_LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
+_REMEMBERING = type(functools.lru_cache(lambda: None))
 
 
 class Arguments(NamedTuple):
@@ -70,11 +77,10 @@ class Rebuilt(NamedTuple):
 
 
 def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The module's own buffers and plain attributes that are floating or complex, and no parameters."""
-    entries = [*module._buffers.items(), *module.__dict__.items()]
+    """The module's own tensors (see `_holdings`) that are floating or complex, and no parameters."""
     return [
         (name, value)
-        for name, value in entries
+        for name, value in entries(module)
         if isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
         and (value.is_floating_point() or value.is_complex())
@@ -86,7 +92,15 @@ def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
     if type(module).__module__.startswith("torch."):
         return False
-    return any(not _NO_POSITION.search(name.lower()) for name, _ in own_tensors(module))
+    if any(not _NO_POSITION.search(name.lower()) for name, _ in own_tensors(module)):
+        return True
+    return bool(made_later(module))
+
+
+def made_later(module: nn.Module) -> list[str]:
+    """Names of frequencies that the module has a place for and makes in its first forward."""
+    places = {**vars(module), **module._buffers}
+    return [name for name, value in places.items() if value is None and _FREQUENCIES.search(name)]
 
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
@@ -200,6 +214,7 @@ def rebuild(cls: type[nn.Module], arguments: Arguments) -> Rebuilt:
             stack.enter_context(constructors.pristine(follow=False))
             stack.enter_context(constructors.unpartitioned())
             stack.enter_context(_parameters_on_meta())
+            stack.enter_context(_nothing_remembered(cls))
             stack.enter_context(provenance)
             args = tuple(_without_device(value) for value in arguments.args)
             kwargs = {name: _without_device(value) for name, value in arguments.kwargs.items()}
@@ -237,6 +252,29 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def _nothing_remembered(cls: type) -> Iterator[None]:
+    """Let functions beside a class compute anew: what ``functools.lru_cache`` remembers may be damaged."""
+    places: list[Any] = []
+    for base in cls.__mro__:
+        if base.__module__.startswith("transformers.models.") or not base.__module__.startswith(_LIBRARIES):
+            places += [base, sys.modules.get(base.__module__)]
+    replaced = [
+        (place, name, value)
+        for place in dict.fromkeys(places)
+        for name, value in list(vars(place).items() if place is not None else ())
+        if isinstance(getattr(value, "__func__", value), _REMEMBERING)
+    ]
+    try:
+        for place, name, value in replaced:
+            inner = getattr(value, "__func__", value).__wrapped__
+            setattr(place, name, staticmethod(inner) if isinstance(value, staticmethod) else inner)
+        yield
+    finally:
+        for place, name, value in replaced:
+            setattr(place, name, value)
 
 
 # ---- arguments that nobody saw -------------------------------------------------------------------------

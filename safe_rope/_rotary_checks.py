@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from safe_rope._dtypes import ROTATED
 from safe_rope.kernels import Form
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_tables(cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> None:
@@ -34,7 +33,7 @@ def check_tables(cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> None:
 
 def check_states(name: str, x: Tensor, cos: Tensor, form: Form) -> None:
     """Raise TypeError or ValueError unless ``x`` (q or k) can be rotated with the unsqueezed tables."""
-    if not isinstance(x, Tensor) or x.dtype not in _DTYPES:
+    if not isinstance(x, Tensor) or x.dtype not in ROTATED:
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} must be a torch.bfloat16, float16 or float32 tensor, got {got}")
     rotary_dim = form.rotary_dim(cos.shape[-1])

@@ -21,7 +21,7 @@ from safe_rope._channels import Channels
 from safe_rope._pinned import sent_by
 from safe_rope._row_cache import RowCache, Rows, shared_rows
 from safe_rope.frequencies import Bits, RopeSpec
-from safe_rope.recognition import Convention, layer_types, read_spec
+from safe_rope.recognition import Convention, cached_length, layer_types, read_spec
 from safe_rope.registry import RopePatch
 from safe_rope.tables import RotaryTable, StockTable, shared_table
 
@@ -110,7 +110,7 @@ class RotaryState:
                 sets[layer_type].long_table = _table(tables, module, spec, long, bits)
         state = cls(sets, convention, patch.layout, tables, apply, bits)
         if convention == "length":
-            state._grow_rows(module, int(getattr(module, "max_seq_len_cached", 0)))
+            state._grow_rows(module, cached_length(module))
         return state
 
     # ------------------------------------------------------------------ cos and sin

@@ -47,6 +47,15 @@ def position_buffers(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in names if _INV_FREQ.search(name) or _CACHE.search(name))
 
 
+def cached_length(module: nn.Module) -> int:
+    """How many rows the tables have of a module that is called with a length."""
+    length = getattr(module, "max_seq_len_cached", None)
+    if length is None:  # DeepSeek's own code says so until the first forward
+        cached = getattr(module, "cos_cached", None)
+        length = cached.shape[-2] if isinstance(cached, torch.Tensor) and cached.dim() > 1 else 0
+    return int(length)
+
+
 def is_position_module(module: nn.Module) -> bool:
     """Whether the module itself (not a child of it) looks like a rotary position module."""
     return bool(position_buffers(module)) and calling_convention(type(module)) is not None

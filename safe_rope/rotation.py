@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._bodies import Body, can_sample, recognise
+from safe_rope._dtypes import LOW
 from safe_rope._positions import check_arguments, must_stay_opaque, refuse_negative
 from safe_rope._rotary_checks import check_states, check_tables
 from safe_rope.kernels import Form, rotate, rotate_
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 Layout = Literal["half", "interleaved"]
 
-_LOW = (torch.bfloat16, torch.float16)
 _MARK = "_safe_rope_cos_sin"
 _SMALLEST = 1 << 15
 """Elements of q and k together from which on a recognised function is not run itself."""
@@ -93,7 +93,7 @@ class CosSin(torch.Tensor):
     ) -> Any:
         kwargs = dict(kwargs or {})
         packet = func.overloadpacket
-        if packet is _aten._to_copy and kwargs.get("dtype") in _LOW:
+        if packet is _aten._to_copy and kwargs.get("dtype") in LOW:
             kwargs["dtype"] = None
         plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(
             CosSin, lambda t: t.table, (args, kwargs)
@@ -307,7 +307,7 @@ def _is_rotated(value: Any) -> bool:
 def _raise(value: Any) -> Any:
     if is_marked(value):
         return plain(value)
-    if _is_rotated(value) and value.dtype in _LOW:
+    if _is_rotated(value) and value.dtype in LOW:
         return value.to(torch.float32)
     return value
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from one_rank import set_imports_aside
 
 SHARED_MEMORY = Path("/dev/shm")
 # A process that was started a moment ago has made its file and may not have mapped it yet.
@@ -21,6 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Others watch what happens when the last protected model of the process is gone.
     """
     items.sort(key=lambda item: "autocast" in item.path.parts)
+
+
+def pytest_collection_finish() -> None:
+    """By now the tests' modules have imported most of what they need."""
+    set_imports_aside()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import Iterator
+
+
+def set_imports_aside() -> None:
+    """Leave all that is imported by now out of garbage collections.
+
+    DeepSpeed collects garbage many times for an engine or a zero.Init, and so do tests; each time would go
+    through every object of every imported module.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def free_port() -> int:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _environment import HELPER_LIMIT, INSTALL_LIMIT, ROOT, Environment, Pair, newest_pair, pairs
+from _environment import Environment, Pair, newest_pair, pairs
 from _process import ToolError, exit_on_sigterm, run, say
-from _suite import JOBS, LOTS, at_a_time, run_tests
+from _suite import JOBS, checks, run_jobs, summary, tests
 
 TOOLS = Path(__file__).resolve().parent
 DEMO_LIMIT = 300.0
 BENCH_LIMIT = 1200.0
 GRID_LIMIT = 3600.0
-CHECK_LIMIT = 300.0
 WHEEL_LIMIT = 900.0
 
 ENVIRONMENT_HELP = """\
@@ -98,23 +95,18 @@ def test(arguments: Sequence[str]) -> int:
         "--jobs", type=int, default=JOBS, metavar="N", help="lots of tests at a time (default: %(default)s)"
     )
     options, pytest_arguments = parser.parse_known_args(arguments)
-    environment = Environment(named_pair(options.pair))
-    with environment.ready():
-        failed = [] if pytest_arguments else [name for name in CHECKS if check(environment, name) != 0]
-        status = run_tests(environment, pytest_arguments, options.time_limit, options.jobs)
-    if failed:
-        say(f"failed: {', '.join(failed)}")
-    return status or (1 if failed else 0)
+    pair = named_pair(options.pair)
+    work = [] if pytest_arguments else list(checks(pair))
+    work += tests([pair], pytest_arguments, options.time_limit)
+    ended = run_jobs(work, options.jobs)
+    return summary(ended) if len(ended) > 1 else ended[0].status
 
 
 def matrix(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "matrix",
-        "Run the tests in the environment of each version pair, two pairs at a time.",
+        "Run ruff and mypy once, and the tests in the environment of each version pair.",
         "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
-    )
-    parser.add_argument(
-        "--older", action="store_true", help="leave out the newest pair, which tools/test uses"
     )
     parser.add_argument(
         "--time-limit",
@@ -128,7 +120,7 @@ def matrix(arguments: Sequence[str]) -> int:
         type=int,
         default=JOBS,
         metavar="N",
-        help="pairs at a time (default: %(default)s)",
+        help="lots of tests at a time (default: %(default)s)",
     )
     parser.add_argument("pair", nargs="*", help=f"default: all of {', '.join(pair.name for pair in pairs())}")
     arguments = list(arguments)
@@ -136,30 +128,11 @@ def matrix(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments[:split])
 
     chosen = [named_pair(name) for name in options.pair] or pairs()
-    if options.older:
-        chosen = [pair for pair in chosen if pair != newest_pair()]
     pytest_arguments = arguments[split + 1 :]
-    if len(chosen) == 1:
-        environment = Environment(chosen[0])
-        with environment.ready():
-            return run_tests(environment, pytest_arguments, options.time_limit)
-
-    def run_pair(pair: Pair) -> tuple[Pair, int, float]:
-        limits = ["--time-limit", str(options.time_limit)]
-        command = [sys.executable, __file__, "matrix", pair.name, *limits, "--", *pytest_arguments]
-        started = time.monotonic()
-        with tempfile.TemporaryFile("w+", errors="replace") as output:
-            # The environment may have to be made first, which has limits of its own.
-            limit = options.time_limit * (len(LOTS) + 1) + INSTALL_LIMIT + HELPER_LIMIT
-            status = run(command, limit=limit, output=output)
-            output.seek(0)
-            say(f"--- {pair.name}\n{output.read()}")
-        return pair, status, time.monotonic() - started
-
-    ended = at_a_time(options.jobs, run_pair, chosen)
-    for pair, status, seconds in ended:
-        say(f"{pair.name}: {'passed' if status == 0 else f'status {status}'}, {seconds:.0f} s")
-    return next((status for _, status, _ in ended if status), 0)
+    newest = newest_pair()
+    work = list(checks(newest)) if newest in chosen and not pytest_arguments else []
+    work += tests(chosen, pytest_arguments, options.time_limit)
+    return summary(run_jobs(work, options.jobs))
 
 
 def wheel(arguments: Sequence[str]) -> int:
@@ -169,20 +142,6 @@ def wheel(arguments: Sequence[str]) -> int:
     with environment.ready():
         command = [environment.python, TOOLS / "_wheel_check.py"]
         return run(command, env=environment.variables(), limit=WHEEL_LIMIT)
-
-
-CHECKS: dict[str, tuple[str, ...]] = {
-    "ruff check": ("ruff", "check", "."),
-    "ruff format": ("ruff", "format", "--check", "."),
-    "mypy": ("mypy",),
-    "mypy tools": ("mypy", "tools"),
-}
-
-
-def check(environment: Environment, name: str) -> int:
-    say(f"--- {name}")
-    command: list[str | Path] = [environment.python, "-m", *CHECKS[name]]
-    return run(command, env=environment.variables(), cwd=ROOT, limit=CHECK_LIMIT)
 
 
 def named_pair(name: str | None) -> Pair:

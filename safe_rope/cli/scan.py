@@ -194,7 +194,8 @@ class _Run:
             _write(_encoded(output), to_stderr=to_stderr)
         if self.options.diff or not counted_only:
             _write(_encoded(counted), to_stderr=True)
-        self._note(_summary(hits, len(results)))
+        failed = sum(bool(result.errors) for result in results.values())
+        self._note(_summary(hits, len(results), failed))
         return 2 if errors else 1 if hits else 0
 
     def _baseline(self) -> Baseline | None:
@@ -244,19 +245,20 @@ def _errors(errors: list[Diagnostic]) -> None:
         _write(_encoded(f"error: {printable(str(error))}\n"), to_stderr=True)
 
 
-def _summary(hits: list[Hit], scanned: int) -> str:
+def _summary(hits: list[Hit], files: int, failed: int) -> str:
+    rest = f"; {_plural(failed, 'file')} could not be scanned" if failed else ""
     if not hits:
-        return f"no findings in {_plural(scanned, 'file')}"
+        return f"no findings in {_plural(files - failed, 'file')}{rest}"
     fixes = [hit.finding.fix for hit in hits]
     safe = sum(fix is not None and fix.safe for fix in fixes)
     unsafe = sum(fix is not None and not fix.safe for fix in fixes)
     with_findings = len({hit.finding.path for hit in hits})
-    message = f"{_plural(len(hits), 'finding')} in {with_findings:,} of {_plural(scanned, 'file')}"
+    message = f"{_plural(len(hits), 'finding')} in {with_findings:,} of {_plural(files, 'file')}"
     if safe:
         message += f"; {safe:,} fixable with --fix"
     if unsafe:
         message += f"; {unsafe:,} more with --unsafe-fixes"
-    return message
+    return message + rest
 
 
 def _fixed(counts: dict[str, int], what: str) -> str:

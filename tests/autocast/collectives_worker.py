@@ -5,17 +5,15 @@ Run as ``python collectives_worker.py RESULT_FILE CHECKPOINT_FOLDER``.
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import parity
 import tiny_models
 import torch
+from rank import join
 
 STEPS = 4
 ELEMENTS = 10_000  # the reduce_bucket_size of the config
@@ -111,19 +109,13 @@ def rounded(stage: int, folder: Path) -> dict[str, Any]:
     case = parity.Case("llama", "bfloat16", stage, 1, clip=True)
     seen: dict[str, Any] = {"losses": []}
     for low in (False, True):
-        module = tiny_models.build(case.model)
-        engine = safe_rope.initialize(
-            model=module,
-            optimizer=parity.new_optimizer(module),
-            example_inputs=tiny_models.batch(0, 0, 0),
-            config=case.config(),
-            low_precision_gather=low,
-        )[0]
+        engine = parity.new_engine(case, low_precision_gather=low)
         losses = []
         for step in range(STEPS):
             losses.append(parity.train_step(engine, case, step))
             engine.step()
         seen["losses"].append(losses)
+    module = engine.module
     truth = masters(engine)
     parameters = dict(module.named_parameters())
     seen["parameters are rounded"] = not equal(parameters, truth)
@@ -164,8 +156,6 @@ def persistent(folder: Path) -> dict[str, Any]:
     """ZeRO 3 with some parameters persistent, gathered low after the step and not; read them in every way."""
     import deepspeed
 
-    import safe_rope
-
     case = parity.Case("mixtral eager", "bfloat16", 3, 1, clip=True)
     zero = case.config()["zero_optimization"]
     zero |= {
@@ -174,14 +164,7 @@ def persistent(folder: Path) -> dict[str, Any]:
     }
     seen: dict[str, Any] = {"losses": [], "bytes": []}
     for low in (False, True):
-        module = tiny_models.build(case.model)
-        engine = safe_rope.initialize(
-            model=module,
-            optimizer=parity.new_optimizer(module),
-            example_inputs=tiny_models.batch(0, 0, 0),
-            config=case.config(zero_optimization=zero),
-            low_precision_gather=low,
-        )[0]
+        engine = parity.new_engine(case, low_precision_gather=low, zero_optimization=zero)
         losses = []
         for step in range(2):  # until DeepSpeed has seen the order of the modules, it keeps nothing
             losses.append(parity.train_step(engine, case, step))
@@ -190,6 +173,7 @@ def persistent(folder: Path) -> dict[str, Any]:
         losses += [parity.train_step(engine, case, STEPS)]
         engine.step()
         seen["losses"].append(losses)
+    module = engine.module
     seen["parameters are rounded"] = not kept_equal(engine)
     seen["export"] = refusal(module.state_dict)
     batch = tiny_models.batch(99, 0, 0)
@@ -260,12 +244,7 @@ def outside() -> dict[str, Any]:
 
 
 def main(result: Path, folder: Path) -> None:
-    import deepspeed
-
-    faulthandler.dump_traceback_later(float(os.environ["SECONDS_TO_DUMP"]))
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    deepspeed.logger.setLevel("ERROR")
-    deepspeed.init_distributed("gloo", verbose=False)
+    join()
     seen: dict[str, Any] = {"rounded": {stage: rounded(stage, folder) for stage in (1, 2)}}
     seen["outside"] = outside()
     seen["persistent"] = persistent(folder)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from one_rank import environment
+from one_rank import environment, set_imports_aside
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -17,6 +17,7 @@ def one_rank() -> Iterator[None]:
 
     with environment():
         deepspeed.init_distributed("gloo")
+        set_imports_aside()
         yield
 
 

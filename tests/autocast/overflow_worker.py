@@ -6,13 +6,12 @@ Run as ``python overflow_worker.py RESULT_FILE CHECKPOINT_FOLDER``.
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import json
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
+
+from rank import join
 
 OVERFLOW = 2  # the third step
 STEPS = 6
@@ -90,15 +89,11 @@ def growth(engine: Any, case: Any) -> list[float]:
 
 
 def main(result: Path, folder: Path) -> None:
-    import deepspeed
     import parity
 
     from safe_rope.autocast import hooks
 
-    faulthandler.dump_traceback_later(float(os.environ["SECONDS_TO_DUMP"]))
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    deepspeed.logger.setLevel("ERROR")
-    deepspeed.init_distributed("gloo", verbose=False)
+    join()
     seen = {}
     # DeepSpeed 0.17 has no loss scale at ZeRO 0, and is refused there (test_preflight).
     for stage in (0, 1, 2, 3) if hooks.scales_without_zero() else (1, 2, 3):

@@ -148,8 +148,8 @@ def loss_scale(engine: Any) -> float:
     return float(scaler.cur_scale) if scaler is not None else 1.0
 
 
-def new_engine(case: Case, **changes: Any) -> Any:
-    """The engine of ``case`` by safe_rope.initialize."""
+def new_engine(case: Case, low_precision_gather: bool = True, **changes: Any) -> Any:
+    """The engine of ``case`` by safe_rope.initialize, with changes to its config."""
     import safe_rope
 
     module = tiny_models.build(case.model)
@@ -159,6 +159,7 @@ def new_engine(case: Case, **changes: Any) -> Any:
         optimizer=optimizer,
         example_inputs=tiny_models.batch(0, 0, 0),
         config=case.config(**changes),
+        low_precision_gather=low_precision_gather,
     )[0]
 
 

@@ -6,29 +6,24 @@ MASTER_PORT set; WHICH is covering or grid. One process trains every case, engin
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import json
-import os
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
+from rank import join
+
 
 def main(result: Path, which: str, pairs: list[tuple[str, str]]) -> None:
-    import deepspeed
     import parity
     import tiny_models
     import torch
 
     from safe_rope.errors import ConfigError
 
-    faulthandler.dump_traceback_later(float(os.environ["SECONDS_TO_DUMP"]))
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    deepspeed.logger.setLevel("ERROR")
-    deepspeed.init_distributed("gloo", verbose=False)
+    join()
     seen: list[dict[str, Any]] = []
     for model, dtype in (pair for pair in pairs if pair[0] in tiny_models.MODELS):
         references: dict[tuple[int, bool], parity.Run] = {}
@@ -37,7 +32,12 @@ def main(result: Path, which: str, pairs: list[tuple[str, str]]) -> None:
             key = case.accumulation, case.clip
             if key not in references:
                 references[key] = parity.reference(model, dtype, *key)
-            one: dict[str, Any] = {"case": case.name, "stage": case.stage, "reduce": case.reduce}
+            one: dict[str, Any] = {
+                "case": case.name,
+                "dtype": dtype,
+                "stage": case.stage,
+                "reduce": case.reduce,
+            }
             try:
                 one |= parity.compare(parity.train(case), references[key])
             except ConfigError as error:

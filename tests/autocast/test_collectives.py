@@ -26,7 +26,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     if not hooks.has_autocast():
         pytest.skip("this DeepSpeed has no torch_autocast")
     folder = tmp_path_factory.mktemp("collectives")
-    return two_ranks.run("collectives_worker.py", [str(folder / "checkpoint")], folder, LIMIT)
+    return two_ranks.run("autocast/collectives_worker.py", [str(folder / "checkpoint")], folder, LIMIT)
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 30)]

@@ -16,7 +16,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_training_goes_on(
 ) -> None:
     if not has_autocast:
         pytest.skip("this DeepSpeed has no torch_autocast")
-    ranks = two_ranks.run("overflow_worker.py", [str(tmp_path / "checkpoint")], tmp_path, 500)
+    ranks = two_ranks.run("autocast/overflow_worker.py", [str(tmp_path / "checkpoint")], tmp_path, 500)
     assert {"1", "2", "3"} <= ranks[0].keys()
     for stage, seen in ranks[0].items():
         other = ranks[1][stage]

@@ -104,3 +104,13 @@ def test_options_that_make_no_sense(
         main(["audit", LLAMA, *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "said"), [("audti", "Did you mean 'audit'?"), ("zzz", "command 'zzz'.")])
+def test_a_command_that_is_none_names_the_nearest(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([typed])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip().endswith(said)

@@ -23,7 +23,7 @@ NOT_CODE = ("text", "mermaid", "")  # a block that names no language is not run
 LANGUAGES = ("python", *SHELL, "json", "toml", "yaml", *NOT_CODE)
 
 # The programs that a page may call, and whether a test can do so: installing needs a network, and the
-# commands in tools/ make an environment of their own (tests/unit/test_tools.py).
+# commands in tools/ make an environment of their own (tests/tools/test_tools.py).
 PROGRAMS = {"safe-rope": True, "python": True, "pip": False, "git": False, "tools/": False}
 # A finding is no failure of the page.
 MAY_FIND = ("scan", "audit", "compare")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
+sys.path.append(str(Path(__file__).parents[1] / "numerics"))
 
 from rotary_cases import cases
 

@@ -135,6 +135,13 @@ def test_what_is_no_readable_file_is_one_diagnostic(project: Path, scan) -> None
     assert "dir.py/a.py:7" in result.stdout
 
 
+def test_what_could_not_be_scanned_is_not_called_clean(project: Path, scan) -> None:
+    (project / "good.py").write_text("x = 1\n")
+    assert scan("missing.py", "good.py").stderr.splitlines()[1:] == [
+        "no findings in 1 file; 1 file could not be scanned"
+    ]
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_permission_is_one_diagnostic(project: Path, scan) -> None:
     (project / "a.py").write_text(BAD)

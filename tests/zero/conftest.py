@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_rank import environment
+from one_rank import environment, set_imports_aside
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -30,9 +30,20 @@ def deepspeed_group() -> Iterator[None]:
         for family in families.FAMILIES:
             families.stock_tables(family)
         deepspeed.init_distributed("gloo")
-        gc.collect()
-        gc.freeze()  # tests collect garbage, and DeepSpeed does at every step of setting up an engine
+        set_imports_aside()
         yield
+
+
+@pytest.fixture
+def everything_is_put_back(deepspeed_group: None) -> Iterator[None]:
+    """Every global that a guard may replace is after the test the object that it was before."""
+    from zero_init import assert_unchanged, replaceable, zero_init
+
+    with zero_init():
+        pass  # DeepSpeed itself leaves an attribute behind on the first use
+    before = replaceable()
+    yield
+    assert_unchanged(before)
 
 
 @pytest.fixture

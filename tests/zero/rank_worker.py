@@ -1,6 +1,6 @@
 """One rank of `test_ranks`: train a ZeRO-3 model under the guard, say what was seen as JSON.
 
-Run as ``python rank_worker.py FAMILY RESULT_FILE`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Run as ``python rank_worker.py RESULT_FILE FAMILY`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 
 
-def main(family: str, result: Path) -> None:
+def main(result: Path, family: str) -> None:
     import deepspeed
     import families
     from load_paths import PATHS, train
+    from one_rank import set_imports_aside
 
     import safe_rope
 
     families.model_class(family)  # torch._dynamo, which this imports, cannot be imported inside zero.Init
     deepspeed.init_distributed("gloo")
+    set_imports_aside()
     with safe_rope.guard():
         engine = PATHS["zero.Init + initialize"](family, Path())
     losses = train(engine, steps=2)
@@ -34,4 +36,4 @@ def main(family: str, result: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from one_rank import free_port
+import two_ranks
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
@@ -19,8 +16,6 @@ import safe_rope
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from rotary_models import build, first_rotary, rotary_modules
-
-HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
@@ -139,31 +134,6 @@ def test_a_compiled_distributed_model_is_audited() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(430)
 def test_each_of_two_ranks_audits_its_shards(tmp_path: Path) -> None:
-    results = [tmp_path / f"{rank}.json" for rank in range(2)]
-    world = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "LOCAL_SIZE": "2",
-    }
-    paths = {"PYTHONPATH": os.pathsep.join([str(HERE.parent / "unit"), *filter(None, sys.path)])}
-    ranks = []
-    try:
-        for rank, result in enumerate(results):
-            ids = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, str(HERE / "sharded_worker.py"), str(result)]
-            with (tmp_path / f"{rank}.log").open("wb") as log:
-                environment = os.environ | world | paths | ids
-                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        for process in ranks:
-            process.wait(timeout=400)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    logs = "\n".join((tmp_path / f"{rank}.log").read_text(errors="replace")[-3000:] for rank in range(2))
-    assert [process.returncode for process in ranks] == [0, 0], logs
-    for result in results:
-        seen = json.loads(result.read_text(encoding="utf-8"))
+    for seen in two_ranks.run("zero/sharded_worker.py", [], tmp_path, 400):
         assert seen["share"] < 1.0, "the parameters really are sharded"
         assert seen["ok"] == {"fsdp stock": False, "fsdp guarded": True, "fully_shard stock": True}

@@ -1,4 +1,4 @@
-"""The guard may open before deepspeed and transformers are imported."""
+"""The guard may open before deepspeed and transformers are imported, and imports nothing in zero.Init."""
 
 from __future__ import annotations
 
@@ -9,26 +9,77 @@ import sys
 from pathlib import Path
 
 import pytest
-from one_rank import free_port
+from one_rank import environment
 
 HERE = Path(__file__).parent
 
 
+CHILD = """
+import sys, torch
+from safe_rope.constructors import ConstructorGuard, pristine
+with pristine():
+    assert torch.ones(1).dtype == torch.float32
+assert not any(name.partition(".")[0] in ("deepspeed", "transformers") for name in sys.modules)
+guard = ConstructorGuard()
+{before}
+guard.open()
+{after}
+deepspeed.init_distributed("gloo")
+from zero_init import zero_init
+with zero_init():
+    assert torch.ones(2, dtype=torch.float32).dtype == torch.float32
+    assert torch.ones(2).dtype == torch.bfloat16
+guard.close()
+with zero_init():
+    assert torch.ones(2, dtype=torch.float32).dtype == torch.bfloat16
+assert torch.ones is torch._C._VariableFunctions.ones
+"""
+
+NO_IMPORT = """
+import sys, torch, deepspeed
+from safe_rope.constructors import ConstructorGuard, pristine
+from zero_init import zero_init
+deepspeed.init_distributed("gloo")
+state = torch.get_rng_state()
+with zero_init(), torch.device("meta"):
+    before = set(sys.modules)
+    with ConstructorGuard(), torch.device("cpu"):
+        table = torch.arange(1, 9, dtype=torch.float32)
+        assert torch.nn.Parameter(torch.log(2 * table)).dtype == torch.bfloat16
+        with pristine():
+            assert torch.nn.Parameter(torch.log(2 * torch.arange(1.0, 9.0))).dtype == torch.bfloat16
+    new = sorted(name for name in set(sys.modules) - before if name.startswith("torch"))
+    assert not new, new
+assert torch.equal(torch.get_rng_state(), state)
+"""
+
+
 @pytest.mark.slow
 def test_libraries_imported_inside_the_guard_are_covered_and_left_as_they_were() -> None:
-    surroundings = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_SIZE": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)]),
-    }
-    command = [sys.executable, str(HERE / "late_imports.py")]
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    printed = run_child(str(HERE / "late_imports.py"))
+    seen = json.loads(printed.splitlines()[-1])
     assert max(seen["errors"].values()) <= 1.0
     assert seen["left"] == []
     assert seen["replaced"] == []
+
+
+def test_the_guard_makes_torch_import_nothing_inside_zero_init() -> None:
+    # With Tensor.__new__ replaced, the import of torch._dynamo fails half way: torch.compile is then broken.
+    run_child("-c", NO_IMPORT)
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["guard first", "deepspeed first"])
+def test_deepspeed_may_be_imported_before_or_after_the_guard_opens(after: bool) -> None:
+    halves = {"before": "", "after": ""} | {"after" if after else "before": "import deepspeed"}
+    run_child("-c", CHILD.format(**halves))
+
+
+def run_child(*arguments: str) -> str:
+    """Run Python with the arguments as the only rank; return what it prints."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)])}
+    with environment():
+        surroundings = os.environ | paths
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 
-from safe_rope.constructors import CONSTRUCTORS
+from safe_rope.constructors import CONSTRUCTORS, interception_active
+
+FP32, BF16 = torch.float32, torch.bfloat16
 
 
 def zero_init(dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -48,3 +51,28 @@ def assert_unchanged(before: dict[str, Any]) -> None:
         if after[name] is not value and not (isinstance(value, tuple) and after[name] == value)
     ]
     assert not changed, f"not restored: {changed}"
+
+
+def assert_truthful() -> None:
+    """Inside zero.Init and a guard: an explicit dtype holds, a parameter is what zero.Init makes of it."""
+    assert interception_active()
+    assert torch.arange(5, dtype=FP32).dtype == FP32
+    assert torch.ones(3, dtype=torch.float64).dtype == torch.float64
+    assert torch.tensor([0.1], dtype=FP32).item() == pytest.approx(0.1, abs=1e-8)
+    assert torch.ones(3).dtype == BF16
+    assert torch.nn.Parameter(torch.ones(3, dtype=FP32)).dtype == BF16
+
+
+def assert_stock() -> None:
+    """Inside zero.Init without a guard."""
+    assert not interception_active()
+    assert torch.arange(5, dtype=FP32).dtype == BF16
+    assert torch.nn.Parameter(torch.linspace(0, 1, 3)).dtype == FP32
+
+
+def assert_plain() -> None:
+    """Outside zero.Init."""
+    assert not interception_active()
+    for name in ("arange", "ones", "tensor"):
+        assert getattr(torch, name) is getattr(torch._C._VariableFunctions, name)
+    assert torch.ones(3).dtype == FP32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = sorted((ROOT / "requirements").glob("transformers-*.txt"))
 COMMANDS = ("demo", "test", "matrix", "wheel")
 
 
@@ -61,9 +63,8 @@ def test_a_folder_that_another_tool_made_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_every_version_pair_pins_what_is_installed_first() -> None:
-    files = sorted((ROOT / "requirements").glob("transformers-*.txt"))
-    assert len(files) == 3
-    for path in files:
+    assert len(REQUIREMENTS) == 3
+    for path in REQUIREMENTS:
         lines = path.read_text().splitlines()
         pins = [line for line in lines if line and not line.startswith("#")]
         assert all("==" in line for line in pins), path.name
@@ -80,4 +81,14 @@ def test_every_test_is_in_one_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     for file in files:
         assert sum(file == path or path in file.parents for path in paths) == 1, file
     older = {path for lot in _suite.lots(newest=False) for path in lot}
-    assert {str(path) for path in paths} - older == {"tests/docs", "tests/scan"}
+    assert {str(path) for path in paths} - older == {f"tests/{name}" for name in _suite.ONCE}
+
+
+def test_what_is_tested_once_depends_on_no_version() -> None:
+    """Every pair has the same torch; what imports transformers or DeepSpeed has to run with each."""
+    pins = {re.search(r"^torch==.+$", path.read_text(), re.M)[0] for path in REQUIREMENTS}  # type: ignore[index]
+    assert len(pins) == 1
+    for name in ("numerics", "scan", "tools"):
+        for path in (ROOT / "tests" / name).rglob("*.py"):
+            imports = re.findall(r"^ *(?:from|import) (transformers|deepspeed)", path.read_text(), re.M)
+            assert not imports, f"{path} imports {imports[0]}"

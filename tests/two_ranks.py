@@ -11,12 +11,18 @@ from typing import Any
 
 from one_rank import free_port
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent
 RANKS = 2
 
 
 def run(script: str, arguments: list[str], folder: Path, seconds: float) -> list[Any]:
     """Return what each rank wrote to the result file that is its first argument.
+
+    Args:
+        script: its path in tests/; the folders of ``sys.path`` are its too.
+        arguments: more of its arguments.
+        folder: where the results and the logs go.
+        seconds: the time limit.
 
     Raises:
         AssertionError: a rank failed or ran past the limit; the message holds the end of both logs.
@@ -30,7 +36,7 @@ def run(script: str, arguments: list[str], folder: Path, seconds: float) -> list
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
         "SECONDS_TO_DUMP": str(seconds - 10),  # where a rank hangs, its log says in which line
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)]),
     }
     results = [folder / f"{rank}.json" for rank in range(RANKS)]
     logs = [folder / f"{rank}.log" for rank in range(RANKS)]
@@ -39,7 +45,7 @@ def run(script: str, arguments: list[str], folder: Path, seconds: float) -> list
     try:
         for rank in range(RANKS):
             ids = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, str(HERE / script), str(results[rank]), *arguments]
+            command = [sys.executable, str(TESTS / script), str(results[rank]), *arguments]
             with logs[rank].open("wb") as log:
                 ranks.append(
                     subprocess.Popen(command, env=surroundings | ids, stdout=log, stderr=subprocess.STDOUT)
