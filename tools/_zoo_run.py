@@ -58,9 +58,9 @@ def _rotation(clean: Recorder, guarded: Any, inputs: dict[str, Any]) -> dict[str
     except Exception as error:
         return f"not measured: {type(error).__name__}: {str(error)[:200]}"
     worst: dict[str, float] = {}
-    for function, error in found.items():
+    for function, distance in found.items():
         body = body_of(function)
-        worst[body] = max(round(error, 4), worst.get(body, 0.0))
+        worst[body] = max(round(distance, 4), worst.get(body, 0.0))
     return worst
 
 

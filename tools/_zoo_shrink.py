@@ -212,9 +212,7 @@ def _what_is_left(config: Any) -> None:
             _set(config, name, value)
     _all_but_rope(config)
     for name, value in _numbers(config):
-        if _INNER.search(name) and value > 1024:
-            _set(config, name, 512)
-        elif name.endswith("_vocab") and value > 512:
+        if value > 1024 and (_INNER.search(name) or name.endswith("_vocab")):
             _set(config, name, 512)
 
 

@@ -1,4 +1,4 @@
-"""Phi-MoE before transformers 5: a module without tables, whose cos and sin are made anew in every forward."""
+"""Phi-MoE before transformers 5: a module without tables, which makes cos and sin anew in every forward."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from small_families import FAMILIES, build, present
 import safe_rope
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from _zoo_bodies import bodies, body_of  # noqa: E402
-from _zoo_rotated import Recorder, errors  # noqa: E402
+from _zoo_bodies import bodies, body_of
+from _zoo_rotated import Recorder, errors
 
 CASES = FAMILIES | BODIES
 UNCOVERED = {
@@ -91,7 +91,7 @@ def test_a_model_that_exists_is_protected_in_full_and_so_are_its_copies(family: 
         assert max(measured.values()) <= HALF, measured
 
 
-@pytest.mark.parametrize("family", ["wav2vec2_bert", "clvp"])
+@pytest.mark.parametrize("family", sorted({"wav2vec2_bert", "clvp"} & {*present(CASES)}))
 def test_a_graph_of_the_whole_model_rotates_as_it_does_outside_one(family: str) -> None:
     with safe_rope.guard():
         model = build(CASES[family]).to(torch.bfloat16)
