@@ -169,10 +169,10 @@ def _section(pair: str, rows: list[Row]) -> str:
     if measured:
         lines += [
             "",
-            f"How the guarded model rotates q and k in BF16 was measured in {len({m[0] for m in measured})} of "
-            f"them ({len({m[1] for m in measured})} distinct functions): at most "
-            f"{max(m[2] for m in measured):.3f} units in the last place from float64, where one rounding is "
-            "0.5.",
+            "How the guarded model rotates q and k in BF16 was measured in "
+            f"{len({m[0] for m in measured})} of them ({len({m[1] for m in measured})} distinct functions): "
+            f"at most {max(m[2] for m in measured):.3f} units in the last place from float64, where one "
+            "rounding is 0.5.",
         ]
     lines += _problems(rows)
     holding = [row for row in rows if row["status"] == "built" and row["tables"]]
