@@ -75,12 +75,8 @@ def _may_be_looked_into(module: nn.Module, name: str, value: Any) -> bool:
         return True
     if not hasattr(value, "__dict__") or isinstance(value, nn.Module | type) or callable(value):
         return False
-    # An object of the module's own authors, which is no configuration.
-    return not name.endswith("config") and _package(type(value)) == _package(type(module))
-
-
-def _package(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
+    # An object from the same file, which is no configuration. Engines and wrappers hold whole optimizers.
+    return not name.endswith("config") and type(value).__module__ == type(module).__module__
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

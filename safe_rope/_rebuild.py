@@ -48,6 +48,8 @@ _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|a
 
 _FROZEN = 4096
 _LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
+# Their constructors set up processes, optimizers and hooks: they must never be run twice.
+_NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
 _REMEMBERING = type(functools.lru_cache(lambda: None))
 
 
@@ -90,7 +92,7 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
-    if type(module).__module__.startswith("torch."):
+    if type(module).__module__.startswith(_NEVER_AGAIN):
         return False
     if any(not _NO_POSITION.search(name.lower()) for name, _ in own_tensors(module)):
         return True

@@ -21,7 +21,7 @@ from safe_rope._channels import Channels
 from safe_rope._pinned import sent_by
 from safe_rope._row_cache import RowCache, Rows, shared_rows
 from safe_rope.frequencies import Bits, RopeSpec
-from safe_rope.recognition import Convention, cached_length, layer_types, read_spec
+from safe_rope.recognition import Convention, cached_length, layer_types, position_buffers, read_spec
 from safe_rope.registry import RopePatch
 from safe_rope.tables import RotaryTable, StockTable, shared_table
 
@@ -77,6 +77,7 @@ class RotaryState:
         self.channels: Channels | None = None
         self.follows_x = True
         self.row_cache: RowCache | None = None
+        self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
         self._rows: Rows | None = None
         self._placed: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
 
@@ -111,6 +112,8 @@ class RotaryState:
         state = cls(sets, convention, patch.layout, tables, apply, bits)
         if convention == "length":
             state._grow_rows(module, cached_length(module))
+        else:
+            state._show_tables(module)
         return state
 
     # ------------------------------------------------------------------ cos and sin
@@ -203,6 +206,16 @@ class RotaryState:
         self._placed.pop("sin_cached", None)
         module.max_seq_len_cached = length  # type: ignore[assignment]
 
+    def _show_tables(self, module: nn.Module) -> None:
+        # transformers 4.38 computes from inv_freq, and keeps tables besides for whoever asks for them.
+        for name in position_buffers(module):
+            values, frequencies = module._buffers.get(name), self.sets.get(None)
+            if values is None or frequencies is None or name.endswith("inv_freq"):
+                continue
+            if values.dim() == 2 and values.shape[1] == 2 * frequencies.inv_freq.numel():
+                cache = shared_rows(frequencies.original_table, len(values), self.layout)
+                self.shown[name] = cache, int(name.endswith("sin_cached"))
+
     # ------------------------------------------------------------------ the buffers that outside code reads
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
@@ -261,6 +274,8 @@ class RotaryState:
             ):
                 if hasattr(module, frequencies.prefix + name):
                     pins[frequencies.prefix + name] = _Pin(_copy_of(values), values)
+        for name, (cache, index) in self.shown.items():
+            pins[name] = _Pin(functools.partial(_shown_rows, cache, index), None)
         if self.row_cache is not None:
             for index, name in enumerate(("cos_cached", "sin_cached")):
                 last = self._rows[index][-1:] if self._rows is not None and self._rows[index].is_cpu else None

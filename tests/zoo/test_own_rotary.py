@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig
@@ -36,3 +39,28 @@ def test_it_is_protected_fully() -> None:
     ids = torch.tensor([[0, 1, 257, 4095], [5, 4000, 2, 3]])
     for expected, got in zip(stock(torch.zeros(1), ids), model[0](torch.zeros(1), ids), strict=True):
         assert torch.equal(torch.as_tensor(getattr(got, "table", got)), expected)
+
+
+class WithTablesToShow(OneAxisRotary):
+    """As transformers 4.38 writes it: tables besides, for whoever asks for them."""
+
+    def __init__(self, config: Any, dim: int = 16) -> None:
+        super().__init__(config, dim)
+        emb = torch.outer(torch.arange(64).float(), self.inv_freq).repeat(1, 2)
+        self.register_buffer("_cos_cached", emb.cos().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("_sin_cached", emb.sin().to(torch.get_default_dtype()), persistent=False)
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+def test_tables_that_its_forward_does_not_read_stay_true(how: str) -> None:
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4)
+    stock = WithTablesToShow(config)
+    if how == "guard":
+        with safe_rope.guard(tables="fp32"):
+            model = nn.Sequential(WithTablesToShow(config)).to(torch.bfloat16)
+    else:
+        model = nn.Sequential(WithTablesToShow(config)).to(torch.bfloat16)
+        safe_rope.protect(model, tables="fp32")
+    for rotary in (model[0], copy.deepcopy(model)[0], pickle.loads(pickle.dumps(model)).half()[0]):
+        assert torch.equal(rotary._cos_cached, stock._cos_cached)
+        assert torch.equal(rotary._sin_cached, stock._sin_cached)
