@@ -38,8 +38,8 @@ def compare(cls: type[Any], config: Any) -> dict[str, Any]:
             return {"fp32": None, "bf16": None}
         with safe_rope.guard(tables="fp32"):
             guarded = build(cls, config).eval()
-        # Copies that have not run: a model that has may hold tables of its own making, which no cast reaches.
-        low_plain, low_guarded = copy.deepcopy(plain), copy.deepcopy(guarded)
+        # Not what has run: such a model may hold tables of its own making, which no cast reaches.
+        low_plain, low_guarded = build(cls, config).eval(), copy.deepcopy(guarded)
         result: dict[str, Any] = {"fp32": _same(plain, guarded, inputs, _identical)}
         with Recorder(plain) as clean:
             _run(plain, inputs)
