@@ -50,6 +50,8 @@ def run_in_fp32(
         result = forward(module, *args, **kwargs)
     if rotates:
         return round_results(result, dtypes)
+    if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+        return CosSin(result)  # in a graph, too: phases have to go through cos and sin first
     return _map(torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result)
 
 

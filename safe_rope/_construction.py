@@ -8,6 +8,7 @@ looked at when the guard closes.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import sys
@@ -16,18 +17,22 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from safe_rope._protection import Options, Protection, Reference, Unprotectable, concerns, prepare
 from safe_rope._rebuild import Arguments, Constructions, Rebuilt, infer_arguments, rebuild, rebuilding
 from safe_rope._report import ProtectionReport
-from safe_rope.registry import find
+from safe_rope._rotary_state import RotaryState
+from safe_rope.registry import RopePatch, find
 from safe_rope.rewrite import ProtectedModule, settle, stock_class
 
 logger = logging.getLogger(__name__)
 
 Built = Callable[[nn.Module], None]
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _watches: list[ConstructionWatch] = []
 _watches_lock = threading.RLock()
@@ -43,6 +48,7 @@ class ConstructionWatch:
         self._thread = threading.get_ident()
         self._constructions = Constructions()
         self._rebuilt: dict[Hashable, tuple[Arguments, Rebuilt | Exception]] = {}
+        self._states: dict[Hashable, tuple[RopePatch, RotaryState]] = {}
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
@@ -62,8 +68,7 @@ class ConstructionWatch:
         """Protect what never got a parent, put every table back, and stop watching."""
         try:
             self.catch_up()
-            for module in self._seen:
-                settle(module)
+            settle(self._seen)
         finally:
             with _watches_lock:
                 self._handle.remove()
@@ -71,6 +76,7 @@ class ConstructionWatch:
                 if not _watches:
                     _unwrap_init()
             self._rebuilt.clear()
+            self._states.clear()
 
     def catch_up(self) -> None:
         """Protect what was built and never got a parent."""
@@ -80,8 +86,11 @@ class ConstructionWatch:
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is None or rebuilding() or not self._concerns_this_thread():
             return
+        torchs = _is_torchs(child)
+        if torchs and not child._modules and not isinstance(child, _CONTAINERS):
+            return  # a leaf such as Linear is on no path that is asked for
         self._parents[child] = (weakref.ref(parent), name)
-        if _is_torchs(child):
+        if torchs:
             return
         if isinstance(child, ProtectedModule):
             self._see(child)
@@ -92,10 +101,8 @@ class ConstructionWatch:
         arguments = self._constructions.pop(module)
         if not concerns(module):
             return
-        parent = self._parents[module][0]() if module in self._parents else None
-        around = () if parent is None else (type(parent).__module__,)
         try:
-            result = prepare(module, self._reference(module, arguments), around, self._options)
+            result = self._prepare(module, arguments)
             if isinstance(result, Protection):
                 self._see(module)
                 result.carry_out()
@@ -116,11 +123,23 @@ class ConstructionWatch:
         if self._built is not None:
             self._built(module)
 
-    def _reference(self, module: nn.Module, arguments: Arguments | None) -> Reference | None:
+    def _prepare(self, module: nn.Module, arguments: Arguments | None) -> Protection | Unprotectable | None:
+        parent = self._parents[module][0]() if module in self._parents else None
+        around = () if parent is None else (type(parent).__module__,)
+        seen = arguments is not None
         arguments = arguments or infer_arguments(module, stock_class(module))
-        if arguments is None:
-            return None
-        key = _key(type(module), arguments)
+        key = None if arguments is None else _key(type(module), arguments)
+        # Before 4.48 every layer had a rotary module of its own: the first tells what becomes of the others.
+        known = self._states.get((key, around)) if seen and key is not None else None
+        if known is not None:
+            return Protection(module, known[0], known[1].of_another(module))
+        reference = None if arguments is None else self._reference(module, arguments, key)
+        result = prepare(module, reference, around, self._options)
+        if isinstance(result, Protection) and result.state and result.patch and seen and key is not None:
+            self._states[key, around] = result.patch, copy.deepcopy(result.state)
+        return result
+
+    def _reference(self, module: nn.Module, arguments: Arguments, key: Hashable | None) -> Reference | None:
         known = self._rebuilt.get(key) if key is not None else None
         if known is None:
             try:
@@ -158,16 +177,25 @@ def _key(cls: type, arguments: Arguments) -> Hashable | None:
     values = (*arguments.args, *arguments.kwargs.values())
     if any(isinstance(value, nn.Module) for value in values):
         return None
-    return (cls, tuple(arguments.kwargs), tuple(_identity(value) for value in values))
+    try:
+        return (cls, tuple(arguments.kwargs), tuple(_identity(value) for value in values))
+    except Exception:  # a repr of somebody's own
+        return None
 
 
 def _identity(value: Any) -> Hashable:
-    plain = isinstance(value, int | float | str | bytes | type(None))
-    return (type(value), value) if plain else id(value)
+    if isinstance(value, int | float | str | bytes | type(None)):
+        return (type(value), value)
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    # The same config can be changed between two models that are built from it.
+    return id(value), repr(getattr(value, "__dict__", value))
 
 
 def _watch_of_this_thread() -> ConstructionWatch | None:
     """The innermost guard that this thread opened; where it opened none, the last one opened anywhere."""
+    if len(_watches) == 1:
+        return _watches[0]
     thread = threading.get_ident()
     own = [watch for watch in _watches if watch._thread == thread]
     return (own or _watches or [None])[-1]  # type: ignore[list-item]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 _OF_TORCH = frozenset(vars(nn.Module()))
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 _LONGEST = 256
 
 
@@ -23,14 +23,21 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield name and value of everything that may be a tensor and is no parameter."""
     yield from module._buffers.items()
     for name, value in list(vars(module).items()):
-        if type(value) in _PLAIN:
+        # Every module of a model is asked, and torch.Tensor answers isinstance slowly: the quick ones first.
+        if name in _OF_TORCH or type(value) in _PLAIN:
             continue
         if isinstance(value, torch.Tensor):
             yield name, value
-        elif name not in _OF_TORCH and _may_be_looked_into(module, name, value):
+        elif _may_be_looked_into(module, name, value):
             for key, inner in _items(value):
                 if isinstance(inner, torch.Tensor):
                     yield f"{name}.{key}", inner
+
+
+def unfilled(module: nn.Module) -> list[str]:
+    """Names of the buffers and attributes that are None."""
+    places = [*module._buffers.items(), *vars(module).items()]
+    return [name for name, value in places if value is None and name not in _OF_TORCH]
 
 
 def is_inside(name: str) -> bool:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from safe_rope import constructors
-from safe_rope._holdings import entries
+from safe_rope._holdings import entries, unfilled
 from safe_rope._provenance import Origin, Provenance
 
 _thread = threading.local()
@@ -44,7 +44,6 @@ _POSITION = re.compile(
 )
 # What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
-
 
 _FROZEN = 4096
 _LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
@@ -101,8 +100,7 @@ def may_hold_positions(module: nn.Module) -> bool:
 
 def made_later(module: nn.Module) -> list[str]:
     """Names of frequencies that the module has a place for and makes in its first forward."""
-    places = {**vars(module), **module._buffers}
-    return [name for name, value in places.items() if value is None and _FREQUENCIES.search(name)]
+    return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
 
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:

@@ -116,6 +116,13 @@ class RotaryState:
             state._show_tables(module)
         return state
 
+    def of_another(self, module: nn.Module) -> RotaryState:
+        """Return the state of a ``module`` of the same class that was built from the same arguments."""
+        state = copy.deepcopy(self)
+        if state.row_cache is not None:
+            module.max_seq_len_cached = state.row_cache.length  # type: ignore[assignment]
+        return state
+
     # ------------------------------------------------------------------ cos and sin
 
     def lookup(
@@ -361,7 +368,7 @@ def _authoritative(module: nn.Module, prefix: str, spec: RopeSpec, expected: tor
 
 
 def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tensor:
-    return cache.shown(device)[index]
+    return cache.shown(device, index)
 
 
 def _copy_of(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:

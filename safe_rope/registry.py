@@ -96,6 +96,7 @@ class _Registry:
         self._by_type: weakref.WeakKeyDictionary[type, list[RopePatch]] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._discovered = False
+        self._complete = False  # read without the lock: every module of a model is looked up
 
     def register(self, patch: RopePatch) -> RopePatch:
         if not isinstance(patch, RopePatch):
@@ -145,9 +146,11 @@ class _Registry:
                         PrecisionWarning,
                         stacklevel=2,
                     )
+            self._complete = True
 
     def find_class(self, cls: type) -> RopePatch | None:
-        self.discover()
+        if not self._complete:
+            self.discover()
         known = self._by_type.get(cls)
         if known is None:
             keys = ((base.__module__, base.__name__) for base in cls.__mro__)

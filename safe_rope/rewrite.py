@@ -11,7 +11,7 @@ from __future__ import annotations
 import copyreg
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from safe_rope import application
 from safe_rope._pinned import PinnedState, pinned_forward, rotating_method
 from safe_rope._rotary_state import RotaryState
+from safe_rope._row_cache import checked_once
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.recognition import calling_convention
@@ -45,12 +46,14 @@ def state_of(module: nn.Module) -> RotaryState:
     return module._safe_rope  # type: ignore[return-value]
 
 
-def settle(module: nn.Module) -> None:
-    """Put the tables of a protected or pinned module back, whatever has been written to them."""
-    if isinstance(module, ProtectedModule):
-        state: Any = module._safe_rope
-        state._placed.clear()
-        state.restore(module)
+def settle(modules: Iterable[nn.Module]) -> None:
+    """Put the tables of protected and pinned modules back, whatever has been written to them."""
+    with checked_once():
+        for module in modules:
+            if isinstance(module, ProtectedModule):
+                state: Any = module._safe_rope
+                state._placed.clear()
+                state.restore(module)
 
 
 def plan(

@@ -1,4 +1,7 @@
-"""Does a guarded model still run, with the stock results? Asked of every model that takes a simple input."""
+"""Does a guarded model still run, with the stock results, and rotate in FP32?
+
+Asked of every model that takes a simple input.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from _zoo_bodies import body_of
+from _zoo_rotated import Recorder, errors
 from _zoo_shrink import build
 
 
@@ -17,6 +22,8 @@ def compare(cls: type[Any], config: Any) -> dict[str, Any]:
     Returns:
         fp32: whether FP32 results are the same to the bit with ``tables="fp32"``; bf16: whether both run
         after ``.to(bfloat16)`` and give the same dtypes. None where the stock model cannot be run so.
+        rotation: for each body of a function that rotates the guarded model's q and k in BF16, how far it is
+        from float64, in units of the last place; 0.5 is one rounding. Or why that could not be measured.
 
     """
     import safe_rope
@@ -30,13 +37,31 @@ def compare(cls: type[Any], config: Any) -> dict[str, Any]:
         with safe_rope.guard(tables="fp32"):
             guarded = build(cls, config).eval()
         result: dict[str, Any] = {"fp32": _same(plain, guarded, inputs, _identical)}
+        with Recorder(plain) as clean:
+            _run(plain, inputs)
         plain, guarded = plain.to(torch.bfloat16), guarded.to(torch.bfloat16)
         low = {
             name: value.to(torch.bfloat16) if value.is_floating_point() else value
             for name, value in inputs.items()
         }
         result["bf16"] = _same(plain, guarded, low, _alike)
+        if clean.calls and result["bf16"] is not None:
+            result["rotation"] = _rotation(clean, guarded, low)
     return result
+
+
+def _rotation(clean: Recorder, guarded: Any, inputs: dict[str, Any]) -> dict[str, float] | str:
+    try:
+        with Recorder(guarded) as measured:
+            _run(guarded, inputs)
+        found = errors(clean.calls, measured.calls)
+    except Exception as error:
+        return f"not measured: {type(error).__name__}: {str(error)[:200]}"
+    worst: dict[str, float] = {}
+    for function, distance in found.items():
+        body = body_of(function)
+        worst[body] = max(round(distance, 4), worst.get(body, 0.0))
+    return worst
 
 
 def _same(plain: Any, guarded: Any, inputs: dict[str, Any], judge: Callable[..., str]) -> str | None:

@@ -202,7 +202,20 @@ def _for_deepspeed(config: dict[str, Any], reduce_bucket_size: int) -> dict[str,
             **config["zero_optimization"],
             "reduce_bucket_size": reduce_bucket_size,
         }
+        if _loses_gradients(config["zero_optimization"]):
+            logger.warning(
+                "DeepSpeed %s reduces no gradient on %s while zero_optimization.contiguous_gradients is off: "
+                "it is turned on",
+                hooks.release(),
+                hooks.device_type(),
+            )
+            config["zero_optimization"]["contiguous_gradients"] = True
     return config
+
+
+def _loses_gradients(zero: dict[str, Any]) -> bool:
+    buffered = zero.get("contiguous_gradients", True)
+    return zero.get("stage", 0) in (1, 2) and not buffered and not hooks.reduces_without_buffer()
 
 
 def _without_config(args: Any) -> Any:

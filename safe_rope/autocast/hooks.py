@@ -156,6 +156,18 @@ def scales_without_zero() -> bool:
     return "torch_autocast_z0_gradscaler" in DeepSpeedEngine.__init__.__code__.co_names
 
 
+def reduces_without_buffer() -> bool:
+    """Whether ZeRO 1 and 2 reduce gradients where contiguous_gradients is off, on the device in use.
+
+    Releases up to 0.19.5 look for tensor types that a CPU does not have, find none, and reduce nothing.
+    """
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.zero import stage_1_and_2
+
+    split = getattr(stage_1_and_2, "split_half_float_double", None)
+    return split is None or bool(split([torch.zeros(1, device=get_accelerator().current_device_name())]))
+
+
 def is_pipeline(model: nn.Module) -> bool:
     """Whether ``model`` is one of DeepSpeed's pipelines."""
     from deepspeed.runtime.pipe.module import PipelineModule

@@ -140,6 +140,37 @@ def test_a_copy_that_is_cast_goes_on_where_the_original_was(family: str, rope_ty
         _agree(module, stock, "exact", length)
 
 
+def _rotary(model: nn.Module) -> nn.Module:
+    (module, *_) = families.rotary_modules(model).values()
+    return module
+
+
+def test_each_of_several_models_of_one_config_begins_with_the_config() -> None:
+    stocks = [copy.deepcopy(_stock("llama", "dynamic")) for _ in range(2)]
+    config = families.config("llama", **_overrides("llama", "dynamic"))
+    with safe_rope.guard():  # which can be open as long as the process; it remembers what it has worked out
+        first = _rotary(families.model_class("llama")(config))
+        for length in (10, 300):
+            _agree(first, stocks[0], "exact", length)
+        grown = first.inv_freq.clone()
+        second = _rotary(families.model_class("llama")(config))
+        for length in (10, 90, 250):
+            _agree(second, stocks[1], "exact", length)
+        assert torch.equal(first.inv_freq, grown)
+
+
+def test_a_config_may_be_changed_between_two_models() -> None:
+    config = families.config("llama")
+    with safe_rope.guard():
+        first = _rotary(families.model_class("llama")(config))
+        holder = config.rope_parameters if hasattr(config, "rope_parameters") else config.__dict__
+        holder["rope_theta"] *= 50
+        second = _rotary(families.model_class("llama")(config))
+    stock = _rotary(families.model_class("llama")(config))
+    assert torch.allclose(second.inv_freq, stock.inv_freq, rtol=2.0**-19, atol=0.0)
+    assert torch.allclose(first.inv_freq, _rotary(families.build("llama")).inv_freq, rtol=2.0**-19, atol=0.0)
+
+
 @pytest.mark.parametrize("tables", survival.KINDS)
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "linear"])
 def test_a_whole_model_gives_stock_logits_across_its_limit(rope_type: str, tables: str) -> None:
