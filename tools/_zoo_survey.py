@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _zoo_summary import markdown, summarize
+from _zoo_summary import ONE_ROUNDING, markdown, rotations, summarize
 
 LIMIT = 120.0
 LARGEST = 24.0
@@ -120,6 +120,8 @@ def _fails(row: dict[str, Any]) -> bool:
         guarded, stock = results.get("guard", {}), results.get("stock", {"error": "not asked"})
         if guarded.get("damaged") or ("error" in guarded and "error" not in stock):
             return True
+    if any(error > ONE_ROUNDING for _, _, error in rotations([row])):
+        return True
     return any(result not in (None, "same") for result in row.get("run", {}).values())
 
 

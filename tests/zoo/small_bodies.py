@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from small_families import IDS, MOE, TEXT, VISION, Case, features, ids, image, several_axes
+from small_families import IDS, MOE, TEXT, TWO_KINDS, VISION, Case, features, ids, image, several_axes
 
 AXES = {"rope_type": "default", "rope_theta": 10000.0}
 MEMORY = {
@@ -167,6 +167,11 @@ BODIES: dict[str, Case] = {
         "qwen2_5_omni:Qwen2_5OmniVisionEncoder:Qwen2_5OmniVisionEncoderConfig",
         {**VISION, "out_hidden_size": 64, "intermediate_size": 32, "fullatt_block_indexes": [0]},
         patches_of(3 * 2 * 14 * 14),
+    ),
+    "neomme": (
+        "neomme:NeoMMEModel",
+        {**TEXT, "head_dim": 32, "embedding_rank": 16, "embedding_dim": 16, "layer_types": TWO_KINDS},
+        ids,
     ),
     "phi3": ("Phi3Model", TEXT, ids),
     "helium": ("HeliumModel", {**TEXT, "head_dim": 32}, ids),
