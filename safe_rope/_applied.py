@@ -50,6 +50,8 @@ def run_in_fp32(
         result = forward(module, *args, **kwargs)
     if rotates:
         return round_results(result, dtypes)
+    if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+        return CosSin(result)  # in a graph, too: phases have to go through cos and sin first
     return _map(torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result)
 
 
@@ -137,6 +139,8 @@ def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
     parameters = inspect.signature(type(reference).forward).parameters
     required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
     names = [p.name for p in required][1:]
+    if "layer_type" in parameters and names[1:] == ["position_ids"]:
+        names.append("layer_type")  # None by default, and then nothing is found
     ids = torch.arange(12).view(1, 12)
     types = getattr(reference, "layer_types", None) or (None,)
     first: list[Any] = [torch.zeros(1, 12, 64), torch.zeros(1, 3, 64, 64)]

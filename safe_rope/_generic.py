@@ -8,6 +8,7 @@ of half the width, several position axes (mrope) and whatever order a new releas
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
@@ -28,7 +29,8 @@ from safe_rope.registry import RopePatch
 
 logger = logging.getLogger(__name__)
 
-_AXES = 3
+_AXES = (3, 4)
+"""How many position axes a module is asked with; the first number that it takes counts."""
 _POSITIONS = ((0, 1, 2, 5, 11, 257, 1023), (3, 4, 7, 250, 300, 512, 2049))
 _found: weakref.WeakKeyDictionary[nn.Module, tuple[Channels, bool] | None] = weakref.WeakKeyDictionary()
 
@@ -116,8 +118,9 @@ def _probe(reference: nn.Module, convention: Convention) -> tuple[Channels, bool
     if convention == "length":
         return _probe_rows(reference, state)
     answers: list[Channels] = []
+    count = _count_axes(reference)
     for layer_type in layer_types(reference):
-        for ids in _samples(state, layer_type):
+        for ids in _samples(state, layer_type, count):
             module = copy.deepcopy(reference)
             try:
                 cos, sin = _ask(module, ids, layer_type)
@@ -133,20 +136,29 @@ def _probe(reference: nn.Module, convention: Convention) -> tuple[Channels, bool
         return None
     ids = torch.tensor(_POSITIONS)
     if channels.axes is not None or not _takes_two_dimensions(reference, ids):
-        ids = ids.expand(_AXES, -1, -1)
+        ids = ids.expand(count, -1, -1)
     low = _ask(copy.deepcopy(reference), ids, layer_types(reference)[0], torch.bfloat16)[0].dtype
     return channels, low == torch.bfloat16
 
 
-def _samples(state: RotaryState, layer_type: str | None) -> Iterator[torch.Tensor]:
+def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[torch.Tensor]:
     plain = torch.tensor(_POSITIONS)
     yield plain
-    yield torch.stack([plain, plain * 2 + 1, plain * 3 + 2])
+    yield torch.stack([plain * (axis + 1) + axis for axis in range(axes)])
     spec = state.sets[layer_type].spec
     if spec.depends_on_length:
         longest = spec.max_position_embeddings or 4096
         yield plain % 7 + 2 * longest
         yield plain % 7
+
+
+def _count_axes(reference: nn.Module) -> int:
+    for count in _AXES:
+        ids = torch.tensor(_POSITIONS).expand(count, -1, -1)
+        with contextlib.suppress(Exception):
+            _ask(copy.deepcopy(reference), ids, layer_types(reference)[0])
+            return count
+    return _AXES[0]
 
 
 def _takes_two_dimensions(reference: nn.Module, ids: torch.Tensor) -> bool:

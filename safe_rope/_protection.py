@@ -175,14 +175,14 @@ def prepare(
                 module, "its constructor cannot be run again, as its arguments are not known"
             )
         return None
-    if patch is None:
+    if patch is None or patch.source == "results":  # own tables are better, where a release allows them
         generic = generic_state(module, reference.module, namespaces, **options._asdict())
         if generic is not None:
             return Protection(module, patch=generic.patch, state=generic)
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     pins = _pins(module, reference)
-    if not pins and (patch is None or patch.source != "states"):
+    if not pins and (patch is None or patch.source not in ("states", "results")):
         return None
     if options.apply == "stock":
         patch = None

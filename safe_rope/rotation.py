@@ -34,8 +34,9 @@ _SMALLEST = 1 << 15
 """Elements of q and k together from which on a recognised function is not run itself."""
 _aten = torch.ops.aten
 
-# What only moves or rearranges values keeps the mark; arithmetic gives plain tensors.
-_REARRANGEMENTS = frozenset(
+# What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases; other
+# arithmetic gives plain tensors.
+_KEEP_THE_MARK = frozenset(
     {
         _aten._to_copy,
         _aten._unsafe_view,
@@ -43,6 +44,7 @@ _REARRANGEMENTS = frozenset(
         _aten.as_strided,
         _aten.cat,
         _aten.clone,
+        _aten.cos,
         _aten.detach,
         _aten.expand,
         _aten.gather,
@@ -51,6 +53,7 @@ _REARRANGEMENTS = frozenset(
         _aten.permute,
         _aten.repeat,
         _aten.select,
+        _aten.sin,
         _aten.slice,
         _aten.split,
         _aten.split_with_sizes,
@@ -96,7 +99,7 @@ class CosSin(torch.Tensor):
             CosSin, lambda t: t.table, (args, kwargs)
         )
         result = func(*plain_args, **plain_kwargs)
-        if packet in _REARRANGEMENTS:
+        if packet in _KEEP_THE_MARK:
             return torch.utils._pytree.tree_map_only(torch.Tensor, _mark_float, result)
         return result
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from _process import free_port
+from _process import ToolError, run_worker
 from rich.console import Console
 from rich.table import Table
 
@@ -31,43 +29,15 @@ WORKER_LIMIT = 90.0
 Row = dict[str, Any]
 
 
-class PathError(Exception):
-    """A worker ended without a result; the message is the end of what it printed."""
-
-
-def run_worker(path: str, kind: str, folder: Path) -> list[Row]:
+def measure(path: str, kind: str, folder: Path) -> list[Row]:
     """Return one row per measurement of the path.
 
     Raises:
-        PathError: the worker crashed or ran past its time limit.
+        ToolError: the worker crashed or ran past its time limit.
 
     """
     result = folder / f"{path}-{kind}.json"
-    # One process is the whole world.
-    world = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    fixed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_SIZE": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, WORKER, path, kind, result],
-            env={**os.environ, **world, **fixed},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=WORKER_LIMIT,
-        )
-    except subprocess.TimeoutExpired:
-        raise PathError(f"no result after {WORKER_LIMIT:.0f} s") from None
-    if done.returncode != 0:
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        raise PathError("\n".join(lines[-12:]) or f"exit status {done.returncode}, and no output")
+    run_worker(WORKER, path, kind, result, limit=WORKER_LIMIT)
     rows: list[Row] = json.loads(result.read_text())
     return rows
 
@@ -78,14 +48,12 @@ def run_all() -> tuple[list[Row], list[str]]:
     failures = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max_workers=2) as pool:
         jobs = {
-            (path, kind): pool.submit(run_worker, path, kind, Path(folder))
-            for path in PATHS
-            for kind in KINDS
+            (path, kind): pool.submit(measure, path, kind, Path(folder)) for path in PATHS for kind in KINDS
         }
         for (path, kind), job in jobs.items():
             try:
                 measured = job.result()
-            except PathError as error:
+            except ToolError as error:
                 failures.append(f"{path}, {kind}: {error}")
                 continue
             for row in measured:

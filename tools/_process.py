@@ -84,6 +84,34 @@ def run(
     return status if status >= 0 else 128 - status
 
 
+def run_worker(script: Path, *arguments: str | Path, limit: float) -> None:
+    """Run a script on this Python, on CPU, as the only rank of a process group.
+
+    Raises:
+        ToolError: it failed (the message is the end of what it printed), or ran past the limit (in seconds).
+
+    """
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    fixed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            env={**os.environ, **rank, **place, **fixed},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolError(f"no result after {limit:.0f} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        raise ToolError("\n".join(lines[-12:]) or f"exit status {done.returncode}, and no output")
+
+
 def end_running() -> None:
     """End every child that another thread still waits for, with time to end its own children."""
     for child in list(_running):

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from _demo import versions
-from _process import ToolError, exit_on_sigterm, free_port, say
+from _process import ToolError, exit_on_sigterm, run_worker, say
 
 WORKER = Path(__file__).resolve().parent / "_quality_worker.py"
 # Minutes on a slow core; the longest part takes less than one on a common one.
@@ -36,8 +34,6 @@ PATHS = {
 }
 # One rounding of cos to bfloat16 is 2e-3 at most: what is above comes from wrong phases.
 DAMAGE = 1e-2
-WORLD = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-FIXED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_SIZE": "1"}
 Score = dict[str, Any]
 
 
@@ -50,23 +46,10 @@ def part(folder: Path, *arguments: str | Path) -> Any:
     if (folder / "result.json").exists():
         return json.loads((folder / "result.json").read_text(encoding="utf-8"))
     say(f"  {' '.join(str(a) for a in arguments if not isinstance(a, Path))} ...")
-    command = [sys.executable, str(WORKER), *map(str, arguments), str(folder)]
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **WORLD, **FIXED, "MASTER_PORT": str(free_port())},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=PART_LIMIT,
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolError(f"{folder.name}: no result after {PART_LIMIT:.0f} s") from None
-    if done.returncode != 0:
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        raise ToolError(f"{folder.name}: " + "\n".join(lines[-12:]))
+        run_worker(WORKER, *arguments, folder, limit=PART_LIMIT)
+    except ToolError as error:
+        raise ToolError(f"{folder.name}: {error}") from None
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 

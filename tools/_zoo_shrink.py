@@ -28,6 +28,13 @@ _WIDTH = re.compile(
     r"lora_rank|word_embed_proj_dim|model_dim|mlp_dim|feat_dim|codebook_dim|shared_expert_intermediate_size)$"
 )
 _WIDE = 64
+_MISSING = {
+    "context_length": 8,
+    "prediction_length": 4,
+    "rope_scaling": {"rope_type": "default"},
+    "vocabulary_map": {"<image>": 5, "<|extra_200|>": 6},
+}
+_INNER = re.compile(r"(intermediate_size|intermediate_size_mlp|ffn_dim|mlp_dim)$")
 _EXPERTS = re.compile(r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
 _EXPERTS_CHOSEN = re.compile(r"(experts_per_tok|num_experts_per_token|top_k_experts|moe_k|topk)$")
 _VOCABULARY = re.compile(r"vocab_size|vocabulary_size|num_embeddings$")
@@ -189,6 +196,26 @@ def _all_but_rope(config: Any) -> None:
             _set(config, name, value // divisor)
 
 
+def _what_is_left(config: Any) -> None:
+    """Fill in what a default leaves out, and narrow what the heads' divisor does not divide."""
+    missing = dict(_MISSING)
+    with contextlib.suppress(Exception):  # some answer for each layer, and not for the whole
+        missing["num_key_value_heads"] = config.num_attention_heads
+        missing["head_dim"] = config.hidden_size // config.num_attention_heads
+        missing["layer_types"] = ["full_attention"] * config.num_hidden_layers
+        missing["mlp_layer_types"] = ["dense"] * config.num_hidden_layers
+        if vars(config).get("rope_parameters") == {}:
+            kind = {"rope_type": "default", "rope_theta": 10000.0}
+            _set(config, "rope_parameters", {name: dict(kind) for name in set(config.layer_types)} or kind)
+    for name, value in missing.items():
+        if vars(config).get(name, 0) is None:
+            _set(config, name, value)
+    _all_but_rope(config)
+    for name, value in _numbers(config):
+        if value > 1024 and (_INNER.search(name) or name.endswith("_vocab")):
+            _set(config, name, 512)
+
+
 @contextlib.contextmanager
 def quick_weights() -> Iterator[None]:
     """Fill large parameters with zeros instead of random numbers: no scenario looks at them.
@@ -241,7 +268,7 @@ def buildable(config_class: type[Any], cls: type[Any], largest: int) -> tuple[An
 
     """
     reason = ""
-    for change in (_all_but_rope, _depth_and_vocabulary, _depth, _nothing):
+    for change in (_all_but_rope, _what_is_left, _depth_and_vocabulary, _depth, _nothing):
         try:
             config = _small_config(config_class, change)
             count = count_parameters(functools.partial(build, cls, config))

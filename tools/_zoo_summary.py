@@ -16,6 +16,9 @@ TITLES = {
     "S5": "`.to(bfloat16)`",
 }
 
+ONE_ROUNDING = 0.501
+"""Units in the last place that one rounding, of what FP32 itself has rounded, is off by at most."""
+
 
 def counts(rows: list[Row]) -> dict[str, Any]:
     """Count the architectures of one version pair."""
@@ -49,6 +52,12 @@ def counts(rows: list[Row]) -> dict[str, Any]:
 def _runs(rows: list[Row], kind: str) -> dict[str, int]:
     results = [row["run"][kind] for row in rows if row.get("run", {}).get(kind) is not None]
     return {"ran": len(results), "same": results.count("same")}
+
+
+def rotations(rows: list[Row]) -> list[tuple[str, str, float]]:
+    """Architecture, body of the function that rotates, and its largest error in units of the last place."""
+    measured = [(row["model_type"], row.get("rotation")) for row in rows]
+    return [(name, *one) for name, found in measured if isinstance(found, dict) for one in found.items()]
 
 
 def _broken(result: dict[str, Any]) -> bool:
@@ -156,6 +165,15 @@ def _section(pair: str, rows: list[Row]) -> str:
         f"{bf16['same']} of the {bf16['ran']} that then run without the guard run with it, and give the same "
         "dtypes.",
     ]
+    measured = rotations(rows)
+    if measured:
+        lines += [
+            "",
+            "How the guarded model rotates q and k in BF16 was measured in "
+            f"{len({m[0] for m in measured})} of them ({len({m[1] for m in measured})} distinct functions): "
+            f"at most {max(m[2] for m in measured):.3f} units in the last place from float64, where one "
+            "rounding is 0.5.",
+        ]
     lines += _problems(rows)
     holding = [row for row in rows if row["status"] == "built" and row["tables"]]
     for title, names in _by_protection(holding):
@@ -184,6 +202,11 @@ def _problems(rows: list[Row]) -> list[str]:
         for kind, problem in row.get("run", {}).items():
             if problem not in (None, "same"):
                 lines.append(f"- {row['model_type']}, forward in {kind.upper()}: {problem}")
+    lines += [
+        f"- {name}: q and k are rotated with an error of {error} units in the last place"
+        for name, _, error in rotations(rows)
+        if error > ONE_ROUNDING
+    ]
     return ["", "Not as it should be:", "", *lines] if lines else []
 
 

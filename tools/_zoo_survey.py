@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import json
 import logging
@@ -19,12 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _zoo_summary import markdown, summarize
+from _zoo_summary import ONE_ROUNDING, markdown, rotations, summarize
 
 LIMIT = 120.0
 LARGEST = 24.0
-MEMORY = 5 << 30
-"""Bytes that one architecture may have; what needs more counts as too large to be built."""
+MEMORY = 5.0
+"""GiB that one architecture may have; what needs more counts as too large to be built."""
 
 
 def main() -> int:
@@ -56,7 +57,8 @@ def main() -> int:
         for name in left:
             if deadline and time.monotonic() > deadline:
                 break
-            row = _in_child(lambda name=name: worker.survey(name, scenarios, kinds, largest), arguments.limit)
+            work = functools.partial(worker.survey, name, scenarios, kinds, largest)
+            row = _in_child(work, arguments.limit, round(arguments.memory * 2**30))
             row = {"model_type": name, **row, "pair": pair()}
             output.write(json.dumps(row) + "\n")
             output.flush()
@@ -79,6 +81,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one architecture")
     parser.add_argument("--largest", type=float, default=LARGEST, help="million parameters still built")
+    parser.add_argument("--memory", type=float, default=MEMORY, help="GiB for one architecture")
     parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
     parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
     parser.add_argument("--more", type=Path, nargs="*", default=[], help="further outputs to summarize")
@@ -117,6 +120,8 @@ def _fails(row: dict[str, Any]) -> bool:
         guarded, stock = results.get("guard", {}), results.get("stock", {"error": "not asked"})
         if guarded.get("damaged") or ("error" in guarded and "error" not in stock):
             return True
+    if any(error > ONE_ROUNDING for _, _, error in rotations([row])):
+        return True
     return any(result not in (None, "same") for result in row.get("run", {}).values())
 
 
@@ -131,7 +136,7 @@ def _environment() -> None:
     os.environ["TQDM_DISABLE"] = "1"
 
 
-def _in_child(work: Any, limit: float) -> dict[str, Any]:
+def _in_child(work: Any, limit: float, memory: int) -> dict[str, Any]:
     """Run ``work`` in a fork of this process, which has everything imported already."""
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -139,7 +144,7 @@ def _in_child(work: Any, limit: float) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _child(work, writer)
+        _child(work, writer, memory)
     os.close(writer)
     try:
         text = _receive(reader, time.monotonic() + limit)
@@ -156,13 +161,13 @@ def _in_child(work: Any, limit: float) -> dict[str, Any]:
     return result
 
 
-def _child(work: Any, writer: int) -> None:
+def _child(work: Any, writer: int, memory: int) -> None:
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         if not os.environ.get("ZOO_DEBUG"):
             os.dup2(silence, 2)
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             os.environ["MASTER_PORT"] = str(probe.getsockname()[1])

@@ -143,6 +143,7 @@ def survey(
         quick.close()
         if "guard" in kinds:
             row["run"] = compare(cls, config)
+            row["rotation"] = row["run"].pop("rotation", None)
     return row | {"seconds": round(time.monotonic() - started, 2)}
 
 

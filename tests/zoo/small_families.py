@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -242,15 +244,35 @@ FAMILIES: dict[str, Case] = {
 
 def present(families: dict[str, Case]) -> list[str]:
     """The families that the installed transformers has."""
-    return [family for family, (name, _, _) in families.items() if hasattr(transformers, name)]
+    return [family for family, (name, _, _) in families.items() if _class(name) is not None]
 
 
 def build(case: Case) -> Any:
     """The model of a family, the same weights every time."""
     name, options, _ = case
-    cls = getattr(transformers, name)
+    cls = _class(name)
+    assert cls is not None
+    folder, _, config_name = name.rpartition(":")
+    config_class = (
+        getattr(_module(folder, "configuration"), config_name) if ":" in folder else cls.config_class
+    )
     torch.manual_seed(0)
-    return cls(cls.config_class(**options)).eval()
+    return cls(config_class(**copy.deepcopy(options))).eval()
+
+
+def _class(name: str) -> Any:
+    folder, _, rest = name.partition(":")
+    if not rest:
+        return getattr(transformers, name, None)
+    try:
+        return getattr(_module(folder, "modeling"), rest.partition(":")[0], None)
+    except ModuleNotFoundError:
+        return None
+
+
+def _module(folder: str, kind: str) -> Any:
+    folder = folder.partition(":")[0]
+    return importlib.import_module(f"transformers.models.{folder}.{kind}_{folder}")
 
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:

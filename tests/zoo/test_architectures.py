@@ -61,6 +61,12 @@ def test_a_model_cast_to_bf16_runs_and_gives_the_stock_dtypes(survey: Rows) -> N
     assert not {name: result for name, result in results.items() if result not in (None, "same")}
 
 
+def test_q_and_k_are_rotated_in_fp32_and_rounded_once(survey: Rows) -> None:
+    rotated = {name: row["rotation"] for name, row in holding(survey).items() if row.get("rotation")}
+    assert rotated
+    assert not {n: r for n, r in rotated.items() if isinstance(r, str) or max(r.values()) > 0.501}
+
+
 def test_every_architecture_that_holds_positions_is_protected(survey: Rows) -> None:
     assert not {
         name: row["protection"] for name, row in holding(survey).items() if row["protection"]["unprotected"]

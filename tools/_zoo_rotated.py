@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from _zoo_bodies import ROTATES
 from torch import nn
 
-_ROTATES = re.compile(r"apply_.*rot|apply_multidimensional_rope")
 _TABLE = re.compile(
-    r"^self$|^(cos|sin)|freqs_ci|^relative_position_embeddings$|ids$|^pos$|_dim$|mrope_section"
+    r"^self$|^(cos|sin)|freqs_ci|^freqs$|^relative_position_embeddings$|ids$|^pos$|_dim$|mrope_section"
 )
 
 
@@ -32,10 +32,11 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """While open, notes every outermost application in a model."""
+    """While open, notes every outermost application in a model, and which functions take part."""
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: list[Call] = []
+        self.functions: set[Callable[..., Any]] = set()
         self._model = model
         self._inside = False
         self._covered: list[tuple[Any, str, Any]] = []
@@ -55,6 +56,7 @@ class Recorder:
 
         @functools.wraps(function)
         def noting(*args: Any, **kwargs: Any) -> Any:
+            self.functions.add(stock)
             if self._inside:
                 return function(*args, **kwargs)
             bound = inspect.signature(stock).bind(*args, **kwargs).arguments
@@ -76,11 +78,11 @@ def _applications(model: nn.Module) -> Iterator[tuple[Any, str, Callable[..., An
     for name in sorted({cls.__module__ for cls in classes}):
         space = sys.modules[name]
         yield from (
-            (space, n, f) for n, f in vars(space).items() if inspect.isfunction(f) and _ROTATES.search(n)
+            (space, n, f) for n, f in vars(space).items() if inspect.isfunction(f) and ROTATES.search(n)
         )
     for cls in classes:
         for name, method in vars(cls).items():
-            rotates = _ROTATES.search(name) or (name == "forward" and _takes_q_and_k(method))
+            rotates = ROTATES.search(name) or (name == "forward" and _takes_q_and_k(method))
             if inspect.isfunction(method) and rotates:
                 yield cls, name, method
 
@@ -98,7 +100,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def errors(clean: list[Call], calls: list[Call]) -> dict[str, float]:
+def errors(clean: list[Call], calls: list[Call]) -> dict[Callable[..., Any], float]:
     """The largest error of each function's results, in units of the last place of their dtype.
 
     Args:
@@ -106,7 +108,7 @@ def errors(clean: list[Call], calls: list[Call]) -> dict[str, float]:
         calls: the same calls of another model.
     """
     assert len(clean) == len(calls)
-    found: dict[str, float] = {}
+    found: dict[Callable[..., Any], float] = {}
     for true, call in zip(clean, calls, strict=True):
         assert call.stock is true.stock
         states = {name: v for name, v in call.arguments.items() if not _TABLE.search(name)}
@@ -115,7 +117,7 @@ def errors(clean: list[Call], calls: list[Call]) -> dict[str, float]:
         dtypes = {value.dtype for value in states.values() if isinstance(value, torch.Tensor)}
         assert {result.dtype for result in call.results} == dtypes, "the dtypes are the stock ones"
         worst = max(_error(*pair) for pair in zip(call.results, expected, strict=True))
-        found[call.stock.__qualname__] = max(worst, found.get(call.stock.__qualname__, 0.0))
+        found[call.stock] = max(worst, found.get(call.stock, 0.0))
     return found
 
 
