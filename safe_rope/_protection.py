@@ -201,7 +201,15 @@ def _pins(module: nn.Module, reference: Reference) -> dict[str, tuple[torch.Tens
         ):
             pins[name] = (shared(values), finished)
         else:
-            logger.info("%s.%s is not what its constructor makes; left alone", type(module).__name__, name)
+            # Not silently: a cache that has grown in a low dtype is wrong, and stays so.
+            now = tuple(current.shape) if isinstance(current, torch.Tensor) else type(current).__name__
+            logger.warning(
+                "%s.%s is %s, and its constructor makes %s: it is left as it is",
+                type(module).__name__,
+                name,
+                now,
+                tuple(values.shape),
+            )
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             pins[name] = (shared(values), False)
