@@ -115,7 +115,7 @@ def _inputs(model: Any) -> dict[str, Any] | None:
 def _candidates(model: Any) -> Iterator[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     if {"grid_thw", "image_grid_thw"} & inspect.signature(type(model).forward).parameters.keys():
-        with contextlib.suppress(AttributeError, TypeError):
+        with contextlib.suppress(AttributeError, TypeError, StopIteration):
             yield _patches(model, generator)
     ids = torch.randint(5, 100, (1, 12), generator=generator)
     name = getattr(model, "main_input_name", "input_ids")
