@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from safe_rope._applied import run_in_fp32, tables_marked
 from safe_rope._dtypes import LOW
 from safe_rope._holdings import get_table, is_inside, set_table, twin
 from safe_rope._provenance import Origin, Provenance
+from safe_rope.errors import PrecisionWarning
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin
 
@@ -83,7 +85,7 @@ class PinnedState:
             if device is None and self._is_untouched(name, current):
                 continue
             if self._is_made_anew(name, current):
-                pin.values = _kept(current)
+                self._keep(module, name, current)
             target = device if device is not None and name in module._buffers else _device_of(current)
             if target.type == "meta" and name not in module._buffers:
                 target = torch.device("cpu")  # nobody would ever fill a plain attribute
@@ -93,6 +95,20 @@ class PinnedState:
             self._placed[name] = (value, value._version, _address(value))
             if self.patch is not None and self.patch.source == "tables" and value.dtype == torch.float32:
                 self._marked[name] = CosSin(value)
+
+    def _keep(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
+        pin = self.pins[name]
+        if table.dtype in LOW and pin.values.dtype not in LOW:
+            warnings.warn(
+                f"{type(module).__name__} has made {name} anew in {table.dtype}, in a forward that cannot be "
+                "run again in FP32: from here on it is as rounded as without safe_rope. Build the model with "
+                "tables that are long enough, or protect the class by a RopePatch",
+                PrecisionWarning,
+                stacklevel=2,
+            )
+        # A copy that nobody else writes to, where the table is: a copy to the CPU would stop a device.
+        with torch.inference_mode(False), torch.no_grad():
+            pin.values = table.detach().clone()
 
     def _is_made_anew(self, name: str, current: Any) -> bool:
         """Whether the module's own code has put another table there: no cast or load changes a shape."""
@@ -211,7 +227,11 @@ class PinnedState:
         if not remade:
             return
         shown_low = any(pin.is_low and pin.finished for pin in self.pins.values())
-        if shown_low or any(table.dtype != self.pins[name].values.dtype for name, table in remade.items()):
+        rounded = shown_low or any(t.dtype != self.pins[name].values.dtype for name, t in remade.items())
+        if rounded and (module._modules or module._parameters):
+            # A forward that does more than make tables, which may write to a cache, say, is not run twice.
+            remade = {name: t for name, t in remade.items() if self._is_longer(name, t)}
+        elif rounded:
             try:
                 run_in_fp32(before, forward, args, kwargs, rotates=False)
                 remade = {name: get_table(before, name) for name in remade}
@@ -219,10 +239,14 @@ class PinnedState:
                 logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)
         for name, table in remade.items():
             if isinstance(table, torch.Tensor) and not table.is_meta:
-                self.pins[name].values = _kept(table)
+                self._keep(module, name, table)
             self._placed.pop(name, None)
             self._rounded.pop(name, None)
         self.restore(module)
+
+    def _is_longer(self, name: str, table: torch.Tensor) -> bool:
+        pin = self.pins[name]
+        return table.shape != pin.values.shape and table.dtype == pin.values.dtype
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the stock ``forward`` on the true tables, with the dtypes that the stock model has."""
@@ -359,12 +383,6 @@ def _dtype_of(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype
 
 def _device_of(current: Any) -> torch.device:
     return current.device if isinstance(current, torch.Tensor) else torch.device("cpu")
-
-
-def _kept(table: torch.Tensor) -> torch.Tensor:
-    """Return a copy that nobody else writes to, where the table is: a copy to the CPU would stop a device."""
-    with torch.inference_mode(False), torch.no_grad():
-        return table.detach().clone()
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import safe_rope
+from safe_rope.errors import PrecisionWarning
 
 LENGTHS = (8, 100, 40, 130, 100)  # caches of 64 rows grow twice
 
@@ -136,6 +137,30 @@ def test_what_a_module_computes_anew_in_forward_is_kept() -> None:
         model[0](torch.zeros(1, 4, styles.DIM, dtype=torch.bfloat16), 4)
         assert torch.equal(model[0].rope_cache, true * times)
     assert torch.equal(copy.deepcopy(model).half()[0].rope_cache, true * 8)
+
+
+def test_a_forward_that_does_more_than_make_tables_runs_once() -> None:
+    class Attention(styles.CachedBuffers):
+        """Makes its tables itself, anew in the dtype of x where they are too short, and writes to a cache."""
+
+        def __init__(self, dim: int) -> None:
+            super().__init__(dim)
+            self.projection = nn.Linear(dim, dim)
+
+        def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> torch.Tensor:
+            if x.shape[1] > len(self.cos_cached):
+                self.fill(x.shape[1], x.dtype)
+            cache.append(self.projection(x) if x.dtype == self.projection.weight.dtype else x)
+            return cache[-1] * self.cos_cached[: x.shape[1]].to(x.dtype)
+
+    with safe_rope.guard():
+        attention = nn.Sequential(Attention(styles.DIM)).to(torch.bfloat16)[0]
+    cache: list[torch.Tensor] = []
+    attention(torch.zeros(1, 4, styles.DIM, dtype=torch.bfloat16), cache)
+    assert (attention.cos_cached - styles.CachedBuffers(styles.DIM).cos_cached).abs().max() < 1e-5
+    with pytest.warns(PrecisionWarning, match="cos_cached anew in torch.bfloat16"):
+        attention(torch.zeros(1, 90, styles.DIM, dtype=torch.bfloat16), cache)
+    assert len(cache) == 2
 
 
 def test_what_a_module_computes_anew_outside_forward_is_kept() -> None:
