@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from rotated import Recorder, errors
+from _zoo_rotated import Recorder, errors
 from small_families import FAMILIES, IDS, build, stored
 
 import safe_rope
