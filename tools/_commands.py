@@ -105,8 +105,11 @@ def test(arguments: Sequence[str]) -> int:
 def matrix(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "matrix",
-        "Run ruff and mypy once, and the tests in the environment of each version pair.",
+        "Run the tests in the environment of each version pair, and ruff and mypy in the newest.",
         "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
+    )
+    parser.add_argument(
+        "--older", action="store_true", help="leave out the newest pair, which tools/test uses"
     )
     parser.add_argument(
         "--time-limit",
@@ -127,9 +130,11 @@ def matrix(arguments: Sequence[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:split])
 
-    chosen = [named_pair(name) for name in options.pair] or pairs()
-    pytest_arguments = arguments[split + 1 :]
     newest = newest_pair()
+    chosen = [named_pair(name) for name in options.pair] or pairs()
+    if options.older:
+        chosen = [pair for pair in chosen if pair != newest]
+    pytest_arguments = arguments[split + 1 :]
     work = list(checks(newest)) if newest in chosen and not pytest_arguments else []
     work += tests(chosen, pytest_arguments, options.time_limit)
     return summary(run_jobs(work, options.jobs))
