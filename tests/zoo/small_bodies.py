@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from small_families import IDS, MOE, TEXT, TWO_KINDS, VISION, Case, features, ids, image, several_axes
+from small_families import IDS, LATENT, MOE, TEXT, TWO_KINDS, VISION, Case, features, ids, image, several_axes
 
 AXES = {"rope_type": "default", "rope_theta": 10000.0}
 MEMORY = {
@@ -20,19 +20,6 @@ MEMORY = {
     "attn_implementation": "eager",
 }
 ENCODER = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-LATENT = {
-    **TEXT,
-    **MOE,
-    "num_key_value_heads": 2,
-    "n_routed_experts": 2,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 32,
-    "n_group": 1,
-    "topk_group": 1,
-}
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -24,6 +24,19 @@ TEXT = {
     "eos_token_id": 2,
 }
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    **TEXT,
+    **MOE,
+    "num_key_value_heads": 2,
+    "n_routed_experts": 2,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
 TWO_KINDS = ["sliding_attention", "full_attention"]
 VISION = {"hidden_size": 64, "depth": 1, "num_hidden_layers": 1, "num_heads": 2, "num_attention_heads": 2}
 IDS = torch.arange(40).view(2, 20) * 7 % 90 + 5
@@ -86,20 +99,7 @@ FAMILIES: dict[str, Case] = {
     ),
     "deepseek_v2": (
         "DeepseekV2Model",
-        {
-            **TEXT,
-            **MOE,
-            "num_key_value_heads": 2,
-            "n_routed_experts": 2,
-            "first_k_dense_replace": 2,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 16,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 32,
-            "n_group": 1,
-            "topk_group": 1,
-        },
+        {**LATENT, "first_k_dense_replace": 2},
         ids,
     ),
     "glm4": ("Glm4Model", {**TEXT, "head_dim": 32}, ids),
