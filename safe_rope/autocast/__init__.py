@@ -12,11 +12,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from safe_rope.autocast.derive import derive_safe_parameters as derive_safe_parameters
     from safe_rope.autocast.engine import full_precision as full_precision
     from safe_rope.autocast.engine import initialize as initialize
     from safe_rope.autocast.safety import ParameterSafety as ParameterSafety
     from safe_rope.autocast.safety import SafetyReport as SafetyReport
+    from safe_rope.autocast.safety import derive_safe_parameters as derive_safe_parameters
     from safe_rope.autocast.traffic import traffic as traffic
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 _LAZY = {
     "full_precision": "safe_rope.autocast.engine",
     "initialize": "safe_rope.autocast.engine",
-    "derive_safe_parameters": "safe_rope.autocast.derive",
+    "derive_safe_parameters": "safe_rope.autocast.safety",
     "ParameterSafety": "safe_rope.autocast.safety",
     "SafetyReport": "safe_rope.autocast.safety",
     "traffic": "safe_rope.autocast.traffic",

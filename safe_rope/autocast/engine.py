@@ -10,22 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope.autocast import (
-    buckets,
-    collectives,
-    fetches,
-    hooks,
-    loss_scale,
-    outside,
-    preflight,
-    reads,
-    safe_set,
-)
+from safe_rope.autocast import _deepspeed, gather3, gather12, loss_scale, preflight, reads
+from safe_rope.autocast.safety import choose_parameters, parameters_named
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config
 
 logger = logging.getLogger(__name__)
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+_FP32_BYTES = 4
 
 
 def initialize(
@@ -82,7 +74,7 @@ def initialize(
         MissingDependencyError: DeepSpeed is not installed.
 
     """
-    ds = hooks.deepspeed()
+    ds = _deepspeed.deepspeed()
     arguments = {
         "args": args,
         "model": model,
@@ -104,7 +96,7 @@ def initialize(
     if model is None or settings is None:
         return _plain(ds, arguments)
     preflight.check_model(model)
-    names, report = safe_set.choose(model, settings, example_inputs, training_data, collate_fn)
+    names, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
     return _with_autocast(ds, arguments, read_config(given), settings, names, report, low_precision_gather)
 
 
@@ -120,14 +112,14 @@ def full_precision(engine: Any) -> None:
 
 def _plain(ds: Any, arguments: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     if isinstance(arguments["model"], nn.Module):
-        hooks.unmark(arguments["model"].parameters())
-    with hooks.own_globals():
+        _deepspeed.unmark(arguments["model"].parameters())
+    with _deepspeed.own_globals():
         built = ds.initialize(**arguments)
     engine = built[0]
     if hasattr(engine.optimizer, "get_param_comm_dtype"):
         communication = engine.optimizer.communication_data_type
         engine.optimizer.get_param_comm_dtype = lambda parameter: communication
-    outside.refuse_autocast(engine)
+    reads.refuse_autocast(engine)
     return built  # type: ignore[no-any-return]
 
 
@@ -141,30 +133,30 @@ def _with_autocast(
     low_precision_gather: bool,
 ) -> tuple[Any, Any, Any, Any]:
     model = arguments["model"]
-    safe = safe_set.parameters(model, names)
+    safe = parameters_named(model, names)
     reduced = {id(p) for p in safe} if settings.reduce_dtype == settings.dtype else set()
     trained = [p for p in model.parameters() if p.requires_grad]
     dtypes = {settings.dtype if id(p) in reduced else p.dtype for p in trained}
     arguments |= {"args": _without_config(arguments["args"]), "config_params": None}
-    arguments["config"] = _for_deepspeed(config, buckets.bucket_size(settings, dtypes))
-    hooks.unmark(model.parameters())
+    arguments["config"] = _for_deepspeed(config, _bucket_size(settings, dtypes))
+    _deepspeed.unmark(model.parameters())
     try:
         if reduced:
-            hooks.mark(safe, settings.dtype)
-        with hooks.own_globals():
+            _deepspeed.mark(safe, settings.dtype)
+        with _deepspeed.own_globals():
             built = ds.initialize(**arguments)
     except BaseException:
-        hooks.unmark(model.parameters())
+        _deepspeed.unmark(model.parameters())
         raise
     engine = built[0]
     # ZeRO builds a bucket for each dtype of the marks that it finds; ZeRO 3 reads them at each gather.
-    hooks.mark(safe, settings.dtype)
+    _deepspeed.mark(safe, settings.dtype)
     if hasattr(engine.optimizer, "get_param_comm_dtype"):
         engine.optimizer.get_param_comm_dtype = _reduce_dtypes(reduced, settings)
     _gather_low(engine, safe, settings, low_precision_gather)
     if settings.dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
         loss_scale.install(engine, settings.stage)
-    outside.mention_autocast(engine, settings.dtype)
+    reads.mention_autocast(engine, settings.dtype)
     engine.safety_report = report
     logger.info("%d of %d parameters are communicated in %s", len(safe), len(trained), settings.dtype)
     return built  # type: ignore[no-any-return]
@@ -173,13 +165,13 @@ def _with_autocast(
 def _gather_low(
     engine: Any, safe: list[nn.Parameter], settings: AutocastSettings, low_precision_gather: bool
 ) -> None:
-    """Gather in the autocast dtype after the step, and see to it that nobody reads that for FP32."""
+    """Gather in the autocast dtype after the step, and keep FP32 readers away from the result."""
     gather: Any = None
-    if settings.stage in (1, 2) and low_precision_gather and hooks.can_replace_gather(engine.optimizer):
-        gather = collectives.install(engine, {id(p) for p in safe}, settings.dtype)
+    if settings.stage in (1, 2) and low_precision_gather and _deepspeed.can_replace_gather(engine.optimizer):
+        gather = gather12.install(engine, {id(p) for p in safe}, settings.dtype)
         reads.refuse_outside(engine, gather, settings.dtype)
     elif settings.stage == 3:
-        gather = fetches.install(engine, safe, settings.dtype, after_step=low_precision_gather)
+        gather = gather3.install(engine, safe, settings.dtype, after_step=low_precision_gather)
         reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)
     if gather is not None:
         reads.restore_first(engine, gather)
@@ -206,16 +198,35 @@ def _for_deepspeed(config: dict[str, Any], reduce_bucket_size: int) -> dict[str,
             logger.warning(
                 "DeepSpeed %s reduces no gradient on %s while zero_optimization.contiguous_gradients is off: "
                 "it is turned on",
-                hooks.release(),
-                hooks.device_type(),
+                _deepspeed.release(),
+                _deepspeed.device_type(),
             )
             config["zero_optimization"]["contiguous_gradients"] = True
     return config
 
 
+def _bucket_size(settings: AutocastSettings, dtypes: set[torch.dtype]) -> int:
+    """Return the reduce_bucket_size, in elements, that costs no more memory than FP32 would.
+
+    ZeRO keeps one buffer for each dtype of reduction: ZeRO 1 and 2 in FP32 whatever the dtype, ZeRO 3 in
+    the dtype itself. One buffer of the size that the user asked for takes 4 bytes for each element, and
+    this is what all of them get together (twice that where overlap_comm doubles them).
+
+    Args:
+        settings: with the size that the user asked for.
+        dtypes: those in which gradients are reduced.
+
+    """
+    asked = settings.reduce_bucket_size
+    if settings.stage == 3:
+        together = sum(dtype.itemsize for dtype in dtypes)
+        return max(1, asked * _FP32_BYTES // max(_FP32_BYTES, together))
+    return max(1, asked // max(1, len(dtypes)))
+
+
 def _loses_gradients(zero: dict[str, Any]) -> bool:
     buffered = zero.get("contiguous_gradients", True)
-    return zero.get("stage", 0) in (1, 2) and not buffered and not hooks.reduces_without_buffer()
+    return zero.get("stage", 0) in (1, 2) and not buffered and not _deepspeed.reduces_without_buffer()
 
 
 def _without_config(args: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from safe_rope.autocast import hooks
+from safe_rope.autocast import _deepspeed
 
 INITIAL_SCALE = 65536.0
 GROWTH_INTERVAL = 2000  # steps without an overflow; both are torch.amp.GradScaler's
@@ -138,7 +138,7 @@ def _check_at_stage_3(optimizer: Any) -> None:
 def _without_zero(engine: Any) -> None:
     """At ZeRO 0 the engine uses a GradScaler; its state goes into checkpoints, and a skip is counted."""
     scaler = torch.amp.GradScaler(
-        device=hooks.device_type(), init_scale=INITIAL_SCALE, growth_interval=GROWTH_INTERVAL
+        device=_deepspeed.device_type(), init_scale=INITIAL_SCALE, growth_interval=GROWTH_INTERVAL
     )
     engine.torch_autocast_z0_gradscaler = scaler
     update = scaler.update

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from safe_rope.autocast import hooks, releases
+from safe_rope.autocast import _deepspeed, releases
 from safe_rope.autocast.settings import (
     COMMUNICATION_DTYPES,
     DTYPES,
@@ -79,7 +79,7 @@ def check_model(model: nn.Module) -> None:
         ConfigError: naming the first parameters that are not.
 
     """
-    if hooks.is_pipeline(model):
+    if _deepspeed.is_pipeline(model):
         raise ConfigError(
             f"{SECTION} is enabled and the model is a PipelineModule, whose engine does not enter autocast "
             f"as others do; remove the section {SECTION}, or train without pipeline parallelism"
@@ -149,7 +149,7 @@ def _is_like(key: str, known: str) -> bool:
 
 def _check_top_level(config: Mapping[str, Any]) -> None:
     """A key of one's own is allowed; one that is nearly DeepSpeed's is not, since DeepSpeed ignores both."""
-    known = hooks.known_config_keys()
+    known = _deepspeed.known_config_keys()
     for key in config:
         if isinstance(key, str) and key not in known:
             near = difflib.get_close_matches(key.lower(), known, 1, 0.86)
@@ -234,7 +234,7 @@ def _accumulation_steps(config: Mapping[str, Any]) -> int:
     return max(
         1,
         _whole(whole, "train_batch_size")
-        // (_whole(part, "train_micro_batch_size_per_gpu") * hooks.data_parallel_size(config)),
+        // (_whole(part, "train_micro_batch_size_per_gpu") * _deepspeed.data_parallel_size(config)),
     )
 
 
@@ -277,8 +277,8 @@ def _reduce_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
 
 
 def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapping[str, Any]) -> None:
-    release = hooks.release()
-    if not hooks.has_autocast():
+    release = _deepspeed.release()
+    if not _deepspeed.has_autocast():
         raise ConfigError(
             f"{SECTION} needs DeepSpeed {releases.FIRST_RELEASE} or newer, {release} is installed and would "
             f"train in FP32; upgrade DeepSpeed, or use the bf16 section instead"
@@ -291,7 +291,7 @@ def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapp
         )
     if dtype == torch.float16:
         _check_float16(release, stage, zero)
-    missing = hooks.missing()
+    missing = _deepspeed.missing()
     if missing:
         raise IncompatibleVersionError(
             f"DeepSpeed {release} has none of the hook points {', '.join(missing)} that {SECTION} needs; "
@@ -300,7 +300,7 @@ def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapp
 
 
 def _check_float16(release: str, stage: int, zero: Mapping[str, Any]) -> None:
-    if stage == 0 and not hooks.scales_without_zero():
+    if stage == 0 and not _deepspeed.scales_without_zero():
         raise ConfigError(
             f"DeepSpeed {release} has no loss scale for float16 at ZeRO 0: use bfloat16, or ZeRO 1, 2 or 3"
         )

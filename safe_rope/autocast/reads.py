@@ -1,25 +1,31 @@
-"""Weights that were gathered in the autocast dtype are read as FP32 by nobody.
+"""Stops FP32 readers from seeing weights gathered in the autocast dtype.
 
-What saves, loads or evaluates through the engine restores them first; what reads them otherwise is refused.
+Saving, loading and evaluating through the engine restore the FP32 weights first; other readers are refused.
+torch.autocast that the user enters around an engine is refused where the engine has none of its own, because
+its communication would not follow, and mentioned once where it has. DeepSpeed asks CUDA whether autocast is
+on, whatever device is used, and only warns.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from safe_rope.autocast import hooks
-from safe_rope.errors import PrecisionError
+from safe_rope.autocast import _deepspeed
+from safe_rope.errors import ConfigError, PrecisionError
+
+logger = logging.getLogger(__name__)
 
 _RESTORING = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "load_checkpoint", "eval")
 
 
 class Gather(Protocol):
-    """A gather in the autocast dtype, of ZeRO 1 and 2 (collectives.py) or of ZeRO 3 (fetches.py)."""
+    """A gather in the autocast dtype, of ZeRO 1 and 2 (gather12.py) or of ZeRO 3 (gather3.py)."""
 
     @property
     def rounded(self) -> bool:
@@ -72,20 +78,59 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
     def before(*_: Any) -> None:
         unmarked.append(not _runs_in(dtype))
         if unmarked[-1]:
-            hooks.unmark(engine.module.parameters())
+            _deepspeed.unmark(engine.module.parameters())
             gather.restore()
 
     def after(*_: Any) -> None:
         if unmarked.pop():
-            hooks.mark(safe, dtype)
+            _deepspeed.mark(safe, dtype)
 
     # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
     engine.module.register_forward_pre_hook(before, prepend=True)
     engine.module.register_forward_hook(after, always_call=True)
 
 
+def refuse_autocast(engine: Any) -> None:
+    """Make the forward of ``engine``, which has no autocast of its own, raise under one entered outside.
+
+    Raises:
+        ConfigError: at each forward under torch.autocast for the device of the engine.
+
+    """
+    device = _deepspeed.device_type()
+
+    def refuse(module: Any, inputs: Any) -> None:
+        if torch.is_autocast_enabled(device):
+            raise ConfigError(
+                f"torch.autocast is enabled for {device} around this engine, but the DeepSpeed config does "
+                "not enable the section torch_autocast: gradients and communication would not follow it; "
+                'add "torch_autocast": {"enabled": true, "dtype": "bfloat16"} to the config, or leave '
+                "torch.autocast before calling the engine"
+            )
+
+    engine.register_forward_pre_hook(refuse)
+
+
+def mention_autocast(engine: Any, dtype: torch.dtype) -> None:
+    """Say once, on rank 0, that the engine's own settings replace those of a surrounding torch.autocast."""
+    device = _deepspeed.device_type()
+    said = False
+
+    def mention(module: Any, inputs: Any) -> None:
+        nonlocal said
+        if not said and torch.is_autocast_enabled(device):
+            said = True
+            if engine.global_rank == 0:
+                logger.info(
+                    "torch.autocast is enabled around the engine; its own torch_autocast settings (%s) hold",
+                    dtype,
+                )
+
+    engine.register_forward_pre_hook(mention)
+
+
 def _runs_in(dtype: torch.dtype) -> bool:
-    device = hooks.device_type()
+    device = _deepspeed.device_type()
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
 
 

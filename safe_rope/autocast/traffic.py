@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from safe_rope.autocast import _moves
+from safe_rope.autocast.safety import moves
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _COLLECTIVES = re.compile(
@@ -137,7 +137,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count the operator if it is a collective, and run it."""
         keywords = kwargs or {}
         if getattr(func, "namespace", None) in _NAMESPACES:
-            name = _moves.packet(func).strip("_")
+            name = moves.packet(func).strip("_")
             if _COLLECTIVES.match(name):
                 op = _NAMES.get(name, name)
                 self._seen._add(op, _payload(op, func, args, keywords))
@@ -173,9 +173,9 @@ def _payload(op: str, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]
         argument.name: args[index] if index < len(args) else keywords.get(argument.name)
         for index, argument in enumerate(func._schema.arguments)
     }
-    received = [t for name, value in named.items() if name.startswith("out") for t in _moves.tensors(value)]
+    received = [t for name, value in named.items() if name.startswith("out") for t in moves.tensors(value)]
     handed_in = [
-        t for name, value in named.items() if not name.startswith("out") for t in _moves.tensors(value)
+        t for name, value in named.items() if not name.startswith("out") for t in moves.tensors(value)
     ]
     if op.startswith("all_gather") and not received:  # functional: the output does not exist yet
         return [t for t in handed_in for _ in range(int(named["group_size"]))]

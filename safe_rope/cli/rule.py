@@ -6,9 +6,9 @@ import textwrap
 
 import click
 
-from safe_rope.scan.nearest import nearest
+from safe_rope._base.text import nearest
 from safe_rope.scan.rules import RULES
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.rules.rule import Rule
 
 
 @click.command("rule")

@@ -11,15 +11,15 @@ from typing import Any
 import click
 
 from safe_rope.errors import SafeRopeError
-from safe_rope.scan import session
-from safe_rope.scan.baseline import DEFAULT as DEFAULT_BASELINE
-from safe_rope.scan.baseline import Baseline
-from safe_rope.scan.baseline import load as load_baseline
-from safe_rope.scan.result import Diagnostic, FileResult, Hit
-from safe_rope.scan.rules import RULES, RULES_VERSION
-from safe_rope.scan.selection import Selection
-from safe_rope.scan.settings import check_rules
-from safe_rope.scan.settings import load as load_settings
+from safe_rope.scan.engine.result import Diagnostic, FileResult, Hit
+from safe_rope.scan.rules import RULES
+from safe_rope.scan.run import session
+from safe_rope.scan.run.baseline import DEFAULT as DEFAULT_BASELINE
+from safe_rope.scan.run.baseline import Baseline
+from safe_rope.scan.run.baseline import load as load_baseline
+from safe_rope.scan.run.selection import Selection
+from safe_rope.scan.run.settings import check_rules
+from safe_rope.scan.run.settings import load as load_settings
 
 FORMATS = ("text", "json", "sarif", "github")
 
@@ -110,13 +110,13 @@ class _Run:
 
     def files(self) -> int:
         """Scan what the paths and packages name; return the exit status."""
-        from safe_rope.scan.cache import Cache, open_cache
-        from safe_rope.scan.runner import scan_files
+        from safe_rope.scan.run.cache import Cache, open_cache
+        from safe_rope.scan.run.runner import scan_files
 
         options = self.options
         baseline = self._baseline()
         targets = session.collect(options.paths, options.packages, self.settings)
-        cache = Cache(None) if options.no_cache else open_cache(RULES_VERSION)
+        cache = Cache(None) if options.no_cache else open_cache()
         try:
             results = scan_files(list(targets.settings), cache, jobs=options.jobs, quiet=options.quiet)
         finally:
@@ -140,10 +140,10 @@ class _Run:
 
     def stdin(self) -> int:
         """Scan stdin; return the exit status."""
-        from safe_rope.scan.analysis import scan_source
-        from safe_rope.scan.fixer import diff as unified_diff
-        from safe_rope.scan.fixer import fix_source
-        from safe_rope.scan.source import UnreadableError, limited
+        from safe_rope.scan.engine.reading import UnreadableError, limited
+        from safe_rope.scan.fixing.apply import diff as unified_diff
+        from safe_rope.scan.fixing.apply import fix_source
+        from safe_rope.scan.run.one_file import scan_source
 
         options = self.options
         baseline = self._baseline()
@@ -158,7 +158,7 @@ class _Run:
         selection = Selection({name: settings}, results, baseline)
         after = data
         if results and (options.fix or options.diff):
-            fixed = fix_source(data, result, selection.fixable, unsafe=options.unsafe_fixes)
+            fixed = fix_source(data, result, selection.fixable, unsafe=options.unsafe_fixes, scan=scan_source)
             after = fixed.source
             if not options.diff:
                 results[name] = fixed.result
@@ -185,7 +185,7 @@ class _Run:
         _errors(errors)
         counted = ""
         if self.options.statistics:
-            from safe_rope.scan.statistics import table
+            from safe_rope.scan.formats.statistics import table
 
             counted = table(hits)
         counted_only = self.options.statistics and self.options.style == "text"

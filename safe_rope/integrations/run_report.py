@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from safe_rope.scan.atomic import write_atomically
+from safe_rope._base.files import write_atomically
 
 
 def begin(path: str, run: str, command: list[str]) -> None:

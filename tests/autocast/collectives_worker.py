@@ -24,16 +24,16 @@ def deepspeed_engine(case: parity.Case) -> Any:
     """The same by deepspeed.initialize, with DeepSpeed's own choice of safe modules."""
     import deepspeed
 
-    from safe_rope.autocast import hooks
+    from safe_rope.autocast import _deepspeed
 
     module = tiny_models.build(case.model)
-    with hooks.own_globals():
+    with _deepspeed.own_globals():
         engine = deepspeed.initialize(
             model=module, optimizer=parity.new_optimizer(module), config=case.config()
         )[0]
         # Its method reads a flag that all engines of the process share.
         own = type(engine.optimizer).get_param_comm_dtype
-    dtypes = {id(p): getattr(p, hooks.require_mark_name(), p.dtype) for p in module.parameters()}
+    dtypes = {id(p): getattr(p, _deepspeed.require_mark_name(), p.dtype) for p in module.parameters()}
     assert own is not None
     engine.optimizer.get_param_comm_dtype = lambda parameter: dtypes[id(parameter)]
     return engine

@@ -24,9 +24,9 @@ def one_rank() -> Iterator[None]:
 @pytest.fixture
 def has_autocast() -> bool:
     """Whether the installed DeepSpeed has the section torch_autocast; where not, it must be refused."""
-    from safe_rope.autocast import hooks
+    from safe_rope.autocast import _deepspeed
 
-    return hooks.has_autocast()
+    return _deepspeed.has_autocast()
 
 
 @pytest.fixture(autouse=True)

@@ -91,12 +91,12 @@ def growth(engine: Any, case: Any) -> list[float]:
 def main(result: Path, folder: Path) -> None:
     import parity
 
-    from safe_rope.autocast import hooks
+    from safe_rope.autocast import _deepspeed
 
     join()
     seen = {}
     # DeepSpeed 0.17 has no loss scale at ZeRO 0, and is refused there (test_preflight).
-    for stage in (0, 1, 2, 3) if hooks.scales_without_zero() else (1, 2, 3):
+    for stage in (0, 1, 2, 3) if _deepspeed.scales_without_zero() else (1, 2, 3):
         case = parity.Case("llama", "float16", stage, 1, clip=stage != 1)
         seen[str(stage)] = one(dataclasses.replace(case, overlap=stage == 2), folder)
     result.write_text(json.dumps(seen), encoding="utf-8")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from safe_rope.autocast import derive_safe_parameters
-from safe_rope.autocast.example_inputs import find_example_inputs
+from safe_rope.autocast.safety.inputs import find_example_inputs
 from safe_rope.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import safe_rope
-from safe_rope.autocast import hooks
+from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -166,11 +166,11 @@ def test_engines_with_different_settings_do_not_see_each_other() -> None:
 def test_a_model_that_had_autocast_can_go_without_it() -> None:
     model = Regression()
     safe_rope.initialize(model=model, example_inputs=BATCH, config=config(3, **AUTOCAST))
-    name = hooks.require_mark_name()
+    name = _deepspeed.require_mark_name()
     assert any(hasattr(p, name) for p in model.parameters())
     again = Regression()
     again.load_state_dict(Regression().state_dict())
-    hooks.mark(again.parameters(), torch.bfloat16)
+    _deepspeed.mark(again.parameters(), torch.bfloat16)
     engine, *_ = safe_rope.initialize(model=again, config=config(2))
     assert not any(hasattr(p, name) for p in again.parameters())
     step(engine)

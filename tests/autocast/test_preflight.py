@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import safe_rope
-from safe_rope.autocast import hooks, preflight, releases, settings
+from safe_rope.autocast import _deepspeed, preflight, releases, settings
 from safe_rope.errors import ConfigError
 
 
@@ -140,7 +140,7 @@ def test_releases_that_are_known_wrong(release: str, stage: int, accumulation: i
 
 
 def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "release", lambda: "0.17.6")
+    monkeypatch.setattr(_deepspeed, "release", lambda: "0.17.6")
     assert check(config()) is not None
     zero = {"stage": 1, "overlap_comm": True}
     with pytest.raises(ConfigError, match="set overlap_comm to false"):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from safe_rope.autocast import derive_safe_parameters, safe_set
+from safe_rope.autocast import derive_safe_parameters
+from safe_rope.autocast.safety import choose_parameters
 from safe_rope.autocast.settings import AutocastSettings
 from safe_rope.errors import ConfigError, PrecisionWarning
 
@@ -41,33 +42,33 @@ def test_auto_traces_with_the_inputs_that_there_are() -> None:
     for source in sources:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PrecisionWarning)
-            names, report = safe_set.choose(Silent(), settings(), **source)
+            names, report = choose_parameters(Silent(), settings(), **source)
         assert names == report.safe == everything
 
 
 def test_auto_without_inputs_warns_and_takes_the_classes() -> None:
     with pytest.warns(PrecisionWarning, match="example_inputs"):
-        names, _ = safe_set.choose(Silent(), settings())
+        names, _ = choose_parameters(Silent(), settings())
     assert names == {"linear.weight", "linear.bias"}
 
 
 def test_a_model_of_transformers_needs_no_inputs() -> None:
     model = architectures.build("gpt2")
-    names, _ = safe_set.choose(model, settings())
+    names, _ = choose_parameters(model, settings())
     assert names == derive_safe_parameters(model, **architectures.inputs(model)).safe
 
 
 def test_an_unsafe_entry_of_a_list_stays_out_and_is_named_with_its_reader() -> None:
     model = architectures.build("llama tied")
     with pytest.warns(PrecisionWarning, match=r"lm_head\.weight is read in float32 by aten\.embedding"):
-        names, _ = safe_set.choose(model, settings(("torch.nn.Linear",)))
+        names, _ = choose_parameters(model, settings(("torch.nn.Linear",)))
     assert "lm_head.weight" not in names
     assert "model.layers.0.self_attn.q_proj.weight" in names
 
 
 def test_a_listed_class_that_the_model_lacks_is_named() -> None:
     with pytest.warns(PrecisionWarning, match="has no module of the class torch.nn.Conv2d"):
-        names, _ = safe_set.choose(
+        names, _ = choose_parameters(
             Silent(), settings(("torch.nn.Linear", "torch.nn.Conv2d")), torch.ones(2, 8)
         )
     assert names == {"linear.weight", "linear.bias"}
@@ -75,8 +76,8 @@ def test_a_listed_class_that_the_model_lacks_is_named() -> None:
 
 def test_given_inputs_that_do_not_fit_are_an_error_and_others_are_not() -> None:
     with pytest.raises(ConfigError, match="example_inputs"):
-        safe_set.choose(Silent(), settings(), {"nothing": torch.ones(2, 8)})
+        choose_parameters(Silent(), settings(), {"nothing": torch.ones(2, 8)})
     with pytest.raises(RuntimeError):
-        safe_set.choose(Silent(), settings(), torch.ones(2, 9))
+        choose_parameters(Silent(), settings(), torch.ones(2, 9))
     with pytest.warns(PrecisionWarning):
-        safe_set.choose(Silent(), settings(), None, TensorDataset(torch.ones(2, 9)))
+        choose_parameters(Silent(), settings(), None, TensorDataset(torch.ones(2, 9)))

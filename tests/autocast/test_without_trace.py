@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safe_rope.autocast import derive_safe_parameters
-from safe_rope.autocast.defaults import default_safe_parameters
-from safe_rope.autocast.explicit import check_safe_modules
+from safe_rope.autocast.safety.choose import check_safe_modules, default_safe_parameters
 from safe_rope.errors import PrecisionWarning
 
 

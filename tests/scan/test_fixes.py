@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safe_rope.scan.analyze import analyze
-from safe_rope.scan.finding import Edit, apply_edits
+from safe_rope.scan.engine.finding import Edit, apply_edits
+from safe_rope.scan.run.analyze import analyze
 
 torch = pytest.importorskip("torch")
 
@@ -122,7 +122,7 @@ def test_edits_that_overlap_are_refused_and_equal_ones_made_once() -> None:
 
 
 def test_bfloat16_is_rounded_as_torch_does() -> None:
-    from safe_rope.scan.messages import in_bfloat16
+    from safe_rope.scan.rules.messages import in_bfloat16
 
     for value in (1.1, 257.0, 258.0, 259.0, 4095.0, 1e-30, struct.unpack("<f", b"\xff\xff\x7f\x3f")[0]):
         assert in_bfloat16(value) == torch.tensor(value).to(torch.bfloat16).item()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safe_rope.scan.analyze import analyze
+from safe_rope.scan.run.analyze import analyze
 
 
 def found(source: str) -> list[tuple[str, bool | None]]:

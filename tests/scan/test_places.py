@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from safe_rope.scan.analyze import analyze
+from safe_rope.scan.run.analyze import analyze
 
 CALL = "torch.arange(n, dtype=torch.float32)"
 PLACES = {

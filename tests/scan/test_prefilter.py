@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
-from safe_rope.scan import _prefilter
-from safe_rope.scan.analyze import analyze
+from safe_rope.scan.engine import prefilter
 from safe_rope.scan.rules import RULES
+from safe_rope.scan.run.analyze import analyze
 
 # So large that functions are left out, and without anything to find.
 PADDING = "".join(f"class C{n}:\n    def f{n}(self, x):\n        return x\n\n" for n in range(99))
@@ -58,4 +58,4 @@ def test_a_construct_may_be_spread_over_several_lines(rule: str, body: str) -> N
 
 def test_what_only_counts_is_passed_over() -> None:
     source = b"import torch\ndef f(n, device):\n    ids = torch.arange(n, device=device)\n    return x[ids]\n"
-    assert _prefilter.occurrences(source) == []
+    assert prefilter.occurrences(source) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -7,11 +8,12 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD, CLEAN, COMMAND, environment
 
-from safe_rope.scan import cache as cache_module
-from safe_rope.scan import runner
-from safe_rope.scan.analysis import scan_source
-from safe_rope.scan.cache import Cache, key, open_cache
-from safe_rope.scan.result import decode, encode
+import safe_rope.scan
+from safe_rope.scan.engine.result import decode, encode
+from safe_rope.scan.run import cache as cache_module
+from safe_rope.scan.run import runner
+from safe_rope.scan.run.cache import Cache, key, open_cache
+from safe_rope.scan.run.one_file import scan_source
 
 
 def _file(project: Path) -> Path:
@@ -103,15 +105,47 @@ def test_a_damaged_entry_is_ignored(project: Path, scan, data: str) -> None:
     assert scan(".", "--format", "json").stdout == first.stdout
 
 
-def test_another_version_of_the_rules_has_another_file(project: Path) -> None:
+def test_another_version_of_the_scanner_has_another_file(project: Path, monkeypatch) -> None:
     result = scan_source(BAD.encode(), "a.py")
     name = key(BAD.encode(), "a.py")
-    for version in ("1", "2"):
-        cache = open_cache(version)
+    for number in ("1", "2"):
+        monkeypatch.setattr(cache_module, "version", lambda number=number: number)
+        cache = open_cache()
         assert cache.get([(name, "a.py")]) == {}
         cache.put([(name, result)])
         assert cache.get([(name, "a.py")]) == {"a.py": result}
         cache.close()
+
+
+PACKAGE = Path(safe_rope.scan.__file__).parent
+SOURCES = [file.relative_to(PACKAGE) for file in sorted(PACKAGE.rglob("*.py"))]
+
+
+def test_every_source_of_the_scanner_changes_the_version_in_whichever_folder(tmp_path: Path) -> None:
+    assert {file.parent.name for file in SOURCES} >= {"rules", "formats"}
+    copy = tmp_path / "scan"
+    for file in SOURCES:
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_bytes((PACKAGE / file).read_bytes())
+    known = cache_module.version.__wrapped__
+    versions = {known(copy)}
+    assert versions == {cache_module.version()}
+    for file in SOURCES:
+        with (copy / file).open("a") as opened:
+            opened.write("#\n")
+        versions.add(known(copy))
+    (copy / "deep" / "down").mkdir(parents=True)
+    (copy / SOURCES[-1]).rename(copy / "deep" / "down" / "moved.py")
+    versions.add(known(copy))
+    assert len(versions) == len(SOURCES) + 2
+
+
+def test_without_sources_to_tell_versions_by_nothing_is_remembered(project: Path, monkeypatch) -> None:
+    monkeypatch.setattr(cache_module, "version", functools.partial(cache_module.version, project))
+    cache = open_cache()
+    cache.put([(key(b"", "a.py"), scan_source(b"", "a.py"))])
+    assert cache.empty
+    assert not (project.parent / "cache").exists()
 
 
 def test_everything_of_a_result_survives_the_cache() -> None:

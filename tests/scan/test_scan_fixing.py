@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD, CALL, FIXED
 
-from safe_rope.scan.finding import Edit, Finding, Fix
-from safe_rope.scan.fixer import choose, fix_source
-from safe_rope.scan.result import FileResult, Hit
+from safe_rope.scan.engine.finding import Edit, Finding, Fix
+from safe_rope.scan.engine.result import FileResult, Hit
+from safe_rope.scan.fixing.apply import choose, fix_source
+from safe_rope.scan.run.one_file import scan_source
 
 FIX = ("--fix", "--select", "SR001")
 
@@ -139,15 +140,17 @@ def test_overlapping_fixes_wait_and_shared_edits_are_made_once() -> None:
 
 def test_a_fix_that_would_break_the_syntax_is_not_made() -> None:
     result = FileResult("a.py", (_hit(Edit(0, 1, "(")),))
-    fixed = fix_source(b"x = 1\n", result, lambda result: result.hits, unsafe=False)
+    fixed = fix_source(b"x = 1\n", result, lambda result: result.hits, unsafe=False, scan=scan_source)
     assert fixed.source == b"x = 1\n"
     assert "please report" in fixed.result.errors[0].message
 
 
 def test_an_unsafe_fix_needs_its_option() -> None:
     result = FileResult("a.py", (_hit(Edit(4, 5, "2"), safe=False),))
-    assert fix_source(b"x = 1\n", result, lambda result: result.hits, unsafe=False).count == 0
-    fixed = fix_source(b"x = 1\n", result, lambda result: result.hits, unsafe=True)
+    assert (
+        fix_source(b"x = 1\n", result, lambda result: result.hits, unsafe=False, scan=scan_source).count == 0
+    )
+    fixed = fix_source(b"x = 1\n", result, lambda result: result.hits, unsafe=True, scan=scan_source)
     assert (fixed.source, fixed.count) == (b"x = 2\n", 1)
 
 

@@ -10,9 +10,9 @@ import pytest
 from sarif_schema import violations
 from scan_examples import BAD, CALL, COMMAND, environment, run_process
 
-from safe_rope.scan.finding import Edit, Finding, Fix
+from safe_rope.scan.engine.finding import Edit, Finding, Fix
+from safe_rope.scan.engine.result import Diagnostic, Hit
 from safe_rope.scan.formats import github, sarif, text
-from safe_rope.scan.result import Diagnostic, Hit
 
 MESSAGE = "50% off: 257 rounds to 256,\nor so"
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD, run_process
 
-from safe_rope.scan import runner, source
-from safe_rope.scan.cache import Cache
+from safe_rope.scan.engine import reading
+from safe_rope.scan.run import runner
+from safe_rope.scan.run.cache import Cache
 
 BROKEN = {
     "syntax": b"import torch\ntorch.arange(3, dtype=torch.float32\n",
@@ -78,7 +79,7 @@ def test_unusual_files_are_clean(project: Path, scan, content: bytes) -> None:
 
 
 def test_a_huge_file_is_one_diagnostic(project: Path, scan, monkeypatch) -> None:
-    monkeypatch.setattr(source, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(reading, "MAX_BYTES", 10_000)
     (project / "a.py").write_text(BAD)
     (project / "huge.py").write_text("x = 1\n" * 2000)
     result = scan(".", "-q")

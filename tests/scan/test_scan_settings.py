@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD
 
-from safe_rope.scan.settings import Settings
+from safe_rope.scan.run.settings import Settings
 
 
 def _settings(project: Path, text: str) -> None:

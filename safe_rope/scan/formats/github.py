@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from safe_rope.scan.result import Diagnostic, Hit
+from safe_rope.scan.engine.result import Diagnostic, Hit
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from safe_rope.scan.finding import Finding
-from safe_rope.scan.result import Diagnostic, Hit
+from safe_rope.scan.engine.finding import Finding
+from safe_rope.scan.engine.result import Diagnostic, Hit
 
 
 def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:

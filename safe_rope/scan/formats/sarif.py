@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes
 
-from safe_rope import __version__
-from safe_rope.scan.finding import Finding
-from safe_rope.scan.result import Diagnostic, Hit
+from safe_rope._base.version import version
+from safe_rope.scan.engine.finding import Finding
+from safe_rope.scan.engine.result import Diagnostic, Hit
 from safe_rope.scan.rules import RULES
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -35,7 +35,7 @@ def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
         "tool": {
             "driver": {
                 "name": "safe-rope",
-                "semanticVersion": __version__,
+                "semanticVersion": version(),
                 "rules": [_rule(rule) for rule in rules],
             }
         },

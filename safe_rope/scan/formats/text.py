@@ -7,8 +7,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from safe_rope.scan.engine.result import Hit
 from safe_rope.scan.formats.plain import cells, printable
-from safe_rope.scan.result import Hit
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _SHOWN_LINES = 4

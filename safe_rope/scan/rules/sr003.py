@@ -8,11 +8,11 @@ no fix, for integers would change the values.
 
 from __future__ import annotations
 
-from safe_rope.scan import fixes
-from safe_rope.scan._scopes import Site
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.fixing import fixes
+from safe_rope.scan.rules.rule import Rule
 from safe_rope.scan.rules.sr001 import effect
 
 

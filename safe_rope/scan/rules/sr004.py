@@ -9,11 +9,12 @@ Cast to float32 before the operation: it then computes the same FP32 values, wha
 
 from __future__ import annotations
 
-from safe_rope.scan import fixes, messages
-from safe_rope.scan._scopes import Site
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.fixing import fixes
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan import fixes, indices, messages
-from safe_rope.scan._scopes import Site
-from safe_rope.scan._values import LOW
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.flow import Step
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
-from safe_rope.scan.tensors import cast_argument, cast_target
+from safe_rope.scan.engine import indices
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.flow import Step
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine.tensors import cast_argument, cast_target
+from safe_rope.scan.engine.values import LOW
+from safe_rope.scan.fixing import fixes
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 _POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan import fixes
-from safe_rope.scan._scopes import Site
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.fixing import fixes
+from safe_rope.scan.rules.rule import Rule
 
 _NO_POSITIONS = re.compile(
     r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|edge|quantile|threshold|beta|sigma|noise|alpha|schedule|time_?step"

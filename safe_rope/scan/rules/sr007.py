@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan import fixes, messages
-from safe_rope.scan._scopes import Site
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Argument, Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Argument, Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.fixing import fixes
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan import messages
-from safe_rope.scan._scopes import Site
-from safe_rope.scan._values import FLOATING
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine.values import FLOATING
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 # Tables of cos and sin are SR011's; a decay is raised to a grid too.
 _OTHERS = re.compile(r"cos|sin(?!us)|decay|slope|alibi|window|filter", re.IGNORECASE)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan import messages
-from safe_rope.scan._scopes import Site
-from safe_rope.scan._values import LOW
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
-from safe_rope.scan.tensors import cast_target
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine.tensors import cast_target
+from safe_rope.scan.engine.values import LOW
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 _BIAS = re.compile(r"(?:\w+_)?(?:alibi|slopes?)(?:_\w+)?")
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan import fixes, messages
-from safe_rope.scan._scopes import Place, Site
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.finding import Fix
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.finding import Fix
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Place, Site
+from safe_rope.scan.fixing import fixes
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 _FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
 # Other things that a number is raised to a grid for.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan._scopes import Place, Site
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Place, Site
+from safe_rope.scan.rules.rule import Rule
 from safe_rope.scan.rules.sr008 import registration
 
 _TABLE = re.compile(r"(?:\w+_)?(?:cos|sin|cosine|sine|freqs_cis)(?:_\w+)?", re.IGNORECASE)

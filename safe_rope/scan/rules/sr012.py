@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan import messages
-from safe_rope.scan._scopes import Site
-from safe_rope.scan._values import PINNED
-from safe_rope.scan.file import File, Report
-from safe_rope.scan.names import Call
-from safe_rope.scan.places import kind
-from safe_rope.scan.rules._rule import Rule
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.places import kind
+from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine.values import PINNED
+from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.rule import Rule
 
 _FACTORS = re.compile(
     r"(?:\w+_)?(?:factors?|scale|scaling|slopes?|freqs?|theta|timescales?)(?:_\w+)?", re.IGNORECASE

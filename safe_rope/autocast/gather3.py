@@ -1,0 +1,82 @@
+"""ZeRO 3: know which parameters were gathered in the autocast dtype, and gather the persistent ones so.
+
+DeepSpeed gathers a marked parameter in the autocast dtype wherever a forward or backward needs it, and most
+are given up after that. Those that stay are the persistent ones (at most stage3_param_persistence_threshold
+elements) and what is soon used again. GatheredParameters, which may write back what it finds, and a forward
+outside of autocast find them; they get FP32 values then, gathered again from the partitions, which always
+are FP32.
+
+Persistent parameters are gathered after the step, which DeepSpeed does in FP32. Of a safe parameter the
+forward uses nothing but a cast to the autocast dtype, so the cast may come before that gather too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope.autocast import _deepspeed
+
+
+class LowPrecisionFetches:
+    """The gathers of one ZeRO 3 engine's safe parameters in ``dtype``."""
+
+    def __init__(self, safe: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+        self._safe = {id(p): p for p in safe if _deepspeed.can_gather_again(p)}
+        self._dtype = dtype
+        self._low: dict[int, nn.Parameter] = {}  # those whose last gather was in the autocast dtype
+
+    @property
+    def rounded(self) -> bool:
+        """Whether a parameter is there in full and holds values of the autocast dtype."""
+        return any(_deepspeed.is_gathered(parameter) for parameter in self._low.values())
+
+    def restore(self) -> None:
+        """Give FP32 values to what is rounded. Every rank has to call it."""
+        self._before_all_gather(list(self._low.values()))
+
+    def install(self, engine: Any, after_step: bool) -> None:
+        """Watch what ``engine`` gathers.
+
+        Args:
+            engine: of ZeRO 3.
+            after_step: gather its persistent parameters in the autocast dtype after the step.
+
+        """
+        for parameter in engine.module.parameters():  # any of them may be asked to gather others
+            _deepspeed.before_all_gather(parameter, self._before_all_gather)
+            _deepspeed.before_fetch(parameter, self._before_fetch)
+        persistent = [p for p in _deepspeed.persistent_parameters(engine.optimizer) if id(p) in self._safe]
+        if after_step and persistent:
+
+            def gather(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                _deepspeed.fetch(persistent)
+                low = [self._low.pop(id(p)) for p in persistent if id(p) in self._low]
+                result = original(*args, **kwargs)  # gathers what is still missing
+                self._low |= {id(p): p for p in low}
+                return result
+
+            _deepspeed.wrap_post_step(engine.optimizer, gather)
+
+    def _before_fetch(self, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            self._low.pop(id(parameter), None)
+            if id(parameter) in self._safe and _deepspeed.is_marked(parameter):
+                self._low[id(parameter)] = parameter
+
+    def _before_all_gather(self, parameters: Iterable[nn.Parameter]) -> None:
+        """What is partitioned will be gathered in FP32; give those values to what is not."""
+        low = [p for p in parameters if self._low.pop(id(p), None) is not None]
+        _deepspeed.gather_in_place([p for p in low if _deepspeed.is_gathered(p)])
+
+
+def install(
+    engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, after_step: bool
+) -> LowPrecisionFetches:
+    """Watch what ``engine``, at ZeRO 3, gathers of the ``safe`` parameters, and more with ``after_step``."""
+    fetches = LowPrecisionFetches(safe, dtype)
+    fetches.install(engine, after_step)
+    return fetches

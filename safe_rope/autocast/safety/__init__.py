@@ -1,0 +1,15 @@
+"""Which parameters may be cast before they travel, so that the forward stays the same to the bit."""
+
+from __future__ import annotations
+
+from safe_rope.autocast.safety.choose import choose_parameters, parameters_named
+from safe_rope.autocast.safety.derive import derive_safe_parameters
+from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
+
+__all__ = [
+    "ParameterSafety",
+    "SafetyReport",
+    "choose_parameters",
+    "derive_safe_parameters",
+    "parameters_named",
+]

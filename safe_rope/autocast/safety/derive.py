@@ -1,0 +1,194 @@
+"""Which parameters may be gathered in the low dtype without changing the forward by one bit.
+
+Autocast rounds the weights of its operators to the low dtype before they are used. A parameter whose every
+use goes through that rounding may as well arrive rounded: rounding twice is rounding once. Which ones these
+are depends on the model's code, not on the classes of its modules, so one step is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from safe_rope.autocast.safety import moves
+from safe_rope.autocast.safety.borrowed import borrowed
+from safe_rope.autocast.safety.flow import Flow, Modules
+from safe_rope.autocast.safety.parameters import Shared, device_of, shared_parameters
+from safe_rope.autocast.safety.report import SafetyReport
+from safe_rope.autocast.safety.siblings import called_like, unreached_siblings
+from safe_rope.autocast.safety.stand_ins import FakeStandIns, StandIns, fake_tensors
+from safe_rope.autocast.safety.undo import Undo
+from safe_rope.autocast.safety.verdicts import make_report
+from safe_rope.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_BACKWARD_LIMIT = 2**31
+"""Bytes of parameters up to which a trace on real memory runs the backward, which keeps every cast weight."""
+
+
+def derive_safe_parameters(
+    model: nn.Module,
+    *args: Any,
+    dtype: torch.dtype = torch.bfloat16,
+    device_type: str | None = None,
+    **kwargs: Any,
+) -> SafetyReport:
+    """Trace one step of ``model(*args, **kwargs)`` under autocast and say which parameters are safe.
+
+    A parameter is safe when every use of it in the forward and the backward goes through a cast to
+    ``dtype``, with nothing but views and pure movement of data before the cast. Gathering it in ``dtype``
+    is then bit-identical. Whatever else reads it (an embedding lookup, a norm, an operator that autocast does
+    not know) makes it unsafe, for all the names it is tied under. What holds for the traced path and device
+    holds for others only as far as these use the same operators.
+
+    The trace runs on fake tensors, which hold no memory, so that a model on the meta device and one that
+    ZeRO-3 has partitioned are traced from their shapes and nothing is gathered. Where the path depends on
+    values (experts that loop over the tokens routed to them), it is run for real: on the parameters' own
+    memory, or on constants where that is not all here. A model in eval mode is traced in train mode too.
+    The model, its buffers, gradients and modes and the random state are afterwards what they were.
+
+    Args:
+        model: a model with FP32 parameters.
+        *args: positional arguments of its forward.
+        dtype: the low dtype, torch.bfloat16 or torch.float16.
+        device_type: the device that it will run on ("cuda"); by default where its parameters are.
+        **kwargs: keyword arguments of its forward.
+
+    Returns:
+        SafetyReport: one entry for each name of each parameter.
+
+    Raises:
+        ConfigError: dtype is neither, or autocast does not support it on the device.
+        Exception: whatever the model raises for these arguments.
+
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ConfigError(
+            f"dtype must be torch.bfloat16 or torch.float16, got {dtype}; autocast knows no other"
+        )
+    groups = shared_parameters(model)
+    device = torch.device(device_type) if device_type else device_of(groups)
+    autocast(device, dtype)  # raises where there is none
+    trace = _Trace(model, groups, device, dtype, args, kwargs)
+    try:
+        flow, notes = trace.run(fake=True)
+    except Exception as error:  # whatever a model does that fake tensors cannot
+        logger.debug("tracing on fake tensors failed, tracing on real ones", exc_info=True)
+        try:
+            flow, notes = trace.run(fake=False)
+        except Exception as second:
+            raise second from error
+    return make_report(model, groups, flow, dtype, notes)
+
+
+@dataclass
+class _Trace:
+    model: nn.Module
+    groups: list[Shared]
+    device: torch.device
+    dtype: torch.dtype
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, fake: bool) -> tuple[Flow, list[str]]:
+        """Trace the step in each mode; return what was seen and what could not be."""
+        modules, undo = Modules(self.model), Undo(active=not fake)
+        flow = Flow(self.dtype, modules, undo)
+        notes: list[str] = []
+        with _random_state_kept(self.device), modules, contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autocast(self.device.type, enabled=False))  # the backward's, and ours
+            stack.enter_context(torch.inference_mode(False))
+            stack.callback(undo.restore)
+            kind: type[StandIns] = StandIns
+            if fake:
+                stack.enter_context(fake_tensors())
+                kind = FakeStandIns
+            stand_ins = kind(self.groups, flow, self.device)
+            for training in (None,) if self.model.training else (None, True):
+                with borrowed(self.model, stand_ins, training):
+                    self._step(flow, modules, stand_ins, notes)
+            self._reach_the_rest(flow, stand_ins, modules, notes)
+        return flow, notes
+
+    def _reach_the_rest(self, flow: Flow, stand_ins: StandIns, modules: Modules, notes: list[str]) -> None:
+        unused = {name for group, uses in flow.uses.items() if not uses.any for name in group.names}
+        plan = unreached_siblings(self.model, unused, modules.called)
+        if plan:
+            with borrowed(self.model, stand_ins, None), called_like(self.model, plan) as called:
+                self._step(flow, modules, stand_ins, [])
+            if called:
+                notes.append(
+                    f"the example input does not reach {len(called)} module(s), such as {min(called)}; "
+                    "they were called as their siblings were, with the same arguments"
+                )
+
+    def _step(self, flow: Flow, modules: Modules, stand_ins: StandIns, notes: list[str]) -> None:
+        args, kwargs = tree_map_only(Tensor, stand_ins.value, (self.args, self.kwargs))
+        low = autocast(self.device, self.dtype)
+        with torch.enable_grad(), flow:
+            with low:
+                output = self.model(*args, **kwargs)
+            flow.read(output, "the model's output")
+            ends = [end for end in moves.tensors(output) if end.requires_grad]
+            weights = stand_ins.trainable()
+            if not (ends and weights):
+                return
+            if stand_ins.real_bytes > _BACKWARD_LIMIT:
+                notes.append("the backward was not traced, which matters for custom autograd functions only")
+                return
+            modules.in_backward = True
+            try:
+                ones = [torch.ones_like(end) for end in ends]
+                torch.autograd.backward(ends, ones, inputs=weights)
+            except Exception as error:  # the forward's verdict stands; only custom functions can differ
+                notes.append(f"the backward could not be traced ({type(error).__name__}: {error})")
+            finally:
+                modules.in_backward = False
+                for weight in weights:
+                    weight.grad = None
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """Return the autocast context of the trace: without the cache, which would hide casts.
+
+    Raises:
+        ConfigError: autocast is not available for ``dtype`` on ``device``.
+
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            context = torch.autocast(device.type, dtype=dtype, cache_enabled=False)
+        except RuntimeError as error:
+            raise ConfigError(f"expected a device that autocast knows, got {device.type}: {error}") from error
+    if not context._enabled:
+        raise ConfigError(
+            f"expected a device on which autocast works with {dtype}, got {device.type}; "
+            "derive where the model will run, or choose the other dtype"
+        )
+    return context
+
+
+@contextlib.contextmanager
+def _random_state_kept(device: torch.device) -> Iterator[None]:
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    arrays = numpy.random.get_state() if numpy is not None else None
+    devices = list(range(torch.cuda.device_count())) if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(arrays)

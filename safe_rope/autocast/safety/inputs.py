@@ -1,0 +1,265 @@
+"""Inputs to trace a model with: given ones, the first batch of the training data, or the model's own."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_map_only
+
+from safe_rope.autocast.safety.borrowed import borrowed
+from safe_rope.autocast.safety.flow import Flow, Modules
+from safe_rope.autocast.safety.parameters import device_of, shared_parameters
+from safe_rope.autocast.safety.stand_ins import FakeStandIns, StandIns, fake_tensors
+from safe_rope.autocast.safety.undo import Undo
+from safe_rope.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_SAMPLES = 2  # of the training data
+# Of the inputs made from what a transformers model says about itself.
+_BATCH, _LENGTH = 2, 8
+_IMAGE = 224
+_WAVE = 4000  # a quarter of a second of speech, more than any feature encoder's stride
+_DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+@dataclass(frozen=True)
+class ExampleInputs:
+    """Arguments of a model's forward, and where they come from."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    source: Literal["example_inputs", "training_data", "model"] = "example_inputs"
+
+
+def find_example_inputs(
+    model: nn.Module,
+    example_inputs: Any = None,
+    training_data: Any = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+) -> ExampleInputs | None:
+    """Return inputs for ``model``'s forward, from the first source that there is.
+
+    Args:
+        model: the model; its forward's signature tells how a batch is passed.
+        example_inputs: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
+        training_data: a dataset. Its first samples are read; an iterator, which can be read once
+            only, is left alone.
+        collate_fn: makes a batch of samples, as in a DataLoader.
+
+    Returns:
+        ExampleInputs; None where nothing is given and the model does not say what it takes.
+
+    Raises:
+        ConfigError: example_inputs do not fit the signature of the model's forward.
+
+    """
+    if example_inputs is not None:
+        args, kwargs = _as_arguments(example_inputs)
+        misfit = _misfit(model, args, kwargs)
+        if misfit:
+            raise ConfigError(
+                f"expected example_inputs that {type(model).__name__}.forward takes (a mapping of keyword "
+                f"arguments, or a tuple of positional ones), got {_kinds(example_inputs)}: {misfit}"
+            )
+        return ExampleInputs(args, kwargs, "example_inputs")
+    batch = _first_batch(training_data, collate_fn) if training_data is not None else None
+    if batch is not None:
+        for args, kwargs in _readings(batch):
+            if not _misfit(model, args, kwargs) and _takes(model, args, kwargs):
+                return ExampleInputs(args, kwargs, "training_data")
+    for own in _described(model):
+        if not _misfit(model, (), own) and _takes(model, (), own):
+            return ExampleInputs((), own, "model")
+    return None
+
+
+def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    return (batch,), {}
+
+
+def _readings(batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield the ways to pass a batch: as it is, and without the targets that a loss takes outside."""
+    args, kwargs = _as_arguments(batch)
+    yield args, kwargs
+    for count in range(len(args) - 1, 0, -1):
+        yield args[:count], {}
+    if isinstance(batch, tuple | list) and args and isinstance(args[0], Mapping):
+        yield (), dict(args[0])
+
+
+def _first_batch(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
+    from torch.utils.data import default_collate
+
+    if isinstance(data, Iterator):
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return (collate_fn or default_collate)(_first_samples(data))
+    except Exception:  # a dataset may do anything; the model's own description is next
+        logger.info("the first batch of training_data cannot be used to trace the model", exc_info=True)
+        return None
+
+
+def _first_samples(data: Any) -> list[Any]:
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return [data[index] for index in range(min(_SAMPLES, len(data)))]
+    return [sample for sample, _ in zip(iter(data), range(_SAMPLES), strict=False)]
+
+
+def _misfit(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a forward without a readable signature
+        pass
+    return ""
+
+
+def _kinds(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "the keys " + ", ".join(map(str, value))
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values"
+    return type(value).__name__
+
+
+# ---- whether a model takes certain inputs ---------------------------------------------------------------
+
+
+def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether ``model(*args, **kwargs)`` comes to an end, as far as can be told cheaply.
+
+    Where fake tensors are stopped by what only values can tell, the inputs count as taken.
+    """
+    for fake in (True, False):
+        try:
+            _run(model, args, kwargs, fake)
+        except _DEPENDS_ON_VALUES:
+            return True
+        except Exception:  # a model may object in any way, and so may fake tensors
+            logger.debug("the model does not take %s %s", args, kwargs, exc_info=True)
+        else:
+            return True
+    return False
+
+
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool) -> None:
+    groups = shared_parameters(model)
+    undo = Undo(active=not fake)
+    with contextlib.ExitStack() as stack:
+        stack.callback(undo.restore)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        if fake:
+            stack.enter_context(fake_tensors())
+        kind = FakeStandIns if fake else StandIns
+        stand_ins = kind(groups, None, device_of(groups))
+        given, named = tree_map_only(Tensor, stand_ins.value, (args, kwargs))
+        with borrowed(model, stand_ins, None), torch.no_grad(), Flow(torch.bfloat16, Modules(model), undo):
+            model(*given, **named)
+
+
+# ---- what a transformers model says about its inputs: its main input's name, its config, its signature ----
+
+
+def _described(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield keyword arguments that ``model``'s forward may accept, the most complete ones first."""
+    config = getattr(model, "config", None)
+    if config is None:
+        return
+    parameters = _parameter_names(model)
+    main = getattr(model, "main_input_name", "input_ids")
+    built: dict[str, Any] = {}
+    for name in [main] if isinstance(main, str) else list(main):
+        built |= _input(name, config)
+    extra: dict[str, Any] = {}
+    for name in ("input_ids", "pixel_values", "input_features"):
+        if name in parameters and name not in built and _has_part_for(name, config):
+            extra |= _input(name, config)
+    decoder = {}
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
+        decoder = {"decoder_input_ids": _token_ids(config)}
+    if built:
+        yield from ({**built, **extra, **decoder}, {**built, **decoder}, {**built, **extra}, built)
+    own = getattr(model, "dummy_inputs", None)
+    if isinstance(own, dict):
+        yield dict(own)
+
+
+def _parameter_names(model: nn.Module) -> set[str]:
+    try:
+        return set(inspect.signature(model.forward).parameters)
+    except ValueError:
+        return set()
+
+
+def _has_part_for(name: str, config: Any) -> bool:
+    part = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "audio_config"}
+    return getattr(config, part[name], None) is not None
+
+
+def _input(name: str, config: Any) -> dict[str, Any]:
+    if name == "input_ids":
+        return {name: _token_ids(config)}
+    if name == "pixel_values":
+        return {name: torch.randn(_BATCH, *_image_shape(config))}
+    if name == "pixel_values_videos":
+        frames = int(_find(config, "frames_per_clip", "num_frames", default=2))
+        return {name: torch.randn(_BATCH, frames, *_image_shape(config))}
+    if name == "input_values":
+        bins, length = _find(config, "num_mel_bins"), _find(config, "max_length")
+        return {name: torch.randn(_BATCH, length, bins) if bins and length else torch.randn(_BATCH, _WAVE)}
+    if name == "input_features":
+        return {name: _spectrogram(config)}
+    return {}
+
+
+def _token_ids(config: Any) -> Tensor:
+    vocabulary = int(_find(config, "vocab_size", default=2))
+    # Different small ids: special tokens (padding, images) mostly lie elsewhere or do not matter.
+    return torch.arange(_BATCH * _LENGTH).reshape(_BATCH, _LENGTH) % max(vocabulary - 3, 1) + min(
+        2, vocabulary - 1
+    )
+
+
+def _image_shape(config: Any) -> tuple[int, int, int]:
+    size = _find(config, "image_size", "input_size", default=_IMAGE)
+    if isinstance(size, dict):
+        size = [size.get("height", _IMAGE), size.get("width", _IMAGE)]
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    return int(_find(config, "num_channels", "in_channels", "in_chans", default=3)), int(height), int(width)
+
+
+def _spectrogram(config: Any) -> Tensor:
+    positions = _find(config, "max_source_positions")
+    bins = _find(config, "num_mel_bins")
+    if bins and positions and _find(config, "input_feat_per_channel") is None:
+        return torch.randn(_BATCH, int(bins), 2 * int(positions))  # Whisper: bins before time
+    return torch.randn(_BATCH, 16 * _LENGTH, int(bins or _find(config, "input_feat_per_channel", default=80)))
+
+
+def _find(config: Any, *names: str, default: Any = None) -> Any:
+    """Return the first of the attributes that the config, or one of its parts, has."""
+    parts = (
+        config,
+        *(getattr(config, part, None) for part in ("vision_config", "text_config", "audio_config")),
+    )
+    for part in parts:
+        for name in names:
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
+    return default

@@ -1,0 +1,112 @@
+"""Which parameters may travel between ranks in the low dtype, and why the others may not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class ParameterSafety:
+    """One parameter, under one of its names.
+
+    Attributes:
+        name: as in ``model.named_parameters(remove_duplicate=False)``.
+        safe: whether every use of it goes through a cast to the low dtype.
+        reason: why, in words: what reads it in its own dtype, or what else keeps it from being safe.
+        numel: its elements, of the whole parameter where it is partitioned.
+        bytes: what these take in the parameter's own dtype.
+        read_by: the operator that reads it uncast (``aten.embedding``), and in which module, if one does.
+        tied_to: the other names of the same storage.
+    """
+
+    name: str
+    safe: bool
+    reason: str
+    numel: int
+    bytes: int
+    read_by: str | None = None
+    tied_to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SafetyReport:
+    """What one traced step says about every parameter of a model. ``str()`` is a table.
+
+    Attributes:
+        parameters: one entry a name, in the model's order; tied parameters have one under each name.
+        warnings: what the table does not say.
+        dtype: the low dtype, as text: "bfloat16".
+    """
+
+    parameters: tuple[ParameterSafety, ...]
+    warnings: tuple[str, ...] = ()
+    dtype: str = "bfloat16"
+
+    @property
+    def safe(self) -> frozenset[str]:
+        """The names of the safe parameters."""
+        return frozenset(entry.name for entry in self.parameters if entry.safe)
+
+    @property
+    def safe_share(self) -> float:
+        """The share of elements that are safe; what is tied counts once."""
+        counted = self._distinct()
+        total = sum(entry.numel for entry in counted)
+        return sum(entry.numel for entry in counted if entry.safe) / total if total else 0.0
+
+    def _distinct(self) -> list[ParameterSafety]:
+        seen: set[str] = set()
+        distinct = []
+        for entry in self.parameters:
+            if entry.name not in seen:
+                distinct.append(entry)
+                seen.update((entry.name, *entry.tied_to))
+        return distinct
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, for JSON."""
+        return {
+            "dtype": self.dtype,
+            "safe_share": self.safe_share,
+            "parameters": [asdict(entry) | {"tied_to": list(entry.tied_to)} for entry in self.parameters],
+            "warnings": list(self.warnings),
+        }
+
+    def __str__(self) -> str:
+        counted = self._distinct()
+        safe = [entry for entry in counted if entry.safe]
+        head = (
+            f"{len(safe)} of {len(counted)} parameters, {self.safe_share:.1%} of the elements, "
+            f"may travel in {self.dtype}"
+        )
+        return "\n".join([head, *_table(counted), *(f"warning: {text}" for text in self.warnings)])
+
+
+_HEADER = ("parameter", "safe", "bytes", "why")
+
+
+def _table(entries: list[ParameterSafety]) -> list[str]:
+    """Align the entries; those that differ in nothing but numbers in their names share one row."""
+    grouped: dict[tuple[str, bool, str], list[ParameterSafety]] = {}
+    for entry in entries:
+        key = (_NUMBER.sub("*", entry.name), entry.safe, _NUMBER.sub("*", entry.reason))
+        grouped.setdefault(key, []).append(entry)
+    rows = [_HEADER, *(_cells(key, members) for key, members in grouped.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    return [
+        "  ".join(
+            (row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2].rjust(widths[2]), row[3])
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _cells(key: tuple[str, bool, str], members: list[ParameterSafety]) -> tuple[str, str, str, str]:
+    single = len(members) == 1
+    name = members[0].name if single else f"{key[0]} ({len(members)})"
+    total = sum(entry.bytes for entry in members)
+    return name, "yes" if key[1] else "no", f"{total:,}", members[0].reason if single else key[2]

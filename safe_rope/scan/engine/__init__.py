@@ -1,0 +1,1 @@
+"""What a value is: names, numbers, dtypes and tensors of one file, followed without running it."""

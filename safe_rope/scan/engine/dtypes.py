@@ -1,0 +1,81 @@
+"""Dtypes: what ``dtype=`` names, through variables, parameters and other tensors."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from safe_rope.scan.engine.evaluator import Evaluator
+from safe_rope.scan.engine.scopes import Place
+from safe_rope.scan.engine.values import NONE, UNKNOWN, Value
+
+_DTYPES = {
+    "float32": "float32", "float": "float32", "float64": "float64", "double": "float64",
+    "bfloat16": "bfloat16", "float16": "float16", "half": "float16",
+    "bool": "bool",
+    "complex64": "complex", "cfloat": "complex", "complex128": "complex", "cdouble": "complex",
+} | dict.fromkeys(
+    ("int64", "long", "int32", "int", "int16", "short", "int8", "uint8", "uint16", "uint32", "uint64"), "int"
+)  # fmt: skip
+_EXPLICIT = {"float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8"}
+_TENSOR_CLASSES = {
+    "LongTensor": "int", "IntTensor": "int", "ShortTensor": "int", "ByteTensor": "int", "BoolTensor": "bool",
+    "FloatTensor": "inherited", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16", "Tensor": "",
+}  # fmt: skip
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def named(function: str) -> Value | None:
+    """Return the dtype that a full name stands for."""
+    base, _, last = function.rpartition(".")
+    if base and base != "torch" and last.lower() in _EXPLICIT:
+        # numpy's, jax's or a kernel language's
+        return Value("dtype", dtype=_DTYPES[last.lower()], source=function)
+    if base != "torch":
+        return None
+    if last.startswith("float8"):
+        return Value("dtype", dtype="float8", source=function)
+    return Value("dtype", dtype=_DTYPES[last], source=function) if last in _DTYPES else None
+
+
+def of_attribute(evaluator: Evaluator, node: ast.Attribute, place: Place) -> Value:
+    """Return the dtype that ``x.dtype`` is."""
+    of = evaluator.value(node.value, place)
+    source = ast.unparse(node)
+    if not of.dtype and "mask" in source:
+        return Value("dtype", source=source)  # as often integers or booleans as not
+    if of.sort in ("tensor", "unknown") and of.dtype:
+        return Value("dtype", dtype="inherited" if of.dtype == "float" else of.dtype, source=source)
+    return Value("dtype", dtype="inherited", source=source)
+
+
+def of_annotation(annotation: ast.expr | None) -> Value:
+    """Return what a parameter's annotation says."""
+    if annotation is None:
+        return UNKNOWN
+    try:
+        text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+    except RecursionError:  # pragma: no cover - the parser refuses such depth first
+        return UNKNOWN
+    words = set(_WORD.findall(str(text))) - {"Optional", "None", "Union", "typing", "torch", "Annotated"}
+    if words == {"int"}:
+        return Value("number", whole=True, floating=False)
+    if words == {"float"}:
+        return Value("number", floating=True)
+    if words == {"bool"}:
+        return Value("number", whole=True, floating=False, bound=1)
+    if words and words <= set(_TENSOR_CLASSES):
+        dtypes = {_TENSOR_CLASSES[word] for word in words}
+        dtype = dtypes.pop() if len(dtypes) == 1 else ""
+        return Value("tensor", True if dtype in ("int", "bool") else None, dtype=dtype)
+    if words == {"dtype"}:
+        return Value("dtype", dtype="inherited")
+    if words <= {"device", "str"} and "device" in words:
+        return Value("device")
+    if (
+        words
+        and words <= {"int", "list", "tuple", "List", "Tuple", "Sequence", "Iterable"}
+        and "int" in words
+    ):
+        return Value("numbers", whole=True, floating=False)
+    return NONE if str(text) == "None" else UNKNOWN

@@ -1,0 +1,16 @@
+"""What dtypes, integers and tensors ask about the parts of an expression; inference answers."""
+
+from __future__ import annotations
+
+import ast
+from typing import Protocol
+
+from safe_rope.scan.engine.scopes import Place
+from safe_rope.scan.engine.values import Value
+
+
+class Evaluator(Protocol):
+    """Says what is known of any expression of one file."""
+
+    def value(self, node: ast.expr, place: Place) -> Value:
+        """Return what is known of an expression at a place."""

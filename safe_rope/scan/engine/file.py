@@ -1,0 +1,81 @@
+"""All that a rule can ask about one file."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from safe_rope.scan.engine import places, tensors
+from safe_rope.scan.engine.finding import Finding, Fix, Severity
+from safe_rope.scan.engine.flow import Flow
+from safe_rope.scan.engine.inference import CallSites, Inference, LinesOf
+from safe_rope.scan.engine.names import Call, Names
+from safe_rope.scan.engine.scopes import Place, Site, Walk
+from safe_rope.scan.engine.source import Source
+from safe_rope.scan.engine.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rule says about a node; the engine adds the rule and the place."""
+
+    node: ast.expr
+    severity: Severity
+    message: str
+    fix: Fix | None = None
+
+
+class File:
+    """The analysis of one file."""
+
+    def __init__(self, source: Source, path: str, walk: Walk) -> None:
+        self.source = source
+        self.path = path
+        self.walk = walk
+        self.names = Names(walk)
+        self.inference = Inference(walk, self.names, CallSites(walk, self.names, LinesOf(source.text)))
+        self.flow = Flow(source, walk, self.inference)
+        self._main = b"__main__" in source.text
+        self._script = self._main and b"argparse" in source.text
+
+    def value(self, node: ast.expr, place: Place) -> Value:
+        """Return what is known of an expression."""
+        return self.inference.value(node, place)
+
+    def severity(self, base: Severity, site: Site, *, follows_activations: bool = False) -> Severity:
+        """Return a hazard's severity where it stands."""
+        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
+        return places.severity(base, where, follows_activations=follows_activations)
+
+    def bounds(self, call: Call) -> list[Value]:
+        """Return what is known of an arange's start, end and step."""
+        return tensors.bounds(self.inference, call)
+
+    def largest(self, call: Call) -> float | None:
+        """Return what no element of an arange exceeds in magnitude; None if that is not known."""
+        values = self.bounds(call)
+        if not values or not call.complete:
+            return None
+        if len(values) == 1 and values[0].bound is not None:
+            return max(values[0].bound - 1, 0)
+        limits = [value.bound for value in values[:2]]
+        if len(limits) < 2 or None in limits:
+            return None
+        start, end = values[0], values[1]
+        if start.constant == 0 and end.whole and len(values) == 2:
+            return max(limits[1] - 1, 0) if limits[1] is not None else None
+        return max(limit for limit in limits if limit is not None)
+
+    def is_harmless(self, site: Site, call: Call) -> bool:
+        """Say whether an arange holds only whole numbers that every floating dtype in use can hold."""
+        largest = self.largest(call)
+        values = self.bounds(call)
+        # The elements are start + i * step: a fraction at the end does not make them fractions.
+        whole = all(value.whole for value in (values[:1] + values[2:] if len(values) > 1 else []))
+        return largest is not None and largest <= 256 and whole and not self.flow.is_exponent(site)
+
+    def finding(self, rule: str, report: Report) -> Finding:
+        """Give a report its position."""
+        start = self.source.position(self.source.start(report.node))
+        end = self.source.position(self.source.end(report.node))
+        return Finding(rule, report.severity, self.path, *start, *end, report.message, report.fix)

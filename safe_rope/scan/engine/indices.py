@@ -1,0 +1,96 @@
+"""Evidence that a tensor holds indices: whatever its dtype is called, it is then an integer one."""
+
+from __future__ import annotations
+
+import ast
+
+from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine.file import File
+from safe_rope.scan.engine.names import Argument
+from safe_rope.scan.engine.scopes import Place, Site
+
+# Functions and methods that take indices, and nothing else, as tensors beside the first.
+_INDEXING = {
+    "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_select", "index_copy_",
+    "index_add", "index_add_", "index_fill_", "take", "take_along_dim", "embedding", "one_hot",
+}  # fmt: skip
+_BITS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
+_DEPTH = 3
+
+
+def counts_in(file: File, site: Site, given: Argument) -> bool:
+    """Say whether an arange in another tensor's dtype is an integer one: either is used as an index.
+
+    Args:
+        file: the file.
+        site: the arange.
+        given: its dtype, or the tensor that it is cast to.
+    """
+    return _indexes(file, site.node, site.ancestors, site.place) or holds(file, given.value, given.place)
+
+
+def holds(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
+    """Say whether a tensor, or the one whose dtype this is, is somewhere used as an index."""
+    if isinstance(node, ast.Attribute) and node.attr == "dtype":
+        node = node.value
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if not isinstance(node, ast.Name) or depth > _DEPTH:
+        return False
+    for name, above, where in file.flow.uses(place.scope, node.id):
+        if _is_split(file, name, above, where) or _indexes(file, name, above, where):
+            return True
+    values = [
+        (binding.value, binding.place)
+        for binding in file.names.bindings(node.id, place)
+        if binding.how == "value" and binding.value is not None
+    ]
+    return any(
+        isinstance(value, ast.Attribute) and value.attr == "dtype" and holds(file, value, where, depth + 1)
+        for value, where in values
+    )
+
+
+def _is_split(file: File, node: ast.Name, ancestors: tuple[ast.AST, ...], place: Place) -> bool:
+    """Say whether a page or a slot is computed from it: ``x // n`` or ``x % n``."""
+    parent = ancestors[-1] if ancestors else None
+    if not isinstance(parent, ast.BinOp) or parent.left is not node:
+        return False
+    return isinstance(parent.op, ast.FloorDiv | ast.Mod) and not file.value(parent.right, place).is_float
+
+
+def _indexes(
+    file: File, node: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, depth: int = 0
+) -> bool:
+    """Say whether an expression, through views, sums and variables, ends as an index."""
+    current: ast.AST = node
+    for number in range(len(ancestors) - 1, -1, -1):
+        parent = ancestors[number]
+        if isinstance(parent, ast.Subscript):
+            if parent.slice is current:
+                return True
+        elif isinstance(parent, ast.Call):
+            if any(argument is current for argument in parent.args):
+                name = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
+                return name in _INDEXING and (isinstance(parent.func, ast.Attribute) or len(parent.args) > 1)
+        elif isinstance(parent, ast.BinOp):
+            if isinstance(parent.op, _BITS):
+                return True
+            if not isinstance(parent.op, ast.Add | ast.Sub | ast.Mult):
+                return False
+        elif isinstance(parent, ast.Attribute):
+            if parent.attr not in tensors.KEPT:
+                return False
+        elif isinstance(parent, ast.Assign):
+            target = parent.targets[0]
+            if depth >= _DEPTH or not isinstance(target, ast.Name) or len(parent.targets) != 1:
+                return False
+            return any(
+                _indexes(file, name, above, where, depth + 1)
+                for name, above, where in file.flow.uses(place.scope, target.id)
+                if where.order > place.order
+            )
+        elif not isinstance(parent, ast.Tuple | ast.List):
+            return False
+        current = parent
+    return False

@@ -1,0 +1,310 @@
+"""Values of expressions in one file: one evaluator over names, numbers, dtypes and tensors."""
+
+from __future__ import annotations
+
+import ast
+
+from safe_rope.scan.engine import dtypes, integers, prefilter, tensors
+from safe_rope.scan.engine.names import Argument, Call, Names
+from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
+from safe_rope.scan.engine.values import (
+    DEVICE,
+    FLOAT,
+    INT,
+    INTS,
+    NONE,
+    UNKNOWN,
+    Value,
+    join,
+    number,
+    tensor,
+)
+from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, RETURNS_INTEGERS, SHAPES
+
+_DEPTH = 40
+
+
+class Inference:
+    """Evaluates expressions; never raises, and knows nothing rather than guess."""
+
+    def __init__(self, walk: Walk, names: Names, call_sites: CallSites) -> None:
+        self.walk = walk
+        self.names = names
+        self._call_sites = call_sites
+        self._active: set[tuple[int, int]] = set()
+        self._known: dict[tuple[int, int], Value] = {}
+
+    def value(self, node: ast.expr, place: Place) -> Value:
+        """Return what is known of an expression at a place."""
+        key = (id(node), id(place))
+        if key in self._known:
+            return self._known[key]
+        if key in self._active or len(self._active) > _DEPTH:
+            return UNKNOWN
+        self._active.add(key)
+        try:
+            value = self._value(node, place)
+        finally:
+            self._active.discard(key)
+        if not self._active or value is not UNKNOWN:
+            self._known[key] = value
+        return value
+
+    def call(self, node: ast.Call, place: Place) -> Call:
+        """Return a call with its full name and all its arguments."""
+        return self.names.call(node, place)
+
+    def _value(self, node: ast.expr, place: Place) -> Value:
+        match node:
+            case ast.Constant(value=constant):
+                if constant is None:
+                    return NONE
+                return number(constant) if isinstance(constant, int | float) else UNKNOWN
+            case ast.Name():
+                return self._name(node, place)
+            case ast.Attribute():
+                return self._attribute(node, place)
+            case ast.Call():
+                return self._call(node, place)
+            case ast.BinOp():
+                left, right = self.value(node.left, place), self.value(node.right, place)
+                if "tensor" in (left.sort, right.sort):
+                    return tensors.promote(node.op, left, right)
+                return integers.arithmetic(node.op, left, right)
+            case ast.UnaryOp():
+                return self._unary(node, place)
+            case ast.Subscript():
+                return self._subscript(node, place)
+            case ast.IfExp():
+                return join([self.value(node.body, place), self.value(node.orelse, place)])
+            case ast.BoolOp():
+                return join([self.value(operand, place) for operand in node.values])
+            case ast.Compare():
+                inner = self.value(node.left, place)
+                return tensors.BOOL if inner.sort == "tensor" else Value("number", True, False, bound=1)
+            case ast.NamedExpr():
+                return self.value(node.value, place)
+            case ast.Tuple() | ast.List():
+                return self._sequence(node.elts, place)
+            case ast.ListComp() | ast.GeneratorExp():
+                return self._sequence([node.elt], place)
+        return UNKNOWN
+
+    def _sequence(self, elements: list[ast.expr], place: Place) -> Value:
+        values = [self.value(element, place) for element in elements if not isinstance(element, ast.Starred)]
+        joined = join(values)
+        if not values or joined.sort not in ("number", "numbers"):
+            return UNKNOWN
+        return Value("numbers", joined.whole, joined.floating, bound=joined.bound)
+
+    def _unary(self, node: ast.UnaryOp, place: Place) -> Value:
+        inner = self.value(node.operand, place)
+        if isinstance(node.op, ast.USub) and inner.constant is not None:
+            return number(-inner.constant)
+        if isinstance(node.op, ast.Invert) and inner.sort in ("tensor", "unknown"):
+            return tensors.BOOL  # or integers: nothing else has a complement
+        if isinstance(node.op, ast.Not):
+            return Value("number", True, False, bound=1)
+        return inner
+
+    def _subscript(self, node: ast.Subscript, place: Place) -> Value:
+        inner = self.value(node.value, place)
+        if inner.sort == "numbers" and not isinstance(node.slice, ast.Slice):
+            return Value("number", inner.whole, inner.floating, bound=inner.bound)
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return INT if inner.sort == "unknown" and integers.known_integer(node.slice.value) else UNKNOWN
+        if isinstance(node.value, ast.Attribute) and inner.sort in ("number", "unknown"):
+            return INT if integers.known_integer(node.value.attr) else UNKNOWN
+        return inner if inner.sort in ("tensor", "numbers") else UNKNOWN
+
+    def _attribute(self, node: ast.Attribute, place: Place) -> Value:
+        function = self.names.qualify(node, place)
+        if (dtype := dtypes.named(function)) is not None:
+            return dtype
+        if function in ("math.pi", "math.e", "math.tau", "math.inf", "torch.pi", "numpy.pi"):
+            return FLOAT
+        if node.attr in ("shape",):
+            return INTS
+        if node.attr == "dtype":
+            return dtypes.of_attribute(self, node, place)
+        if node.attr == "device":
+            return DEVICE
+        if node.attr in ("ndim",):
+            return INT
+        if node.attr in ("T", "mT", "data", "real"):
+            return self.value(node.value, place)
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "module"):
+            value = (
+                self._joined(self.names.attributes(node.attr, place))
+                if node.value.id != "module"
+                else UNKNOWN
+            )
+            if value.sort not in ("unknown", "none"):
+                return value
+        if integers.known_integer(node.attr):
+            return INT
+        if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
+            return tensor("inherited")
+        return Value(dtype="int") if INTEGER_TENSORS.fullmatch(node.attr) else UNKNOWN
+
+    def _name(self, node: ast.Name, place: Place) -> Value:
+        bindings = self.names.bindings(node.id, place)
+        if not bindings:
+            return dtypes.named(self.names.qualify(node, place)) or self._by_name(node.id)
+        value = self._joined(bindings)
+        if value.sort == "tensor" and not value.dtype and INTEGER_TENSORS.fullmatch(node.id):
+            return tensor("int")
+        return value if value.sort not in ("unknown", "none") else join([self._by_name(node.id)])
+
+    @staticmethod
+    def _by_name(name: str) -> Value:
+        if DEVICES.fullmatch(name):
+            return DEVICE
+        if SHAPES.fullmatch(name):
+            return Value("unknown", whole=None)
+        return Value(dtype="int") if INTEGER_TENSORS.fullmatch(name) else UNKNOWN
+
+    def _joined(self, bindings: list[Binding]) -> Value:
+        return join([self._bound(binding) for binding in bindings])
+
+    def _bound(self, binding: Binding) -> Value:
+        if binding.how == "parameter":
+            return self._parameter(binding)
+        if binding.value is None:
+            return dtypes.of_annotation(binding.annotation)
+        if binding.how == "item":
+            return self._item(binding)
+        value = self.value(binding.value, binding.place)
+        if binding.how == "buffer":
+            return tensors.registered(value)
+        if binding.how == "element":
+            if value.sort == "numbers":
+                return Value("number", value.whole, value.floating, bound=value.bound)
+            return UNKNOWN if value.sort != "tensor" else value
+        annotated = dtypes.of_annotation(binding.annotation)
+        return annotated if value.sort == "unknown" and annotated.sort != "unknown" else value
+
+    def _item(self, binding: Binding) -> Value:
+        """Return what a loop takes from its iterable."""
+        assert binding.value is not None
+        if isinstance(binding.value, ast.Call):
+            function = self.names.qualify(binding.value.func, binding.place)
+            if function == "range":
+                return INT
+            if function == "enumerate":
+                return INT if binding.index == 0 else UNKNOWN
+            if function in ("zip", "reversed", "sorted"):
+                arguments = binding.value.args
+                chosen = binding.index if function == "zip" else 0
+                value = self.value(arguments[chosen], binding.place) if chosen < len(arguments) else UNKNOWN
+            else:
+                value = self.value(binding.value, binding.place)
+        else:
+            value = self.value(binding.value, binding.place)
+        if value.sort == "numbers":
+            return Value("number", value.whole, value.floating)
+        return value if value.sort == "tensor" else UNKNOWN
+
+    def _parameter(self, binding: Binding) -> Value:
+        """Return what a parameter is: by annotation, else by its calls in this file and its default."""
+        annotated = dtypes.of_annotation(binding.annotation)
+        if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
+            return annotated
+        if DEVICES.fullmatch(binding.parameter):
+            return DEVICE
+        if annotated.sort == "tensor":
+            found = INTEGER_TENSORS.fullmatch(binding.parameter)
+            return tensor("int") if found else annotated
+        scope = binding.place.scope
+        given = [
+            self.value(site.value, site.place)
+            for site in self._call_sites.arguments(scope, binding.parameter)
+        ]
+        default = self.value(binding.value, binding.place) if binding.value is not None else UNKNOWN
+        if given:
+            some = given if default.sort in ("unknown", "none") else [*given, default]
+            value = join(some)
+        elif default.sort == "number":
+            # A default of 0 says little; one of 2048 for a size says what the size is.
+            value = (
+                INT if default.floating is False and integers.known_integer(binding.parameter) else UNKNOWN
+            )
+        else:
+            value = default
+        if value.sort in ("unknown", "none") or (value.sort == "dtype" and not value.dtype):
+            if annotated.sort == "dtype" or binding.parameter.endswith("dtype"):
+                return Value("dtype", dtype="inherited", source=binding.parameter)
+            return annotated
+        return Value("number", value.whole, value.floating) if value.sort == "number" else value
+
+    def _call(self, node: ast.Call, place: Place) -> Value:
+        call = self.call(node, place)
+        if call.function == "torch.get_default_dtype":
+            return Value("dtype", dtype="default", source="torch.get_default_dtype()")
+        if (result := tensors.of_call(self, call, place)).sort != "unknown" or result.dtype:
+            return result
+        result = integers.of_call(self, node, call.function, place)
+        if result.sort == "unknown" and call.function.startswith("."):
+            result = self._returned(call.function[1:])
+        if result.sort == "unknown":
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            return Value(dtype="int") if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
+        return result
+
+    def _returned(self, function: str) -> Value:
+        """Return what a function of this file returns, where it says so by annotation."""
+        scopes = self.walk.functions.get(function, [])
+        if len(scopes) == 1 and isinstance(scopes[0].node, ast.FunctionDef):
+            return dtypes.of_annotation(scopes[0].node.returns)
+        return UNKNOWN
+
+
+class CallSites:
+    """Finds what a function's parameters are given by the calls in the same file."""
+
+    def __init__(self, walk: Walk, names: Names, lines_of: LinesOf) -> None:
+        self._walk = walk
+        self._names = names
+        self._lines_of = lines_of
+        self._known: dict[int, list[Call]] = {}
+
+    def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
+        """Return the arguments that calls give to a parameter."""
+        if not isinstance(scope.node, Function) or scope.name in ("forward", "__call__"):
+            return []
+        arguments = [*scope.node.args.posonlyargs, *scope.node.args.args]
+        position = next((n for n, argument in enumerate(arguments) if argument.arg == parameter), 10**6)
+        if scope.parent is not None and scope.parent.kind == "class":
+            position -= not any(
+                isinstance(decorator, ast.Name) and decorator.id == "staticmethod"
+                for decorator in scope.node.decorator_list
+            )
+        found = (call.argument(position, parameter) for call in self._calls(scope))
+        return [argument for argument in found if argument is not None]
+
+    def _calls(self, scope: Scope) -> list[Call]:
+        if id(scope) in self._known:
+            return self._known[id(scope)]
+        self._known[id(scope)] = []
+        constructor = scope.name == "__init__" and scope.parent is not None
+        name = scope.parent.name if constructor and scope.parent else scope.name
+        calls = []
+        for site in self._walk.on_lines(self._lines_of(name)):
+            node = site.node
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called == name:
+                calls.append(self._names.call(node, site.place))
+        self._known[id(scope)] = calls
+        return calls
+
+
+class LinesOf:
+    """Says on which lines a name is called."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def __call__(self, name: str) -> list[int]:
+        return prefilter.lines_of(self._text, [name.encode() + b"("])

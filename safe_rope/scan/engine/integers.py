@@ -1,0 +1,148 @@
+"""Numbers: whether an expression is a whole number, a Python float, and how large it can be."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+
+from safe_rope.scan.engine.evaluator import Evaluator
+from safe_rope.scan.engine.scopes import Place
+from safe_rope.scan.engine.values import FLOAT, INT, INTS, UNKNOWN, Value, join, number
+from safe_rope.scan.engine.vocabulary import KNOWN_INTEGERS
+
+_INTEGER_CALLS = {
+    "len", "int", "ord", "id", "hash", "math.ceil", "math.floor", "math.trunc", "math.gcd", "math.isqrt",
+    "math.comb", "math.factorial", "math.lcm", "operator.index",
+}  # fmt: skip
+_FLOAT_CALLS = {
+    "float", "math.log", "math.log2", "math.log10", "math.exp", "math.sqrt", "math.sin", "math.cos",
+    "math.tan", "math.atan", "math.atan2", "math.radians", "math.fabs", "math.tanh", "math.log1p",
+    "math.expm1",
+}  # fmt: skip
+_INTEGER_METHODS = {
+    "size",
+    "numel",
+    "dim",
+    "nelement",
+    "index",
+    "count",
+    "bit_length",
+    "stride",
+    "get_seq_length",
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def known_integer(name: str) -> bool:
+    """Say whether a configuration's field of this name is an integer."""
+    return KNOWN_INTEGERS.fullmatch(name.lstrip("_")) is not None
+
+
+def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
+    """Return what is known of an operation on two numbers."""
+    constant = _fold(operation, left.constant, right.constant)
+    if constant is not None:
+        return number(constant)
+    floating: bool | None = None
+    if left.floating or right.floating or isinstance(operation, ast.Div):
+        floating = True
+    elif left.floating is False and right.floating is False:
+        floating = False
+    whole: bool | None = None
+    if isinstance(operation, ast.FloorDiv | ast.LShift | ast.RShift | ast.BitAnd | ast.BitOr | ast.BitXor):
+        whole = True
+    elif isinstance(operation, ast.Add | ast.Sub | ast.Mult | ast.Mod):
+        whole = True if left.whole and right.whole else None
+    elif isinstance(operation, ast.Pow):
+        natural = right.whole and right.constant is not None and right.constant >= 0
+        whole = True if left.whole and natural else None
+    if floating is None and whole and left.whole and right.whole:
+        floating = None
+    bound = None
+    if isinstance(operation, ast.Mod) and right.bound:
+        bound = right.bound
+    elif left.bound is not None and right.bound is not None:
+        if isinstance(operation, ast.Mult):
+            bound = left.bound * right.bound
+        elif isinstance(operation, ast.Add | ast.Sub):
+            bound = left.bound + right.bound
+    return Value("number", whole, floating, bound=bound)
+
+
+def _fold(operation: ast.operator, left: int | float | None, right: int | float | None) -> int | float | None:
+    if left is None or right is None:
+        return None
+    try:
+        if isinstance(operation, ast.Pow):
+            if abs(right) > 64 or abs(left) > 1e9:
+                return None
+            power = left**right
+            return power if isinstance(power, int | float) else None
+        function = _ARITHMETIC.get(type(operation))
+        result = None if function is None else function(left, right)
+    except (ArithmeticError, ValueError):
+        return None
+    return result if result is None or math.isfinite(result) else None
+
+
+def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -> Value:
+    """Return what is known of a call's result, if it is a number."""
+    if function in _INTEGER_CALLS or (function == "round" and len(node.args) == 1 and not node.keywords):
+        if function == "int" and node.args:
+            inner = evaluator.value(node.args[0], place)
+            if inner.constant is not None:
+                return number(int(inner.constant))
+        return INT
+    if function in _FLOAT_CALLS:
+        if function == "float" and node.args:
+            inner = evaluator.value(node.args[0], place)
+            return Value("number", inner.whole, True, bound=inner.bound)
+        return FLOAT
+    if function in ("max", "min", "abs", "sum", "pow") and node.args:
+        return _builtin(evaluator, node, function, place)
+    if function == "getattr" and len(node.args) >= 2:
+        field = node.args[1]
+        if isinstance(field, ast.Constant) and isinstance(field.value, str) and known_integer(field.value):
+            return INT
+        return UNKNOWN
+    if isinstance(node.func, ast.Attribute):
+        if node.func.attr == "size" and not node.args and not node.keywords:
+            return INTS
+        if node.func.attr in _INTEGER_METHODS:
+            return INT
+        if node.func.attr in ("item", "tolist"):
+            whole = evaluator.value(node.func.value, place).whole
+            return Value("number" if node.func.attr == "item" else "numbers", whole)
+        if node.func.attr in ("get", "pop") and node.args:
+            field = node.args[0]
+            known = isinstance(field, ast.Constant) and known_integer(str(field.value))
+            return INT if known else UNKNOWN
+    return UNKNOWN
+
+
+def _builtin(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -> Value:
+    arguments = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
+    values = [evaluator.value(argument, place) for argument in arguments]
+    if function == "pow" and len(values) == 2:
+        return arithmetic(ast.Pow(), values[0], values[1])
+    if len(values) == 1:
+        value = values[0]
+        if function == "abs":
+            return value
+        return Value("number", value.whole, value.floating) if value.sort == "numbers" else UNKNOWN
+    if function not in ("max", "min") or len(arguments) != len(node.args):
+        return UNKNOWN
+    result = join(values)
+    bounds = [value.constant for value in values if value.constant is not None]
+    floating = any(value.floating for value in values) or result.floating
+    bound = min(bounds) if function == "min" and bounds else result.bound
+    return Value("number", result.whole, floating, bound=bound)

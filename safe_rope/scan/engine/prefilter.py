@@ -1,0 +1,291 @@
+"""Byte search: which files, and which functions in them, can hold a finding. Parsing costs most of a scan."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+# A file, function or method that cannot matter holds none of these.
+_CALLS = (b"arange", b"cumsum", b".range(")
+_SPACES = (b"lin", b"log")  # before "space": one search for both
+# Functions of the same name in numpy and others, and sums of values made integer just before.
+_FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
+_IN_COMPANY = (
+    (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
+    (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
+    (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
+    (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype_as)\((?![\w.]*device\))")),
+    (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
+    (b"Buffer(", re.compile(rb"cos|sin|freq")),
+    (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
+)
+_TOKENS = (*_CALLS, b"space", *(token for token, _ in _IN_COMPANY))
+# Where a rule's construct can begin, once its function is kept.
+_TRIGGERS = (
+    *_TOKENS, b"register_buffer", b"Parameter(", b"einsum", b"matmul", b" @ ",
+    b"invfreq", b"tensor(", b"Tensor(", b"full(", b"ones(",
+)  # fmt: skip
+_FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
+# The function gets another name: calls through that hold no token, so nothing can be passed over.
+_MENTIONED = re.compile(rb" as\b|[,)\n;\]]")
+_QUALIFIED = re.compile(rb"(?:\.|import )(?:arange|linspace|logspace)$")
+# A count of whole numbers that nothing on its line divides, multiplies or casts.
+_COUNT = re.compile(
+    rb"arange\(([\w., \[\]:+\-]*)(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
+    rb"(?:, (?:device|dtype)=[\w.]+)*\)[^\n/*]*(?=\n)"
+)
+_FLOATING = re.compile(
+    rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|pow|exp|log|sin|cos|sqrt"
+)
+_INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
+_WORD = re.compile(rb"\w")
+_NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w*(?![\w.(\[=])")
+_FRACTION = re.compile(rb" = [^\n]*?(?:[^/\n]/[^/\n]|\d\.\d)| = float\(")
+_USED = re.compile(
+    rb"(?:\[[^\]]*\]|\s*\.\w+\([^()]*\))*"
+    rb"\s*(?:[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
+    rb"|[^\n]*\d\."
+)
+_USING = re.compile(rb"[/*]\s*\(?\s*$|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\n?\s*$")
+_ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
+# Statements in which a count ends; a line of a longer expression does not look like them.
+_SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")
+# A parameter that says nothing about itself, or only that it is a dtype.
+_UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
+_TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
+_MEMBER = re.compile(rb"\n(?=    [A-Za-z_@])")
+_COMPOUND = re.compile(rb"from |import |if |elif |else\b|try\b|except\b|finally\b|with |for |while ")
+_DEFINITION = re.compile(
+    rb"(?:    )?(?:@[^\n]*\n(?:[ )\]}][^\n]*\n)*?(?:    )?)*(?:async )?(def|class) (\w+)"
+)
+
+
+def occurrences(text: bytes) -> list[int]:
+    """Return the offsets, ascending, of what a finding can hang on; none spares the parse."""
+    if b"torch" not in text and b"arange" not in text:
+        return []
+    found = [
+        offset
+        for token in _CALLS
+        for offset in _all(text, token)
+        if not _FOREIGN.search(text, *_before(offset))
+    ]
+    found += [offset for offset in _spaces(text) if not _FOREIGN.search(text, *_before(offset))]
+    if found and not aliased(text):
+        found = [offset for offset in found if not _is_count(text, offset)]
+    for token, company in _IN_COMPANY:
+        found += [
+            offset for offset in _all(text, token) if company.search(text, max(offset - 60, 0), offset + 120)
+        ]
+    if b".tensor(" in text or b".full(" in text:
+        found += [match.start() for match in _FACTOR.finditer(text)]
+    return sorted(found)
+
+
+def _spaces(text: bytes) -> Iterator[int]:
+    """Yield where ``linspace`` and ``logspace`` begin."""
+    return (offset - 3 for offset in _all(text, b"space") if text[max(offset - 3, 0) : offset] in _SPACES)
+
+
+def _before(offset: int) -> tuple[int, int]:
+    return max(offset - 12, 0), offset
+
+
+@lru_cache(maxsize=2)
+def aliased(text: bytes) -> bool:
+    """Say whether a constructor is reachable under a name that the search does not know."""
+    ends = [offset + 6 for offset in _all(text, b"arange")]
+    ends += [offset + 8 for offset in _spaces(text)]
+    return any(
+        _MENTIONED.match(text, end) is not None and _QUALIFIED.search(text, max(end - 16, 0), end) is not None
+        for end in ends
+    )
+
+
+def trigger_lines(text: bytes) -> list[int]:
+    """Return the lines, ascending, on which a rule's construct can begin, unless a name is aliased."""
+    return lines_of(text, _TRIGGERS)
+
+
+def lines_of(text: bytes, tokens: Iterable[bytes]) -> list[int]:
+    """Return the lines, ascending, that hold one of the tokens."""
+    lines: list[int] = []
+    line, position = 1, 0
+    newline = b"\n" if b"\n" in text else b"\r"
+    for offset in sorted(offset for token in tokens for offset in _all(text, token)):
+        line += text.count(newline, position, offset)
+        position = offset
+        if not lines or lines[-1] != line:
+            lines.append(line)
+    return lines
+
+
+def _all(text: bytes, token: bytes, start: int = 0, end: int | None = None) -> Iterator[int]:
+    position = text.find(token, start, end)
+    while position >= 0:
+        yield position
+        position = text.find(token, position + 1, end)
+
+
+def _is_count(text: bytes, offset: int) -> bool:
+    """Say whether an ``arange`` is integer and stays so, as far as one line and its variable's uses show."""
+    match = _COUNT.match(text, offset)
+    if match is None:
+        return False
+    begin = text.rfind(b"\n", 0, offset) + 1
+    line = text[begin : match.end()]
+    if b"dtype" in line:
+        line = _INTEGER_DTYPE.sub(b"", line)
+    if b"/" in line or b"*" in line or b"dtype" in line or _FLOATING.search(line):
+        return False
+    if _takes_float(text, offset, match[1] or b""):
+        return False
+    name, equals, _ = line.partition(b" = ")
+    if line.count(b"(") != line.count(b")") or line.count(b"[") != line.count(b"]"):
+        return False  # goes on in another line
+    if not equals or b"(" in name:
+        return _SINK.match(line) is not None
+    name = name.strip()
+    if name.startswith(b"self.") and name[5:].replace(b"_", b"a").isalnum():
+        return True  # rules do not follow attributes
+    if not name.replace(b"_", b"a").isalnum():
+        return False
+    end = text.find(b"\n    def ", offset)
+    return not may_become_float(text[offset : end if end >= 0 else len(text)], name)
+
+
+def _takes_float(text: bytes, offset: int, arguments: bytes) -> bool:
+    """Say whether a bound is a variable that a division or a decimal fraction was assigned to."""
+    start = text.rfind(b"def ", 0, offset)
+    return any(
+        _FRACTION.match(text, at + 1 + len(name))
+        for name in _NAME.findall(arguments)
+        for at in _all(text, b" " + name, max(start, 0), offset)
+    )
+
+
+def may_become_float(text: bytes, name: bytes, depth: int = 2) -> bool:
+    """Say whether a line of the text divides, scales or casts a variable, or one that it is assigned to."""
+    others = set()
+    for offset in _all(text, name):
+        end = offset + len(name)
+        if _WORD.match(text, end) or (offset and _WORD.match(text, offset - 1)):
+            continue
+        if _USED.match(text, end) or _USING.search(text, max(offset - 40, 0), offset):
+            return True
+        if depth and (assigned := _ASSIGNED.search(text, max(offset - 80, 0), offset)) is not None:
+            others.add(assigned[1])
+    return any(may_become_float(text, other, depth - 1) for other in others - {name})
+
+
+def reduce(text: bytes, hits: list[int]) -> bytes | None:
+    """Blank the functions and methods that cannot matter; None where that is not known to be sound.
+
+    Kept: module-level statements, whatever holds a hit, the constructors and statements of the classes
+    of such methods, and whatever calls a kept function. Lines stay where they stood.
+    """
+    if len(text) < 4096 or b"\r" in text or b"\t" in text or aliased(text):
+        return None
+    starts, pieces = _pieces(text, hits)
+    definitions = [_DEFINITION.match(piece) for piece in pieces]
+    keep = [
+        definition is None and not piece.startswith(b" ") and _may_bind(piece)
+        for definition, piece in zip(definitions, pieces, strict=True)
+    ]
+    _keep_at(hits, starts, keep)
+    for _ in range(2):  # what calls a kept function, and what calls that
+        for name in _called_names(pieces, definitions, keep):
+            _keep_at(_all(text, name), starts, keep)
+    header = 0
+    uses_self = [
+        any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in _within(hits, start, piece))
+        for start, piece in zip(starts, pieces, strict=True)
+    ]
+    wanted = set()  # the classes whose constructor tells what self.x is
+    for number, piece in enumerate(pieces):
+        if not piece.startswith(b" "):
+            header = number
+        elif keep[number]:
+            keep[header] = True
+        if uses_self[number]:
+            wanted.add(header)
+    result = []
+    for number, piece in enumerate(pieces):
+        if not piece.startswith(b" "):
+            header = number
+        if keep[number] or (
+            keep[header] and (definitions[number] is None or (header in wanted and b" __init__(" in piece))
+        ):
+            result.append(piece)
+        elif _is_cut_string(piece):
+            return None
+        else:
+            result.append(b"\n" * piece.count(b"\n"))
+    return b"".join(result)
+
+
+def _may_bind(piece: bytes) -> bool:
+    """Say whether a module-level statement can matter, or begins or ends within a string."""
+    return len(piece) < 400 or _COMPOUND.match(piece) is not None or _is_cut_string(piece)
+
+
+def _is_cut_string(piece: bytes) -> bool:
+    return piece.count(b'"""') % 2 == 1 or piece.count(b"'''") % 2 == 1
+
+
+def _keep_at(offsets: Iterable[int], starts: list[int], keep: list[bool]) -> None:
+    for offset in offsets:
+        keep[bisect_right(starts, offset) - 1] = True
+
+
+def _within(hits: list[int], start: int, piece: bytes) -> list[int]:
+    return hits[bisect_left(hits, start) : bisect_left(hits, start + len(piece))]
+
+
+def _pieces(text: bytes, hits: list[int]) -> tuple[list[int], list[bytes]]:
+    """Cut at top level, and between the members of the classes that hold a hit."""
+    starts: list[int] = []
+    cuts = _cut(text, 0, len(text), _TOP_LEVEL)
+    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        definition = _DEFINITION.match(text, start)
+        if (
+            definition is None
+            or definition[1] != b"class"
+            or bisect_right(hits, start) == bisect_right(hits, end)
+        ):
+            starts.append(start)
+        else:
+            starts += _cut(text, start, end, _MEMBER)
+    return starts, [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
+def _cut(text: bytes, start: int, end: int, pattern: re.Pattern[bytes]) -> list[int]:
+    """Return where the pieces begin; a decorator stays with what it decorates."""
+    cuts = [start]
+    decorated = text.startswith(b"@", start) and pattern is _TOP_LEVEL
+    for match in pattern.finditer(text, start, end):
+        if not decorated:
+            cuts.append(match.end())
+        decorated = text.startswith((b"@", b"    @"), match.end())
+    return cuts
+
+
+def _called_names(
+    pieces: list[bytes], definitions: list[re.Match[bytes] | None], keep: list[bool]
+) -> Iterator[bytes]:
+    """Yield the names, each with a bracket, whose call sites tell what a kept function is given."""
+    owner = b""
+    for piece, definition, kept in zip(pieces, definitions, keep, strict=True):
+        if definition is None:
+            continue
+        kind, name = definition[1], definition[2]
+        if kind == b"class":
+            owner = name
+        signature = piece[definition.end() : piece.find(b":\n", definition.end())]
+        if kept and kind == b"def" and name != b"forward" and _UNTYPED.search(signature):
+            if name != b"__init__":
+                yield name + b"("
+            elif b"config" not in signature:
+                yield owner + b"("

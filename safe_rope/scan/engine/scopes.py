@@ -1,0 +1,319 @@
+"""One walk over a tree: scopes, what each name is bound to, and the expressions that rules look at."""
+
+from __future__ import annotations
+
+import ast
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+# The branches that lead to a statement: pairs of a compound statement's id and its arm.
+Path = tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """A module, class or function."""
+
+    name: str
+    kind: str  # "module", "class" or "function"
+    parent: Scope | None
+    node: ast.AST
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
+    bases: list[str] = field(default_factory=list)
+
+    @property
+    def owner(self) -> Scope | None:
+        """The class that this scope is, or is in."""
+        scope: Scope | None = self
+        while scope is not None and scope.kind != "class":
+            scope = scope.parent
+        return scope
+
+    @property
+    def function(self) -> Scope | None:
+        """The function that this scope is, if it is one."""
+        return self if self.kind == "function" else None
+
+
+# Made by the ten thousands, and therefore not frozen: a frozen one takes three times as long to make.
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where an expression stands: what it can see."""
+
+    scope: Scope
+    order: int
+    path: Path
+    contexts: tuple[ast.expr, ...] = ()  # of the with statements around it
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """One way in which a name gets a value.
+
+    ``how`` is "value", "element" (one of several unpacked from the value), "item" (an item that a loop
+    takes from the value), "buffer" (the value as a registered buffer) or "parameter".
+    """
+
+    how: str
+    value: ast.expr | None
+    place: Place
+    annotation: ast.expr | None = None
+    parameter: str = ""
+    index: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """An expression that a rule may look at, and the expressions and the statement around it."""
+
+    node: ast.expr
+    ancestors: tuple[ast.AST, ...]  # from the statement inwards
+    place: Place
+
+
+class Walk:
+    """The result of the walk. ``lines``: those on which expressions are looked at, all when None."""
+
+    def __init__(self, tree: ast.Module, lines: list[int] | None) -> None:
+        self.module = Scope("", "module", None, tree)
+        self._scopes = [self.module]
+        self.imports: dict[str, str] = {}
+        self.classes: dict[str, Scope] = {}
+        self.functions: dict[str, list[Scope]] = {}
+        self.statements: list[tuple[ast.AST, Place]] = []
+        self._lines = lines
+        self._order = 0
+        self.sites: list[Site] = []
+        self._body(tree.body, self.module, (), ())
+        self._spans = [(node.lineno, node.end_lineno) for node, _ in self.statements]  # type: ignore[attr-defined]
+        self.sites += self.on_lines(lines)
+
+    def release(self) -> None:
+        """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
+        for scope in self._scopes:
+            scope.bindings.clear()
+            scope.attributes.clear()
+
+    def on_lines(self, lines: list[int] | None) -> Iterator[Site]:
+        """Yield the calls and operations of the statements that touch one of the lines, of all when None."""
+        if lines is None:
+            for statement, place in self.statements:
+                yield from expressions(statement, place)
+        elif lines:
+            low, high = lines[0], lines[-1]
+            for (first, last), (statement, place) in zip(self._spans, self.statements, strict=True):
+                if last >= low and first <= high and lines[bisect_left(lines, first)] <= last:
+                    yield from expressions(statement, place)
+
+    def _body(self, body: list[ast.stmt], scope: Scope, path: Path, contexts: tuple[ast.expr, ...]) -> None:
+        for statement in body:
+            self._order += 1
+            place = Place(scope, self._order, path, contexts)
+            handler = getattr(self, f"_{type(statement).__name__.lower()}", None)
+            if handler is None:
+                self.statements.append((statement, place))
+            else:
+                handler(statement, place)
+
+    def _arms(self, node: ast.AST, place: Place, *arms: list[ast.stmt]) -> None:
+        for number, arm in enumerate(arms):
+            if arm:
+                self._body(arm, place.scope, (*place.path, (id(node), number)), place.contexts)
+
+    # Statements that bind names.
+
+    def _import(self, node: ast.Import, place: Place) -> None:
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.split(".")[0]
+            self.imports[alias.asname or name] = name
+
+    def _importfrom(self, node: ast.ImportFrom, place: Place) -> None:
+        for alias in node.names:
+            self.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+
+    def _bind(self, scope: Scope, name: str, binding: Binding) -> None:
+        scope.bindings.setdefault(name, []).append(binding)
+
+    def _bind_target(
+        self, target: ast.expr, value: ast.expr | None, place: Place, how: str = "value",
+        annotation: ast.expr | None = None, index: int = 0,
+    ) -> None:  # fmt: skip
+        if isinstance(target, ast.Name):
+            self._bind(place.scope, target.id, Binding(how, value, place, annotation, index=index))
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            owner = place.scope.owner
+            if owner is not None and target.value.id in ("self", "cls"):
+                binding = Binding(how, value, place, annotation, index=index)
+                owner.attributes.setdefault(target.attr, []).append(binding)
+        elif isinstance(target, ast.Tuple | ast.List):
+            same = (
+                isinstance(value, ast.Tuple | ast.List)
+                and len(value.elts) == len(target.elts)
+                and how == "value"
+            )
+            for number, element in enumerate(target.elts):
+                if isinstance(element, ast.Starred):
+                    element = element.value
+                if same and isinstance(value, ast.Tuple | ast.List):
+                    self._bind_target(element, value.elts[number], place)
+                else:
+                    self._bind_target(
+                        element, value, place, "element" if how == "value" else how, index=number
+                    )
+
+    def _assign(self, node: ast.Assign, place: Place) -> None:
+        for target in node.targets:
+            self._bind_target(target, node.value, place)
+        self.statements.append((node, place))
+
+    def _annassign(self, node: ast.AnnAssign, place: Place) -> None:
+        self._bind_target(node.target, node.value, place, annotation=node.annotation)
+        self.statements.append((node, place))
+
+    def _augassign(self, node: ast.AugAssign, place: Place) -> None:
+        if isinstance(node.target, ast.Name | ast.Attribute):
+            loaded = ast.copy_location(
+                ast.Name(node.target.id, ast.Load())
+                if isinstance(node.target, ast.Name)
+                else ast.Attribute(node.target.value, node.target.attr, ast.Load()),
+                node.target,
+            )
+            value = ast.copy_location(ast.BinOp(loaded, node.op, node.value), node)
+            self._bind_target(node.target, value, place)
+        self.statements.append((node, place))
+
+    def _expr(self, node: ast.Expr, place: Place) -> None:
+        self.statements.append((node, place))
+        call = node.value
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or len(call.args) < 2:
+            return
+        name, owner = call.args[0], place.scope.owner
+        if call.func.attr == "register_buffer" and owner is not None and isinstance(name, ast.Constant):
+            owner.attributes.setdefault(str(name.value), []).append(Binding("buffer", call.args[1], place))
+
+    # Compound statements.
+
+    def _functiondef(self, node: Function, place: Place) -> None:
+        scope = Scope(node.name, "function", place.scope, node)
+        self._scopes.append(scope)
+        self.functions.setdefault(node.name, []).append(scope)
+        inside = Place(scope, 0, ())
+        arguments = [*node.args.posonlyargs, *node.args.args]
+        defaults: list[ast.expr | None] = [None] * (len(arguments) - len(node.args.defaults))
+        defaults += node.args.defaults
+        for argument, default in zip(
+            [*arguments, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True
+        ):
+            binding = Binding("parameter", default, inside, argument.annotation, argument.arg)
+            self._bind(scope, argument.arg, binding)
+        outside = (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
+        self.statements += [(expression, place) for expression in outside if expression is not None]
+        self._body(node.body, scope, (), ())
+
+    _asyncfunctiondef = _functiondef
+
+    def _classdef(self, node: ast.ClassDef, place: Place) -> None:
+        scope = Scope(node.name, "class", place.scope, node)
+        scope.bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        self._scopes.append(scope)
+        outside = (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords))
+        self.statements += [(expression, place) for expression in outside]
+        self.classes.setdefault(node.name, scope)
+        self._body(node.body, scope, (), ())
+        for name, bindings in scope.bindings.items():
+            scope.attributes.setdefault(name, []).extend(bindings)
+
+    def _if(self, node: ast.If, place: Place) -> None:
+        while True:  # not recursive: a chain of elif may be longer than the stack is deep
+            self.statements.append((node.test, place))
+            self._arms(node, place, node.body)
+            place = Place(place.scope, place.order, (*place.path, (id(node), 1)), place.contexts)
+            if len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
+                break
+            node = node.orelse[0]
+        self._body(node.orelse, place.scope, place.path, place.contexts)
+
+    def _while(self, node: ast.While, place: Place) -> None:
+        self.statements.append((node.test, place))
+        self._arms(node, place, node.body, node.orelse)
+
+    def _for(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
+        self._bind_target(node.target, node.iter, place, "item")
+        self.statements.append((node.iter, place))
+        self._arms(node, place, node.body, node.orelse)
+
+    _asyncfor = _for
+
+    def _with(self, node: ast.With | ast.AsyncWith, place: Place) -> None:
+        contexts = tuple(item.context_expr for item in node.items)
+        for item in node.items:
+            self.statements.append((item.context_expr, place))
+            if item.optional_vars is not None:
+                self._bind_target(item.optional_vars, None, place)
+        self._body(node.body, place.scope, place.path, (*place.contexts, *contexts))
+
+    _asyncwith = _with
+
+    def _try(self, node: ast.Try, place: Place) -> None:
+        # What a try assigns holds afterwards in its handlers too, as far as a reader can tell.
+        self._body([*node.body, *node.orelse], place.scope, place.path, place.contexts)
+        self._arms(node, place, [], *(handler.body for handler in node.handlers))
+        self._body(node.finalbody, place.scope, place.path, place.contexts)
+
+    _trystar = _try
+
+    def _match(self, node: ast.Match, place: Place) -> None:
+        self.statements.append((node.subject, place))
+        self._arms(node, place, *(case.body for case in node.cases))
+
+
+_LOOKED_AT = (ast.Call, ast.BinOp)
+_LEAVES = (ast.expr_context, ast.operator, ast.Constant, ast.unaryop, ast.cmpop, ast.boolop)
+
+
+def _subclasses(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+# Looked up by type: isinstance with a tuple, for every field of every node, takes a tenth of a scan.
+_INNER = frozenset(kind for kind in _subclasses(ast.AST) if not issubclass(kind, _LEAVES))
+# Fields that hold strings, numbers or leaves.
+_PLAIN = {
+    "arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "lineno", "module", "op", "ops",
+    "simple", "type_comment",
+}  # fmt: skip
+_FIELDS = {kind: tuple(name for name in kind._fields if name not in _PLAIN) for kind in _subclasses(ast.AST)}
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes right below a node, but no leaves; quicker than ``iter_child_nodes``."""
+    found: list[ast.AST] = []
+    for name in _FIELDS[type(node)]:
+        child: Any = getattr(node, name, None)
+        kind = type(child)
+        if kind is list:
+            found += [item for item in child if type(item) in _INNER]
+        elif kind in _INNER:
+            found.append(child)
+    return found
+
+
+def expressions(statement: ast.AST, place: Place) -> Iterator[Site]:
+    """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
+    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
+    while stack:
+        node, ancestors = stack.pop()
+        if isinstance(node, _LOOKED_AT):
+            yield Site(node, ancestors, place)
+        elif isinstance(node, ast.comprehension) and isinstance(node.target, ast.Name):
+            bindings = place.scope.bindings.setdefault(node.target.id, [])
+            if not any(binding.value is node.iter for binding in bindings):
+                bindings.append(Binding("item", node.iter, place))
+        below = (*ancestors, node)
+        stack += [(child, below) for child in children(node) if not isinstance(child, ast.Name)]

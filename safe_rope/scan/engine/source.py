@@ -1,0 +1,83 @@
+"""One file's source: its encoding, its offsets, and the tree of the part that can hold a finding."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from bisect import bisect_right
+from itertools import accumulate
+
+from safe_rope.scan.engine import prefilter
+
+
+class Source:
+    """Source text as UTF-8, with offsets that lead back to the bytes as read.
+
+    Raises:
+        SyntaxError, UnicodeDecodeError, LookupError: the declared encoding is unknown or wrong.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.encoding = "utf-8"
+        self.skipped = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+        head = data.split(b"\n", 2)[:2]
+        if self.skipped or any(b"coding" in line for line in head):
+            self.encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0].removesuffix("-sig")
+        self.text = data[self.skipped :]
+        if self.encoding != "utf-8":
+            self.text = self.text.decode(self.encoding).encode()
+        self._starts: list[int] | None = None
+
+    @property
+    def line_starts(self) -> list[int]:
+        """The offset of each line in ``text``."""
+        if self._starts is None:
+            self._starts = [0, *accumulate(map(len, self.text.splitlines(True)))]
+        return self._starts
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the offset in ``text`` of ast's line (from 1) and column (bytes, from 0)."""
+        starts = self.line_starts
+        return starts[line - 1] + column if line <= len(starts) else len(self.text)
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """Return line and column, both from 1, the column in characters."""
+        line = bisect_right(self.line_starts, offset)
+        return line, len(self.text[self.line_starts[line - 1] : offset].decode(errors="replace")) + 1
+
+    def as_read(self, offset: int) -> int:
+        """Return the offset in the bytes as read that ``offset`` in ``text`` stands for."""
+        if self.encoding == "utf-8":
+            return self.skipped + offset
+        return self.skipped + len(self.text[:offset].decode().encode(self.encoding))
+
+    def start(self, node: ast.expr) -> int:
+        """Return the offset of a node's first byte in ``text``."""
+        return self.offset(node.lineno, node.col_offset)
+
+    def end(self, node: ast.expr) -> int:
+        """Return the offset after a node's last byte in ``text``."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.offset(node.end_lineno, node.end_col_offset)
+
+    def segment(self, node: ast.expr) -> str:
+        """Return the source of a node."""
+        return self.text[self.start(node) : self.end(node)].decode()
+
+    def parse(self, hits: list[int]) -> tuple[ast.Module, list[int] | None]:
+        """Return the tree of the part that can matter, and the lines on which a rule's construct can begin.
+
+        Lines and columns are those of the whole; None for the lines stands for any.
+
+        Raises:
+            SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
+        """
+        if (part := prefilter.reduce(self.text, hits)) is not None:
+            try:
+                return ast.parse(part), prefilter.trigger_lines(part)
+            except (SyntaxError, ValueError):
+                pass  # a cut fell into a string or a bracket, or the file is broken: parse the whole
+        lines = None if prefilter.aliased(self.text) else prefilter.trigger_lines(self.text)
+        return ast.parse(self.text.decode()), lines

@@ -1,0 +1,45 @@
+"""What a name says where nothing else does: that it holds integers or a device, and where its code runs."""
+
+from __future__ import annotations
+
+import re
+
+# Tensors of these names hold indices or counts whatever their dtype is called elsewhere.
+INTEGER_TENSORS = re.compile(
+    r"(?:\w+_)?(?:ids?|idxs?|indices|index(?:es)?|[a-z]?labels?|lengths?|lens|seqlens|tokens|positions|top_?ks?|perm"
+    r"|permutation|indptr|cu_\w+)"
+    r"|(?:\w+_)?(?:idxs?|indices)_\w{1,4}|(?:\w+_)?(?:row|chunk|block|page|token|seq)_(?:offsets|starts|ends|slots|ptrs?)"
+)
+# Functions and methods that return such tensors.
+RETURNS_INTEGERS = re.compile(r"\w*_(?:ids|idxs?|indices|index)")
+# Variables and parameters.
+DEVICES = re.compile(r"(?:\w+_)?(?:device|dev|cuda|gpu|rank|device_type)\d?")
+SHAPES = re.compile(r"(?:\w+_)?(?:shape|size|sizes|dims)")
+# Fields of configurations (and attributes copied from them) that are counts or sizes.
+KNOWN_INTEGERS = re.compile(
+    r"(?:num|n)_\w+|(?:\w+_)?(?:size|dim|dims|hidden_size|d_model|d_head|d_ff|ndim|width|height|depth|length|len|stride)"
+    r"|dim_\w+|(?:\w+_)?max_(?:position_embeddings|positions|seq_len|seq_length|length|len|seqlen)\w*"
+    r"|(?:\w+_)?(?:layers|heads|tokens|channels|patches|positions|codebooks|classes|labels|timescales)"
+    r"|n_(?:embd|head|ctx|positions|layer)|block_size|vocab_size|rotary_ndims|embedding_dim|demb"
+)
+# What an expression that gives a device holds somewhere.
+DEVICE_WORDS = ("device", "cuda", "gpu", "rank", "cpu", "accelerator")
+
+# Files and folders of programs: they convert checkpoints or prepare data.
+SCRIPT = re.compile(
+    r"convert_|export_|.*_to_(?:hf|pytorch|pt)\b|.*conversion|(?:image|video|audio)_process|(?:pre)?process(?:ing|or)_"
+    r"|feature_extraction|tokeniz|prepare_|download_"
+)
+SCRIPT_FOLDERS = {"scripts", "tools", "examples", "benchmarks", "tests", "test"}
+# Functions that run while a model is built, by their whole name and by its beginning.
+CONSTRUCTORS = {
+    "__init__", "__new__", "__post_init__", "reset_parameters", "setup", "build", "__init_subclass__",
+    "rope_init",
+}  # fmt: skip
+CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
+# Helpers of position embeddings, which constructors call.
+ROTARY = re.compile(
+    r"rope|yarn|rotary|rotate|sinus|inv_?freq|freqs?_?cis|alibi|pos(?:ition)?(?:al)?_?(?:emb|enc|table)|timescale|cos_sin",
+    re.IGNORECASE,
+)
+FORWARD = re.compile(r"forward|__call__|_*forward\w*|call")

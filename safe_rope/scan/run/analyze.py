@@ -1,0 +1,108 @@
+"""Analyzes the source of one file: prefilter, one parse, one walk for all rules."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+from collections.abc import Iterable
+
+from safe_rope.scan.engine import prefilter
+from safe_rope.scan.engine.file import File
+from safe_rope.scan.engine.finding import Finding
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Site, Walk
+from safe_rope.scan.engine.source import Source
+from safe_rope.scan.rules import RULES
+from safe_rope.scan.rules.rule import Rule
+
+# Below this size a file is always parsed, so that a broken one is told from one without findings.
+_SMALL = 512
+_GENERATED = re.compile(rb"automatically generated from (\S*modular_\w+\.py)")
+
+
+class SourceError(Exception):
+    """The source cannot be analyzed: a syntax error, an unknown encoding, nesting too deep."""
+
+    def __init__(self, path: str, line: int, column: int, message: str) -> None:
+        super().__init__(f"{path}:{line}:{column}: {message}")
+        self.path = path
+        self.line = line
+        self.column = column
+        self.message = message
+
+
+def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> list[Finding]:
+    """Return the findings of one file, ordered by position; nothing in it is imported or executed.
+
+    A large file that cannot hold a finding is not parsed, so that an error in its syntax goes unseen.
+
+    Args:
+        source: the file as read; edits of fixes count its bytes.
+        path: put into findings; conversion and processing scripts are also recognized by it.
+        rules: ids of the rules to report, all when None.
+    Raises:
+        SourceError: the source does not decode or parse.
+    """
+    chosen = RULES if rules is None else {rule: RULES[rule] for rule in rules}
+    collecting = gc.isenabled()
+    gc.disable()  # it would traverse every tree and find nothing: half the time of a scan
+    walk = None
+    try:
+        walk = _walk(source, path)
+        found = [] if walk is None else _run(File(*walk), chosen.values())
+    except (RecursionError, MemoryError) as error:
+        raise SourceError(path, 1, 1, "nested too deeply to analyze") from error
+    finally:
+        if walk is not None:
+            walk[2].release()
+        del walk
+        if collecting:
+            gc.enable()
+    return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
+
+
+def _walk(source: bytes, path: str) -> tuple[Source, str, Walk] | None:
+    try:
+        text = Source(source)
+        hits = prefilter.occurrences(text.text)
+        if not hits and len(source) < _SMALL:
+            ast.parse(text.text.decode())
+        return (text, path, Walk(*text.parse(hits))) if hits else None
+    except SyntaxError as error:
+        message = error.msg or "invalid syntax"
+        raise SourceError(path, error.lineno or 1, max(error.offset or 1, 1), message) from error
+    except (ValueError, LookupError) as error:  # null bytes, an unknown encoding, bytes that it does not have
+        raise SourceError(path, 1, 1, str(error)) from error
+
+
+def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
+    by_function: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for function in rule.functions:
+            by_function.setdefault(function, []).append(rule)
+    found = []
+    for site in file.walk.sites:
+        name, call = _what(file, site, by_function)
+        for rule in by_function.get(name, ()):
+            report = rule.check(file, site, call)
+            if report is not None:
+                found.append(file.finding(rule.id, report))
+    return found
+
+
+def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Call | None]:
+    """Return the last part of the name of what a site calls; "@" for a matrix product, "" else."""
+    node = site.node
+    if not isinstance(node, ast.Call):
+        return ("@" if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) else ""), None
+    if isinstance(node.func, ast.Attribute) and node.func.attr in known:
+        return node.func.attr, file.names.call(node, site.place)
+    call = file.names.call(node, site.place)
+    return call.function.rpartition(".")[2], call
+
+
+def generated_from(source: bytes) -> str | None:
+    """Return the name of the modular file that this file says it is generated from."""
+    match = _GENERATED.search(source, 0, 2048)
+    return None if match is None else match[1].decode(errors="replace").rpartition("/")[2]

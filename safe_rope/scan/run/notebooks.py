@@ -1,0 +1,205 @@
+"""Notebooks: their code cells as one Python source, and the way back into the file's bytes.
+
+All code cells of a notebook are analyzed together, so that an import in one cell counts in the next. What
+the analyzer then says about that source is mapped to the `.ipynb` file itself: a line and column of the file
+and edits of its bytes, so that a fix changes nothing but the characters it is about.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from safe_rope.scan.engine.finding import Edit
+from safe_rope.scan.engine.result import Diagnostic
+from safe_rope.scan.run.json_spans import Text, parse
+
+_PYTHON_MAGICS = frozenset(
+    {"time", "timeit", "capture", "prun", "python", "python3", "debug", "memray_flamegraph"}
+)
+_SHELL = re.compile(r"^([ \t]*)([%!?].*)$")
+_ASSIGNED = re.compile(r"^([^=#'\"]*=[ \t]*)([%!].*)$")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HELP = re.compile(r"^([ \t]*)([\w.*]+\?\??[ \t]*)$")
+
+
+class NotebookError(Exception):
+    """The file is no notebook that can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One string literal of the file (None: a line end added after a cell) and its place in the source."""
+
+    start: int
+    text: Text | None
+    cell: int
+    multiline: bool
+
+
+@dataclass(slots=True)
+class Notebook:
+    """The code cells of one notebook as Python source."""
+
+    raw: str
+    offset: int
+    source: str = ""
+    pieces: list[_Piece] = field(default_factory=list)
+    errors: list[Diagnostic] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+    def position(self, line: int, column: int, *, end: bool = False) -> tuple[int, int]:
+        """Return the line and column in the file of a line and column of the source."""
+        offset = self.starts[line - 1] + column - 1
+        raw = self._raw(offset - 1, after=True) if end else self._raw(offset)
+        if raw is None:
+            raw = self._raw(max(offset - 1, 0), after=True) or 0
+        before = self.raw[:raw]
+        return before.count("\n") + 1, raw - (before.rfind("\n") + 1) + 1
+
+    def cell(self, line: int) -> tuple[int, int]:
+        """Return the number of the code cell, and the line in it, of a line of the source."""
+        piece = self._piece(self.starts[line - 1])
+        first = next(other.start for other in self.pieces if other.cell == piece.cell)
+        return piece.cell, line - bisect.bisect_right(self.starts, first) + 1
+
+    def edit(self, edit: Edit) -> Edit | None:
+        """Return the edit of the file that an edit of the source means; None if it has no simple one."""
+        encoded = self.source.encode()
+        start, end = (len(encoded[:place].decode()) for place in (edit.start, edit.end))
+        if start == end:
+            raw_start = self._raw(start)
+            if raw_start is None and start:
+                raw_start = self._raw(start - 1, after=True)
+            raw_end, last = raw_start, start
+        else:
+            raw_start, raw_end, last = self._raw(start), self._raw(end - 1, after=True), end - 1
+        if raw_start is None or raw_end is None:
+            return None
+        if start != end and self._piece(start) is not self._piece(last):
+            return None
+        if "\n" in edit.replacement and not self._piece(start).multiline:
+            return None
+        first, after = (self.offset + len(self.raw[:place].encode()) for place in (raw_start, raw_end))
+        return Edit(first, after, json.dumps(edit.replacement)[1:-1])
+
+    def _piece(self, offset: int) -> _Piece:
+        return self.pieces[bisect.bisect_right(self.pieces, offset, key=lambda piece: piece.start) - 1]
+
+    def _raw(self, offset: int, *, after: bool = False) -> int | None:
+        if not 0 <= offset < len(self.source):
+            return None
+        piece = self._piece(offset)
+        return None if piece.text is None else piece.text.raw(self.raw, offset - piece.start + after)
+
+
+def load(data: bytes, path: str) -> Notebook:
+    """Return a notebook's Python source; no source at all if its language is another.
+
+    Raises:
+        NotebookError: the file is not a notebook of nbformat 4.
+    """
+    bom = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+    try:
+        raw = data[bom:].decode()
+        document = parse(raw)
+    except (ValueError, RecursionError) as error:
+        raise NotebookError(f"not a notebook: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
+        raise NotebookError("not a notebook of nbformat 4: it has no list of cells")
+    notebook = Notebook(raw, bom)
+    if _language(document) != "python":
+        return notebook
+    sources: list[str] = []
+    length = 0
+    for number, texts in enumerate(_code_cells(document), start=1):
+        code = _SURROGATE.sub("?", "".join(text.value for text in texts))
+        python, problem = _as_python(code)
+        place = length
+        for text in texts:
+            notebook.pieces.append(_Piece(place, text, number, len(texts) == 1 and "\n" in text.value[:-1]))
+            place += len(text.value)
+        if not texts or not code.endswith("\n"):
+            notebook.pieces.append(_Piece(place, None, number, False))
+            python += "\n"
+        sources.append(python)
+        length += len(python)
+        if problem and texts:
+            before = raw[: texts[0].start]
+            line = before.count("\n") + 1
+            notebook.errors.append(Diagnostic(path, line, 1, f"code cell {number}: {problem}"))
+    notebook.source = "".join(sources)
+    notebook.starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", notebook.source))]
+    return notebook
+
+
+def _language(document: dict[str, object]) -> str:
+    metadata = document.get("metadata")
+    for key, name in (("language_info", "name"), ("kernelspec", "language")):
+        section = metadata.get(key) if isinstance(metadata, dict) else None
+        language = section.get(name) if isinstance(section, dict) else None
+        if isinstance(language, Text):
+            return "python" if language.value.lower().startswith(("python", "ipython")) else language.value
+    return "python"
+
+
+def _code_cells(document: dict[str, object]) -> Iterator[list[Text]]:
+    cells = document["cells"]
+    for cell in cells if isinstance(cells, list) else ():
+        kind = cell.get("cell_type") if isinstance(cell, dict) else None
+        if not isinstance(kind, Text) or kind.value != "code":
+            continue
+        source = cell.get("source")
+        texts = source if isinstance(source, list) else [source]
+        yield [text for text in texts if isinstance(text, Text) and text.value]
+
+
+def _as_python(code: str) -> tuple[str, str | None]:
+    """Return a cell's code with magics masked, character for character, and why it does not parse."""
+    problem = _problem(code)
+    if problem is None:
+        return code, None
+    masked = _mask(code)
+    problem = _problem(masked)
+    return (masked, None) if problem is None else (_blank(code), problem)
+
+
+def _problem(code: str) -> str | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except SyntaxError as error:
+        return f"syntax error: {error.msg} (line {error.lineno})"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"cannot be parsed: {error or type(error).__name__}"
+    return None
+
+
+def _mask(code: str) -> str:
+    lines = code.splitlines(keepends=True)
+    magic = re.match(r"\s*%%\s*(\w*)", code)
+    if magic and magic[1] not in _PYTHON_MAGICS:
+        return _blank(code)
+    masked = []
+    continued = False
+    for line in lines:
+        body = line.rstrip("\r\n")
+        match = _SHELL.match(body) or _ASSIGNED.match(body) or _HELP.match(body)
+        if continued:
+            masked.append(_blank(line))
+        elif match:
+            masked.append(match[1] + "0" + " " * (len(match[2]) - 1) + line[len(body) :])
+        else:
+            masked.append(line)
+        continued = body.endswith("\\") and (continued or match is not None)
+    return "".join(masked)
+
+
+def _blank(code: str) -> str:
+    return re.sub(r"[^\r\n]", " ", code)

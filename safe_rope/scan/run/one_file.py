@@ -1,0 +1,92 @@
+"""Turns one file's bytes into its `FileResult`; whatever a file does to the analyzer ends in a diagnostic."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+from safe_rope.scan.engine import reading
+from safe_rope.scan.engine.finding import Finding, Fix
+from safe_rope.scan.engine.result import MAX_LINES, Diagnostic, FileResult, Hit, Suppression
+from safe_rope.scan.run import notebooks, suppressions
+from safe_rope.scan.run.analyze import SourceError, analyze, generated_from
+
+
+def scan_source(data: bytes, path: str) -> FileResult:
+    """Return what the file's content says; never raises for what the content is."""
+    if reading.is_notebook(path):
+        return _scan_notebook(data, path)
+    findings, errors = _analyze(data, path)
+    if errors:
+        return FileResult(path, errors=errors)
+    commented = suppressions.matter(data, has_findings=bool(findings))
+    if not findings and not commented:
+        return FileResult(path)
+    decoded = reading.text(data)
+    comments = suppressions.find(decoded) if commented else ()
+    lines = reading.lines(decoded)
+    hits = tuple(_hit(finding, finding, lines, comments) for finding in findings)
+    return FileResult(path, hits, comments, generated_from(data) if hits else None)
+
+
+def _analyze(data: bytes, path: str) -> tuple[list[Finding], tuple[Diagnostic, ...]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a scanned file's invalid escapes are not our output
+            return analyze(data, path), ()
+    except SourceError as error:
+        return [], (Diagnostic(path, error.line, error.column, error.message),)
+    except (RecursionError, MemoryError):
+        return [], (Diagnostic(path, 0, 0, "nested too deep to be parsed"),)
+    except SyntaxError as error:
+        return [], (Diagnostic(path, error.lineno or 0, error.offset or 0, f"syntax error: {error.msg}"),)
+    except Exception as error:  # one file must never stop the scan of the others
+        kind = type(error).__name__
+        return [], (Diagnostic(path, 0, 0, f"internal error, please report it: {kind}: {error}"),)
+
+
+def _hit(finding: Finding, shown: Finding, lines: list[str], comments: tuple[Suppression, ...]) -> Hit:
+    silenced = tuple(index for index, comment in enumerate(comments) if comment.covers(finding))
+    last = min(shown.end_line, shown.line + MAX_LINES - 1)
+    return Hit(shown, tuple(lines[shown.line - 1 : last]), silenced)
+
+
+def _scan_notebook(data: bytes, path: str) -> FileResult:
+    try:
+        notebook = notebooks.load(data, path)
+    except notebooks.NotebookError as error:
+        return FileResult(path, errors=(Diagnostic(path, 0, 0, str(error)),))
+    code = notebook.source.encode()
+    findings, errors = _analyze(code, path)
+    comments: tuple[Suppression, ...] = ()
+    if suppressions.matter(code, has_findings=bool(findings)):
+        comments = suppressions.find(notebook.source)
+    lines = notebook.raw.split("\n")
+    hits = tuple(_hit(finding, _in_file(finding, notebook), lines, comments) for finding in findings)
+    moved = []
+    for comment in comments:
+        line, column = notebook.position(comment.line, comment.column)
+        moved.append(replace(comment, line=line, column=column))
+    return FileResult(path, hits, tuple(moved), errors=(*notebook.errors, *errors))
+
+
+def _in_file(finding: Finding, notebook: notebooks.Notebook) -> Finding:
+    """Return a finding about a notebook's code as one about the notebook's file."""
+    line, column = notebook.position(finding.line, finding.column)
+    end_line, end_column = notebook.position(finding.end_line, finding.end_column, end=True)
+    cell, line_in_cell = notebook.cell(finding.line)
+    fix = None
+    if finding.fix is not None:
+        edits = [notebook.edit(edit) for edit in finding.fix.edits]
+        if None not in edits:
+            kept = tuple(edit for edit in edits if edit is not None)
+            fix = Fix(kept, finding.fix.safe, finding.fix.description)
+    return replace(
+        finding,
+        line=line,
+        column=column,
+        end_line=end_line,
+        end_column=end_column,
+        message=f"{finding.message} (code cell {cell}, line {line_in_cell})",
+        fix=fix,
+    )

@@ -1,0 +1,162 @@
+"""One run of the scanner: which files, what counts in them, and the fixes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from safe_rope.scan.engine.finding import Finding
+from safe_rope.scan.engine.reading import UnreadableError, read
+from safe_rope.scan.engine.result import Diagnostic, FileResult, Hit
+from safe_rope.scan.run import files
+from safe_rope.scan.run.selection import Selection
+from safe_rope.scan.run.settings import Settings, load
+
+
+@dataclass(slots=True)
+class Targets:
+    """The files to scan with their settings, in order, and what was asked for and is not there."""
+
+    settings: dict[str, Settings] = field(default_factory=dict)
+    errors: list[Diagnostic] = field(default_factory=list)
+    excluded: int = 0
+
+
+@dataclass(slots=True)
+class Changes:
+    """What fixes did, or with a diff would do."""
+
+    results: dict[str, FileResult] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    diff: bytes = b""
+    errors: list[Diagnostic] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a scan found, file by file and from top to bottom, and what it could not scan."""
+
+    findings: tuple[Finding, ...]
+    errors: tuple[Diagnostic, ...]
+
+
+def scan_paths(paths: Iterable[str], settings: Settings | None, *, jobs: int | None) -> Scanned:
+    """Scan files and directories; without settings by those of the pyproject.toml nearest to each."""
+    from safe_rope.scan.rules import RULES
+    from safe_rope.scan.run.cache import open_cache
+    from safe_rope.scan.run.runner import scan_files
+
+    found = functools.cache(lambda directory: load(directory, RULES) if settings is None else settings)
+    targets = collect(paths, (), found)
+    with contextlib.closing(open_cache()) as cache:
+        results = scan_files(list(targets.settings), cache, jobs=jobs, quiet=True)
+    hits = shown(Selection(targets.settings, results, None), results)
+    errors = [*targets.errors, *(error for result in results.values() for error in result.errors)]
+    return Scanned(tuple(hit.finding for hit in hits), tuple(errors))
+
+
+def collect(paths: Iterable[str], packages: Iterable[str], settings: Callable[[str], Settings]) -> Targets:
+    """Return every file below the paths and in the packages, each once.
+
+    Args:
+        paths: files and directories.
+        packages: names that one imports.
+        settings: gives those of a directory.
+    """
+    targets = Targets()
+    seen: set[str] = set()
+    for path in paths:
+        if os.path.isdir(path):
+            _collect_directory(path, settings(path), targets, seen)
+        else:
+            _add(path, settings(os.path.dirname(path) or os.curdir), targets, seen)
+    here = settings(os.curdir) if packages else None
+    for package in packages:
+        for path in files.package_paths(package):
+            assert here is not None
+            if os.path.isdir(path):
+                _collect_directory(path, here, targets, seen)
+            else:
+                _add(path, here, targets, seen)
+    return targets
+
+
+def _collect_directory(root: str, settings: Settings, targets: Targets, seen: set[str]) -> None:
+    for found in files.walk(os.path.normpath(root), settings.excludes if settings.exclude else _nothing):
+        if isinstance(found, Diagnostic):
+            targets.errors.append(found)
+        else:
+            _add(found, settings, targets, seen)
+
+
+def _nothing(path: str) -> bool:
+    return False
+
+
+def _add(path: str, settings: Settings, targets: Targets, seen: set[str]) -> None:
+    if settings.excludes(path):
+        targets.excluded += 1
+        return
+    known = os.path.abspath(path)
+    if known not in seen:
+        seen.add(known)
+        targets.settings[path] = settings
+
+
+def shown(selection: Selection, results: Mapping[str, FileResult]) -> list[Hit]:
+    """Return the hits to report, file by file and from top to bottom."""
+    hits: list[Hit] = []
+    for result in results.values():
+        if result.hits:
+            found = selection.shown(result)
+            hits += sorted(found, key=lambda hit: (hit.finding.line, hit.finding.column, hit.finding.rule))
+    return hits
+
+
+def recorded(selection: Selection, results: Mapping[str, FileResult]) -> list[Hit]:
+    """Return the hits that a baseline records: generated copies too, so that they can be scanned alone."""
+    return [hit for result in results.values() for hit in selection.active(result)]
+
+
+def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, write: bool) -> Changes:
+    """Fix every file that has something to fix.
+
+    Args:
+        selection: decides what is fixed, from the results as they were before.
+        results: of the files to fix.
+        unsafe: also apply the fixes that may change what the code computes.
+        write: change the files; without it only the diff is made.
+    """
+    from safe_rope._base.files import write_atomically
+    from safe_rope.scan.fixing.apply import diff, fix_source
+    from safe_rope.scan.run.one_file import scan_source
+
+    changes = Changes()
+    for result in results:
+        wanted = [hit.finding.fix for hit in (selection.fixable(result) if result.hits else ())]
+        if not any(one is not None and (one.safe or unsafe) for one in wanted):
+            continue
+        try:
+            before = read(result.path)
+            # Offsets are those of the bytes in hand, whatever happened to the file since it was scanned.
+            found = scan_source(before, result.path)
+            fixed = fix_source(before, found, selection.fixable, unsafe=unsafe, scan=scan_source)
+            if not write:
+                changes.errors += fixed.result.errors
+                changes.diff += diff(result.path, before, fixed.source)
+            elif fixed.source != before:
+                write_atomically(result.path, fixed.source, expected=before)
+        except UnreadableError as error:
+            changes.errors.append(Diagnostic(result.path, 0, 0, str(error)))
+        except OSError as error:
+            changes.errors.append(
+                Diagnostic(result.path, 0, 0, f"cannot be fixed: {error.strerror or error}")
+            )
+        else:
+            if fixed.count:
+                changes.counts[result.path] = fixed.count
+            changes.results[result.path] = fixed.result
+    return changes
