@@ -19,9 +19,11 @@ from torch import nn
 
 from safe_rope import constructors
 from safe_rope._dtypes import LOW
-from safe_rope._holdings import get_table, set_table
+from safe_rope._holdings import get_table
 from safe_rope.registry import RopePatch
-from safe_rope.rotation import CosSin, marked, plain, round_results, without_autocast
+from safe_rope.rotation import CosSin, marked, round_results, without_autocast
+
+_LENGTHS = ("seq_len", "seqlen", "length")
 
 _map = torch.utils._pytree.tree_map_only
 
@@ -45,7 +47,7 @@ def run_in_fp32(
     """
     states = [leaf for leaf in _tensors((args, kwargs)) if leaf.is_floating_point()]
     dtypes = [leaf.dtype for leaf in states]
-    args, kwargs = _map(torch.Tensor, _raised, (args, kwargs))
+    args, kwargs = raise_arguments(args, kwargs)
     with without_autocast(states[0].device.type if states else "cpu"):
         result = forward(module, *args, **kwargs)
     if rotates:
@@ -55,19 +57,9 @@ def run_in_fp32(
     return _map(torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result)
 
 
-@contextlib.contextmanager
-def tables_marked(module: nn.Module, tables: dict[str, CosSin]) -> Iterator[None]:
-    """Show ``tables`` as `CosSin` while a forward runs that takes its cos and sin from them."""
-    before = {name: get_table(module, name) for name in tables}
-    for name, table in tables.items():
-        set_table(module, name, table)
-    try:
-        yield
-    finally:
-        for name, table in tables.items():
-            current = get_table(module, name)
-            # A forward may have moved the table, or made a longer one.
-            set_table(module, name, before[name] if current is table else plain(current))
+def raise_arguments(args: Any, kwargs: Any) -> Any:
+    """Return args and kwargs with every tensor of low precision in FP32."""
+    return _map(torch.Tensor, _raised, (args, kwargs))
 
 
 def _raised(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,10 +136,13 @@ def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
     ids = torch.arange(12).view(1, 12)
     types = getattr(reference, "layer_types", None) or (None,)
     first: list[Any] = [torch.zeros(1, 12, 64), torch.zeros(1, 3, 64, 64)]
-    if names and names[0] in ("seq_len", "seqlen", "length"):
+    second: list[Any] = [ids, ids.expand(3, 1, 12), ids.view(1, 12, 1).expand(1, 12, 2)]
+    if names and names[0] in _LENGTHS:
         first = [12]
+    elif len(names) == 2 and names[1] in _LENGTHS:
+        first, second = [torch.arange(12.0).view(1, 12)], [12]
     for x in first:
-        for positions in (ids, ids.expand(3, 1, 12), ids.view(1, 12, 1).expand(1, 12, 2)):
+        for positions in second:
             values = [x, positions, types[0]][: len(names)]
             if len(values) < len(names):
                 return

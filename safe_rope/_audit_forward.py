@@ -60,6 +60,26 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
     return value
 
 
+def with_tables_of_its_forward(module: nn.Module, convention: str) -> nn.Module:
+    """Return ``module``, or a copy that has run where a forward of a few positions makes inv_freq anew.
+
+    What such a buffer held before that is of no consequence.
+    """
+    inv_freq = module._buffers.get("inv_freq")
+    if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or convention != "positions":
+        return module
+    try:
+        duplicate = isolated(module)
+        x = _originals.empty((1, 2, 1), dtype=torch.float32, device=inv_freq.device).zero_()
+        with torch.no_grad():
+            duplicate.forward(x, _originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device))
+    except Exception:  # whatever foreign code raises: `measure_forward` will say so
+        return module
+    made = duplicate._buffers.get("inv_freq")
+    remade = isinstance(made, Tensor) and (made.shape != inv_freq.shape or not torch.equal(made, inv_freq))
+    return duplicate if remade else module
+
+
 def measure_forward(
     module: nn.Module, reference: Reference, positions: list[int], device: torch.device
 ) -> tuple[Errors, list[CosSinTable], torch.dtype]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from safe_rope import application, recognition
-from safe_rope._audit_forward import UnmeasurableError, call, isolated, measure_forward
+from safe_rope._audit_forward import (
+    UnmeasurableError,
+    call,
+    isolated,
+    measure_forward,
+    with_tables_of_its_forward,
+)
 from safe_rope._audit_reference import (
     BAD_RADIANS,
     LOW,
@@ -158,6 +165,8 @@ class ModuleAuditor:
         if convention is None:
             self._add("forward", "unknown", "forward takes neither position_ids nor seq_len")
             return
+        if self.patch is None and not self.result.protected:
+            self.module = with_tables_of_its_forward(self.module, convention)
         try:
             reference = Reference(self.module, self.patch, layer_type, convention)
         except SafeRopeError as error:
@@ -279,7 +288,16 @@ class ModuleAuditor:
             self.result.rows.append(MeasuredRow(int(position), phase, cos, excess <= 1, reference.layer_type))
         if errors.damaged:
             self._add_forward(reference, sources, errors, tables, dtype)
+        else:
+            self._excuse(reference)
         self._note_rounding(reference, positions, device, tables)
+
+    def _excuse(self, reference: Reference) -> None:
+        """Call a damaged tensor a note where forward, which was measured, gives what is right without it."""
+        for index, finding in enumerate(self.report.findings):
+            if finding.path == self.result.path and finding.what == f"{reference.prefix}inv_freq":
+                said = f"{finding.source}; forward does not use it"
+                self.report.findings[index] = replace(finding, severity="note", source=said)
 
     def _add_forward(
         self,

@@ -10,23 +10,30 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import logging
 import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
-from safe_rope._protection import Options, Protection, Reference, Unprotectable, concerns, prepare
-from safe_rope._rebuild import Arguments, Constructions, Rebuilt, infer_arguments, rebuild, rebuilding
+from safe_rope import _code, _shadow, constructors
+from safe_rope._arguments import Arguments, arguments_in, first_argument, infer_arguments
+from safe_rope._explained import is_same
+from safe_rope._frozen import frozen_positions
+from safe_rope._holdings import entries, get_table, set_table
+from safe_rope._protection import Again, Options, Protection, Reference, Unprotectable, concerns, prepare
+from safe_rope._rebuild import Conditions, may_hold_positions, rebuilding
+from safe_rope._registrations import on_module
 from safe_rope._report import ProtectionReport
 from safe_rope._rotary_state import RotaryState
 from safe_rope.registry import RopePatch, find
-from safe_rope.rewrite import ProtectedModule, settle, stock_class
+from safe_rope.rewrite import ProtectedModule, is_pinned, settle, state_of, stock_class
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +43,25 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 _watches: list[ConstructionWatch] = []
 _watches_lock = threading.RLock()
-_wrapped: list[tuple[str, Any, Any]] = []  # a name in nn.Module, what was there, ours
+_wrapped: list[tuple[type, str, Any, Any]] = []  # a class and a name in it, what was there, ours
+
+
+class _Building(NamedTuple):
+    """How a module was built: with which arguments and under which conditions, where that is known."""
+
+    arguments: Arguments | None = None
+    conditions: Conditions | None = None
+    is_filled: bool = False
+    """Whether somebody has filled it since, from where nobody knows."""
+
+
+class _Known(NamedTuple):
+    """What became of the first of several modules with the same arguments, and what it was built with."""
+
+    patch: RopePatch
+    state: RotaryState
+    built: dict[str, torch.Tensor]
+    reference: Reference
 
 
 class ConstructionWatch:
@@ -46,21 +71,25 @@ class ConstructionWatch:
         self._options = options
         self._built = built
         self._thread = threading.get_ident()
-        self._constructions = Constructions()
-        self._rebuilt: dict[Hashable, tuple[Arguments, Rebuilt | Exception]] = {}
-        self._states: dict[Hashable, tuple[RopePatch, RotaryState]] = {}
+        self._building: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
+        # What held nothing when it was looked at; its parent may have filled it since.
+        self._nothing_yet: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
+        self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._again: dict[Hashable, tuple[Arguments, Again]] = {}
+        self._states: dict[Hashable, _Known] = {}
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
         )
-        self._handle: Any = None
+        self._stop_hearing: Callable[[], None] = lambda: None
 
     def open(self) -> None:
         """Start watching."""
         with _watches_lock:
-            self._handle = register_module_module_registration_hook(self._on_registration)
+            self._stop_hearing = on_module(self._on_registration)
             _watches.append(self)
+            constructors.before_exit.append(self._before_exit)
             if len(_watches) == 1:
                 _wrap_init()
 
@@ -68,25 +97,70 @@ class ConstructionWatch:
         """Protect what never got a parent, put every table back, and stop watching."""
         try:
             self.catch_up()
+            self._look_again()
             settle(self._seen)
+            for module in self._seen:
+                state_of(module).replays = None
         finally:
             with _watches_lock:
-                self._handle.remove()
+                self._stop_hearing()
                 _watches.remove(self)
+                constructors.before_exit.remove(self._before_exit)
                 if not _watches:
                     _unwrap_init()
-            self._rebuilt.clear()
+            self._looked_at = weakref.WeakSet([*self._parents, *self._nothing_yet])
+            self._nothing_yet.clear()
+            self._building.clear()
+            self._again.clear()
             self._states.clear()
 
     def catch_up(self) -> None:
         """Protect what was built and never got a parent."""
-        for module in self._constructions.waiting():
+        for module in list(self._building):
             self._consider(module)
+
+    def before_change(self, module: nn.Module) -> None:
+        """Consider what is about to be cast or moved, and never got a parent: the last moment to do so."""
+        for part in module.modules():
+            if part in self._building and not _is_being_built(part, sys._getframe(1)):
+                self._consider(part)
+
+    def _before_exit(self) -> None:
+        # What zero.Init would have made of a tensor is known as long as its constructors stand.
+        if _watch_of_this_thread() is self:
+            self.catch_up()
+            settle(self._seen)
+
+    def note(self, module: nn.Module, frame: Any) -> None:
+        """Remember how ``module`` is being built, from the frame that called its base's constructor."""
+        building = _Building(arguments_in(module, frame), Conditions.now())
+        self._building[module] = building
+        conditions, arguments = building.conditions, building.arguments
+        if conditions is None or conditions.device != "meta" or arguments is None:
+            return
+        # What has no parent is looked at last, when a setting that its constructor reads may be another.
+        if not _is_inside_a_constructor(module, frame) and _code.makes_waves(type(module)):
+            self._run_again(module, arguments, conditions, _key(type(module), arguments, conditions))
+
+    def _look_again(self) -> None:
+        """Consider what has been filled since, by a parent or by a loader."""
+        for module in list(self._refused):
+            if concerns(module) and not any(_is_meta(value) for _, value in entries(module)):
+                self._consider(module, _Building(is_filled=True))
+        for module, building in list(self._nothing_yet.items()):
+            if _is_pinned_to_nothing(module) and may_hold_positions(module):
+                # What was not filled then has been filled since, from where nobody knows.
+                unknown = _Building(is_filled=True) if state_of(module).notes else building
+                self._consider(module, unknown, looked=True)
+            elif concerns(module):
+                self._consider(module, building)
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is None or rebuilding() or not self._concerns_this_thread():
             return
         torchs = _is_torchs(child)
+        if torchs:
+            _give_stock_dtypes(child)
         if torchs and not child._modules and not isinstance(child, _CONTAINERS):
             return  # a leaf such as Linear is on no path that is asked for
         self._parents[child] = (weakref.ref(parent), name)
@@ -97,15 +171,21 @@ class ConstructionWatch:
         elif _watch_of_this_thread() is self:
             self._consider(child)
 
-    def _consider(self, module: nn.Module) -> None:
-        arguments = self._constructions.pop(module)
-        if not concerns(module):
+    def _consider(
+        self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
+    ) -> None:
+        building = building or self._building.pop(module, None) or _Building()
+        if not (looked or concerns(module)):
+            self._nothing_yet[module] = building
+            _give_stock_dtypes(module)
             return
         try:
-            result = self._prepare(module, arguments)
+            result = self._prepare(module, building)
             if isinstance(result, Protection):
                 self._see(module)
                 result.carry_out()
+                if _is_pinned_to_nothing(module):
+                    self._nothing_yet[module] = building
         except Exception as error:
             # A model that nobody has described must still be built; the report says what went wrong.
             if find(module) is not None:
@@ -113,43 +193,52 @@ class ConstructionWatch:
             logger.info("%s cannot be protected", type(module).__name__, exc_info=True)
             self._seen.discard(module)
             result = Unprotectable(module, f"{type(error).__name__}: {error}")
+        self._refused.pop(module, None)
+        if result is None:
+            self._nothing_yet[module] = building
         if isinstance(result, Unprotectable):
             if self._built is not None:
                 self._built(module)
             self._refused[module] = result.reason
+        _give_stock_dtypes(module)
 
     def _see(self, module: nn.Module) -> None:
         self._seen.add(module)
         if self._built is not None:
             self._built(module)
 
-    def _prepare(self, module: nn.Module, arguments: Arguments | None) -> Protection | Unprotectable | None:
+    def _prepare(self, module: nn.Module, building: _Building) -> Protection | Unprotectable | None:
         parent = self._parents[module][0]() if module in self._parents else None
         around = () if parent is None else (type(parent).__module__,)
-        seen = arguments is not None
-        arguments = arguments or infer_arguments(module, stock_class(module))
-        key = None if arguments is None else _key(type(module), arguments)
-        # Before 4.48 every layer had a rotary module of its own: the first tells what becomes of the others.
-        known = self._states.get((key, around)) if seen and key is not None else None
-        if known is not None:
-            return Protection(module, known[0], known[1].of_another(module))
-        reference = None if arguments is None else self._reference(module, arguments, key)
+        arguments = building.arguments
+        if arguments is None and not building.is_filled:
+            arguments = infer_arguments(module, stock_class(module))
+        key = None if arguments is None else _key(type(module), arguments, building.conditions)
+        seen = building.arguments is not None and key is not None
+        # transformers < 4.48 builds one rotary module per layer: plan the first, reuse its plan for the rest.
+        known = self._states.get((key, around)) if seen else None
+        if known is not None and _is_built_alike(module, known.built):
+            state = known.state.of_another(module)
+            return Protection(module, known.patch, state, reference=known.reference)
+        again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
+        plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
+        reference = Reference(again, plain=plain)
         result = prepare(module, reference, around, self._options)
-        if isinstance(result, Protection) and result.state and result.patch and seen and key is not None:
-            self._states[key, around] = result.patch, copy.deepcopy(result.state)
+        if isinstance(result, Protection) and result.state and result.patch and seen and not result.notes:
+            built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
+            self._states[key, around] = _Known(result.patch, copy.deepcopy(result.state), built, reference)
         return result
 
-    def _reference(self, module: nn.Module, arguments: Arguments, key: Hashable | None) -> Reference | None:
-        known = self._rebuilt.get(key) if key is not None else None
+    def _run_again(
+        self, module: nn.Module, arguments: Arguments, conditions: Conditions | None, key: Hashable | None
+    ) -> Again:
+        known = self._again.get(key) if key is not None else None
         if known is None:
-            try:
-                known = (arguments, rebuild(type(module), arguments))
-            except Exception as error:
-                logger.info("%s cannot be built again", type(module).__name__, exc_info=True)
-                known = (arguments, error)
+            possible = Conditions.usual() if conditions is None else conditions.variants()
+            known = (arguments, Again(type(module), arguments, possible))
             if key is not None:
-                self._rebuilt[key] = known  # the arguments stay alive with it, so that ids stay theirs
-        return Reference(known[1]) if isinstance(known[1], Rebuilt) else None
+                self._again[key] = known  # the arguments stay alive with it, so that ids stay theirs
+        return known[1]
 
     def _concerns_this_thread(self) -> bool:
         return self._thread == threading.get_ident() or _watch_of_this_thread() is self
@@ -161,6 +250,10 @@ class ConstructionWatch:
             report.add(path, module)
         for module, reason in self._refused.items():
             report.add_unprotected(self._path(module), module, reason)
+        for found in frozen_positions(
+            {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
+        ):
+            report.add_frozen(self._path(found.module), found)
 
     def _path(self, module: nn.Module) -> str:
         names: list[str] = []
@@ -172,24 +265,67 @@ class ConstructionWatch:
         return ".".join(reversed(names))
 
 
-def _key(cls: type, arguments: Arguments) -> Hashable | None:
+def _is_being_built(module: nn.Module, frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and first_argument(frame) is module:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_inside_a_constructor(module: nn.Module, frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__init__":
+            owner = first_argument(frame)
+            if isinstance(owner, nn.Module) and owner is not module:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _key(cls: type, arguments: Arguments, conditions: Conditions | None) -> Hashable | None:
     """Return what two calls of a constructor that make the same tables have in common."""
-    values = (*arguments.args, *arguments.kwargs.values())
-    if any(isinstance(value, nn.Module) for value in values):
-        return None
-    try:
-        return (cls, tuple(arguments.kwargs), tuple(_identity(value) for value in values))
-    except Exception:  # a repr of somebody's own
-        return None
+    key = arguments.key()
+    return None if key is None else (cls, conditions, key)
 
 
-def _identity(value: Any) -> Hashable:
-    if isinstance(value, int | float | str | bytes | type(None)):
-        return (type(value), value)
-    if isinstance(value, torch.Tensor):
-        return id(value), value._version
-    # The same config can be changed between two models that are built from it.
-    return id(value), repr(getattr(value, "__dict__", value))
+def _is_built_alike(module: nn.Module, built: dict[str, torch.Tensor]) -> bool:
+    for name, table in built.items():
+        current = get_table(module, name)
+        if not isinstance(current, torch.Tensor) or current.is_meta != table.is_meta:
+            return False
+        if not table.is_meta and not is_same(current, table):
+            return False
+    return True
+
+
+def _is_pinned_to_nothing(module: nn.Module) -> bool:
+    return is_pinned(module) and not state_of(module).pins
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def _is_on_cpu(module: nn.Module) -> bool:
+    # Another device computes other bits: what the constructor gives on CPU is what counts.
+    tensors = [value for _, value in entries(module) if isinstance(value, torch.Tensor)]
+    return all(tensor.device.type in ("cpu", "meta") for tensor in tensors)
+
+
+def _give_stock_dtypes(module: nn.Module) -> None:
+    """Give what is no position table the dtype that it has without a guard.
+
+    The constructors are truthful for the sake of position tables; the model's other parts count on what
+    zero.Init makes of every tensor.
+    """
+    if not _shadow.has_marks():
+        return
+    kept = set(state_of(module).names(module)) if isinstance(module, ProtectedModule) else set()
+    for name, value in list(entries(module)):
+        dtype = _shadow.shadow_dtype(value) if isinstance(value, torch.Tensor) and name not in kept else None
+        if dtype is not None and not isinstance(value, nn.Parameter):
+            set_table(module, name, value.to(dtype))
 
 
 def _watch_of_this_thread() -> ConstructionWatch | None:
@@ -203,12 +339,40 @@ def _watch_of_this_thread() -> ConstructionWatch | None:
 
 def _wrap_init() -> None:
     # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
-    for name in ("__init__", "_old_init"):
+    for name, wrap in (("__init__", _noting), ("_old_init", _noting), ("_apply", _before_applying)):
         inner = nn.Module.__dict__.get(name)
-        if inner is not None and not any(inner is ours for _, _, ours in _wrapped):
-            ours = _noting(inner)
-            _wrapped.append((name, inner, ours))
-            setattr(nn.Module, name, ours)
+        if inner is not None and not any(inner is ours for _, _, _, ours in _wrapped):
+            _replace(nn.Module, name, inner, wrap(inner))
+    if "_old_init_subclass" in vars(nn.Module):
+        # A zero.Init that has ended leaves the constructor that a class inherits in the class itself.
+        base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
+        for cls in _subclasses(nn.Module):
+            own = vars(cls).get("__init__")
+            if not isinstance(own, types.FunctionType) or _is_deepspeeds(own):
+                continue
+            if inspect.unwrap(own) is base:
+                _replace(cls, "__init__", own, ours)
+
+
+def _replace(owner: type, name: str, before: Any, ours: Any) -> None:
+    _wrapped.append((owner, name, before, ours))
+    setattr(owner, name, ours)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    seen: set[type] = {cls}
+    waiting: list[type] = [cls]
+    while waiting:
+        below: list[type] = waiting.pop().__subclasses__()
+        for subclass in below:
+            if subclass not in seen:
+                seen.add(subclass)
+                waiting.append(subclass)
+                yield subclass
+
+
+def _is_deepspeeds(function: types.FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith("deepspeed.")
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -225,17 +389,28 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
         watch = None if rebuilding() else _watch_of_this_thread()
         if watch is not None:
             try:
-                watch._constructions.note(self, sys._getframe(1))
+                watch.note(self, sys._getframe(1))
             except Exception:  # whatever a constructor's frames look like, the module must be built
                 logger.debug("cannot tell what %s is built with", type(self).__name__, exc_info=True)
 
     return init
 
 
+def _before_applying(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watch = None if rebuilding() else _watch_of_this_thread()
+        if watch is not None:
+            watch.before_change(self)
+        return inner(self, *args, **kwargs)
+
+    return _apply
+
+
 def _unwrap_init() -> None:
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
     while _wrapped:
-        _, inner, ours = _wrapped.pop()
-        for name in ("__init__", "_old_init"):
-            if nn.Module.__dict__.get(name) is ours:
-                setattr(nn.Module, name, inner)
+        owner, name, before, ours = _wrapped.pop()
+        for place in (name, "_old_init") if name == "__init__" else (name,):
+            if vars(owner).get(place) is ours:
+                setattr(owner, place, before)

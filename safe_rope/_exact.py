@@ -26,7 +26,7 @@ from ._levels import (
     Levels,
     combine,
 )
-from ._positions import refuse_negative
+from ._positions import refuse_too_large
 
 _CPU_BLOCK = 1 << 14
 """Entries that are worked on at a time on CPU: the temporaries stay in the cache."""
@@ -68,6 +68,7 @@ class ExactLookup:
         return self._lookup(position_ids, dtype)
 
     def _lookup(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        refuse_too_large(position_ids)
         half = self.levels.half
         count = position_ids.numel()
         if count == 1 and position_ids.device.type == "cpu":
@@ -92,21 +93,27 @@ class ExactLookup:
         """Yield (start, rows ``[2, n, half]``) without looking at a value of positions from the host."""
         tables = self.levels.on(positions.device)
         for start in range(0, positions.numel(), _DEVICE_BLOCK):
-            block = positions[start : start + _DEVICE_BLOCK]
-            invalid = (block < 0) | (block >= TABLE_POSITIONS)
+            signed = positions[start : start + _DEVICE_BLOCK]
+            block = signed.abs()
+            invalid = (block < 0) | (block >= TABLE_POSITIONS)  # the smallest int64 is its own magnitude
             upper = block >> FINE_BITS
             coarse, top = _split_upper(upper)
             coarse = torch.where(invalid, 0, coarse)
             top = torch.where(invalid, INVALID_ROW, top)
             factor = combine(tables[TOP].index_select(1, top), tables[COARSE].index_select(1, coarse))
-            yield start, combine(tables[FINE].index_select(1, block & (FINE_ROWS - 1)), factor)
+            rows = combine(tables[FINE].index_select(1, block & (FINE_ROWS - 1)), factor)
+            rows[1] = torch.where((signed < 0)[:, None], -rows[1], rows[1])
+            yield start, rows
 
     def _at(self, position: int, dtype: torch.dtype) -> Tensor:
         """Return cos and sin of one position, ``[2, half]``, ready to be converted to ``dtype``.
 
         This is decoding, where the number of calls counts.
         """
-        refuse_negative(position)
+        if position < 0:
+            cos, sin = self._at(-position, torch.float64)
+            rows = torch.stack((cos, -sin))
+            return _round_to_odd(rows) if dtype in LOW else rows
         upper, row = position >> FINE_BITS, position & (FINE_ROWS - 1)
         rows = self.levels.row(FINE, row)
         if not self._fine_is_enough(position):
@@ -126,10 +133,22 @@ class ExactLookup:
         block = _Block(min(self._cpu_rows, positions.numel()), self.levels.half)
         if runs is None:
             smallest, largest = (int(bound) for bound in positions.aminmax())
-            refuse_negative(smallest)
+            if smallest < 0:
+                self._mirrored(positions, cos, sin)
+                return
             self._gathered(positions, largest, block, cos, sin)
         else:
             self._sliced(runs, block, cos, sin)
+
+    def _mirrored(self, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Store the rows of positions of which some are negative: cos is even, sin is odd."""
+        magnitudes = positions.abs()
+        if int(magnitudes.min()) < 0:
+            raise ValueError(
+                "position_ids must be above -2**63, got -2**63; mask padding out with position 0"
+            )
+        self._on_cpu(magnitudes, cos, sin)
+        sin[positions < 0] *= -1
 
     def _gathered(self, positions: Tensor, largest: int, work: _Block, cos: Tensor, sin: Tensor) -> None:
         for start in range(0, positions.numel(), self._cpu_rows):
@@ -219,7 +238,10 @@ def _split_upper(upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _long_runs(positions: Tensor) -> list[tuple[int, int, int]] | None:
-    """Return the runs of consecutive positions as (start, first position, length); None if they are short."""
+    """Return the runs of consecutive positions as (start, first position, length).
+
+    None where they are short, or one begins below zero.
+    """
     count = positions.numel()
     if count < _LONG_RUN:
         return None
@@ -229,9 +251,13 @@ def _long_runs(positions: Tensor) -> list[tuple[int, int, int]] | None:
     starts = [0, *(index + 1 for index in breaks.tolist())]
     runs = []
     for start, stop in zip(starts, [*starts[1:], count], strict=True):
-        first = int(positions[start])
-        refuse_negative(first)
-        refuse_negative(int(positions[stop - 1]))  # the int64 difference wraps around at 2**63
+        first, last = int(positions[start]), int(positions[stop - 1])
+        if first < 0:
+            return None
+        if last < 0:  # the int64 difference wraps around at 2**63
+            raise ValueError(
+                f"position_ids must be below 2**63, got a run from {first} past the largest int64"
+            )
         runs.append((start, first, stop - start))
     return runs
 

@@ -14,14 +14,15 @@ import inspect
 import logging
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from safe_rope import constructors
+from safe_rope import application, constructors
 from safe_rope._channels import Channels, match
+from safe_rope._holdings import entries
 from safe_rope._rotary_state import RotaryState
 from safe_rope.frequencies import Bits
 from safe_rope.recognition import Convention, cached_length, calling_convention, layer_types
@@ -39,6 +40,7 @@ def generic_state(
     module: nn.Module,
     reference: nn.Module,
     namespaces: tuple[str, ...],
+    true: Mapping[str, torch.Tensor],
     *,
     tables: str,
     apply: str,
@@ -50,6 +52,7 @@ def generic_state(
         module: a module that no patch covers.
         reference: the same module as its constructor makes it with nothing intercepted.
         namespaces: names of the Python modules whose functions may apply what the module returns.
+        true: what the module's tables should hold, by name.
         tables: as for `safe_rope.guard`.
         apply: as for `safe_rope.guard`.
         inv_freq: as for `safe_rope.guard`.
@@ -77,13 +80,29 @@ def generic_state(
         convention,
         tables=tables,
         apply=apply,
-        reference=reference,
+        true=true,
         inv_freq=inv_freq,
     )
     state.patch, state.channels, state.follows_x = patch, channels, follows_x
-    if not patch.applications:
-        state.apply = "stock"
+    settle_application(state, namespaces)
     return state
+
+
+def settle_application(state: RotaryState, namespaces: tuple[str, ...]) -> None:
+    """Decide whether what a state's module returns is applied in FP32, and whether also inside of a graph.
+
+    Args:
+        state: of the module; its patch names the functions.
+        namespaces: names of the Python modules of whoever holds the module.
+
+    """
+    assert state.patch is not None
+    places = [(module, name) for module in state.patch.modules for name in state.patch.applications]
+    there = {module for module, name in places if application.exists(module, name)}
+    if not there:
+        state.apply = "stock"
+    # Eagerly, a table finds out whom it meets; in a graph that has to be known before.
+    state.applied_in_graphs = not namespaces or bool(there.intersection(namespaces))
 
 
 def patch_for(stock: type, namespaces: tuple[str, ...]) -> RopePatch:
@@ -114,7 +133,8 @@ def _probe(reference: nn.Module, convention: Convention) -> tuple[Channels, bool
     """Return the channels of the stock module's tables, and whether they have the dtype of x."""
     stock = type(reference)
     patch = RopePatch(family="probe", modules=(stock.__module__,), rotary_classes=(stock.__name__,))
-    state = RotaryState.read(reference, patch, convention, tables="fp32", apply="stock", reference=reference)
+    true = {name: value for name, value in entries(reference) if isinstance(value, torch.Tensor)}
+    state = RotaryState.read(reference, patch, convention, tables="fp32", apply="stock", true=true)
     if convention == "length":
         return _probe_rows(reference, state)
     answers: list[Channels] = []

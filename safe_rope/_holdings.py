@@ -7,7 +7,7 @@ A name with a dot is an entry of a list, tuple, dict or plain object: ``cache.0`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,14 +69,49 @@ def set_table(module: nn.Module, name: str, value: Any) -> None:
         _put(module, owner, key, value)
 
 
-def twin(module: nn.Module, stock: type[nn.Module]) -> nn.Module:
-    """Return a ``stock`` with the module's attributes: what is assigned in one is not in the other."""
+def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None = None) -> nn.Module:
+    """Return a ``stock`` with the module's attributes: what is assigned in one is not in the other.
+
+    Args:
+        module: any module.
+        stock: the class of the twin.
+        tables: names of the tables that the twin is to have for itself: only containers that hold those are
+            copied, any other is shared. None for all containers.
+
+    """
     other = stock.__new__(stock)
-    attributes = {name: _apart(value) for name, value in vars(module).items() if name not in _OF_TORCH}
-    vars(other).update(vars(module))
-    vars(other).update(attributes)
-    vars(other)["_buffers"] = dict(module._buffers)
+    own = None if tables is None else {name.partition(".")[0] for name in tables if is_inside(name)}
+    attributes = vars(other)
+    attributes.update(vars(module))
+    for name, value in vars(module).items():
+        if type(value) not in _PLAIN and name not in _OF_TORCH and (own is None or name in own):
+            attributes[name] = _apart(value)
+    attributes["_buffers"] = dict(module._buffers)
     return other
+
+
+def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> None:
+    """Take over what was assigned in a twin, except its tables."""
+    names = set(tables)
+    owners = {name.partition(".")[0] for name in names if is_inside(name)}
+    attributes = vars(module)
+    for name, value in vars(other).items():
+        if name in owners and not isinstance(value, torch.Tensor):
+            _take_entries(attributes.get(name), value, {n.partition(".")[2] for n in names if is_inside(n)})
+        elif name != "_buffers" and name not in names and attributes.get(name, other) is not value:
+            attributes[name] = value
+    for name, buffer in other._buffers.items():
+        if name not in names and module._buffers.get(name, other) is not buffer:
+            module._buffers[name] = buffer
+
+
+def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:
+    if isinstance(real, dict) and isinstance(changed, dict):
+        real.update({key: value for key, value in changed.items() if key not in tables})
+    elif isinstance(real, list) and isinstance(changed, list):
+        real.extend(changed[len(real) :])
+    elif isinstance(real, SimpleNamespace):
+        vars(real).update({key: value for key, value in vars(changed).items() if key not in tables})
 
 
 def _may_be_looked_into(module: nn.Module, name: str, value: Any) -> bool:

@@ -39,13 +39,12 @@ def check_arguments(position_ids: Tensor, dtype: torch.dtype) -> None:
         )
 
 
-def refuse_negative(smallest: int) -> None:
-    """Raise ValueError for a position below zero (a uint64 beyond int64 shows up as one)."""
-    if smallest < 0:
-        raise ValueError(
-            f"position_ids must be in 0 .. 2**63 - 1, got {smallest} (as int64); "
-            "mask padding out with position 0 or 1 instead of a negative number"
-        )
+def refuse_too_large(position_ids: Tensor) -> None:
+    """Raise ValueError for a uint64 on CPU that no int64 holds."""
+    if position_ids.dtype == torch.uint64 and position_ids.is_cpu and position_ids.numel():
+        smallest = int(position_ids.to(torch.int64).min())
+        if smallest < 0:
+            raise ValueError(f"position_ids must be below 2**63, got {smallest + 2**64}; use int64 positions")
 
 
 def must_stay_opaque(position_ids: Tensor) -> bool:
@@ -56,4 +55,14 @@ def must_stay_opaque(position_ids: Tensor) -> bool:
         or (isinstance(position_ids, Tensor) and position_ids.is_meta)
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def is_watched() -> bool:
+    """Whether somebody records or transforms what this thread does: nothing of it may be kept."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )

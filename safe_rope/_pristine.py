@@ -53,6 +53,18 @@ def surroundings() -> Iterator[None]:
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set the default dtype inside of `surroundings`, while no other thread does."""
+    with _default_dtype_lock:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+@contextmanager
 def _fp32_default_dtype() -> Iterator[None]:
     _default_dtype_lock.acquire()
     outer = torch.get_default_dtype()

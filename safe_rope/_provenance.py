@@ -56,6 +56,13 @@ class Provenance(TorchFunctionMode):
         key, merged = id(tensor), self.origin(tensor) | origin
         self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), merged)
 
+    def alive(self) -> Iterator[tuple[torch.Tensor, Origin]]:
+        """Yield every tensor of a known origin that somebody still holds."""
+        for reference, origin in list(self._known.values()):
+            tensor = reference()
+            if tensor is not None:
+                yield tensor, origin
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

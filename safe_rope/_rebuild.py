@@ -1,6 +1,6 @@
 """Run a module's own constructor again, with nothing intercepted, to learn what its authors meant.
 
-`Constructions` remembers the arguments that modules are built with. `rebuild` runs a stock constructor on
+`rebuild` runs a stock constructor on
 CPU, in FP32, with parameters on the meta device (none of theirs is wanted, and a whole model may be asked
 for), and tells of every tensor that the module keeps where its values come from.
 """
@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
+import itertools
+import random
 import re
 import sys
 import threading
 import warnings
-import weakref
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
-from safe_rope import constructors
+from safe_rope import _pristine, constructors
+from safe_rope._arguments import Arguments
+from safe_rope._dtypes import LOW
 from safe_rope._holdings import entries, unfilled
 from safe_rope._provenance import Origin, Provenance
+from safe_rope._registrations import on_parameter
+from safe_rope._untouched import Untouched
 
 _thread = threading.local()
 
@@ -33,10 +36,11 @@ _thread = threading.local()
 # bounds, statistics. The names are a supplement to where the values come from.
 _NO_POSITION = re.compile(
     r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
-    r"timestep(s)?$|schedule|quantil|boundar|bucket|mask|(^|_)(min|max)(_|$)|(^|_)(mean|std|scale)$|"
-    r"(^|(?<!alibi)(?<!position)_)bias$|"
+    r"timestep(s)?$|schedule|quantil|boundar|mask|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
     r"taps|fir$|anchor|codebook|cluster"
 )
+# No position unless they are counted out.
+_SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
 _FREQUENCIES = re.compile(r"(^|_)inv_freq$")
 _ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(
@@ -45,18 +49,15 @@ _POSITION = re.compile(
 # What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
-_FROZEN = 4096
+_FROZEN = 1 << 20
+"""Elements of a frozen parameter that is built for its values."""
+_FEWEST = 8
+_SMALL = 1 << 22
+"""Parameters that a class may have to be built again with real ones."""
 _LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
 # Their constructors set up processes, optimizers and hooks: they must never be run twice.
 _NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
 _REMEMBERING = type(functools.lru_cache(lambda: None))
-
-
-class Arguments(NamedTuple):
-    """What a constructor was called with."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class Rebuilt(NamedTuple):
@@ -64,6 +65,12 @@ class Rebuilt(NamedTuple):
 
     module: nn.Module
     origins: dict[tuple[str, str], Origin]
+    elsewhere: bool = False
+    """Whether the constructor has made tables that no module in it holds: on a class, in a closure."""
+
+    def has_tables(self) -> bool:
+        """Whether any module in it holds position tables."""
+        return any(self.tables(path) for path, _ in self.module.named_modules())
 
     def tables(self, path: str = "") -> dict[str, tuple[torch.Tensor, bool]]:
         """Return the position tables of the module at ``path``: values, and whether they are finished."""
@@ -72,7 +79,7 @@ class Rebuilt(NamedTuple):
         for name, tensor in own_tensors(module):
             origin = self.origins.get((path, name), Origin.NONE)
             if is_position_table(name, tensor, origin):
-                ready = bool(origin & Origin.FINISHED) or not _FREQUENCY.search(name.lower())
+                ready = bool(origin & Origin.FINISHED) or not is_frequency(name)
                 found[name] = (tensor.detach(), ready)
         return found
 
@@ -84,9 +91,13 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, value in entries(module)
         if isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
-        and (value.is_floating_point() or value.is_complex())
+        and (value.is_floating_point() or value.is_complex() or _may_be_buckets(name, value))
         and value.numel() > 1
     ]
+
+
+def _may_be_buckets(name: str, value: torch.Tensor) -> bool:
+    return value.dtype in (torch.int32, torch.int64) and bool(_SELDOM.search(name.lower()))
 
 
 def may_hold_positions(module: nn.Module) -> bool:
@@ -103,13 +114,25 @@ def made_later(module: nn.Module) -> list[str]:
     return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
 
 
+def is_frequency(name: str) -> bool:
+    """Whether a table of that name is still to be multiplied by positions."""
+    return bool(_FREQUENCY.search(name.lower()))
+
+
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor that a constructor made is a position table: by origin, supplemented by name."""
     if origin & Origin.RANDOM or tensor.is_meta or _NO_POSITION.search(name.lower()):
         return False
     if _ALWAYS.search(name):
-        return bool(torch.isfinite(tensor.abs()).all())
+        values = tensor.reshape(-1)
+        return bool(torch.isfinite(tensor.abs()).all()) and not bool((values == values[0]).all())
     counted = bool(origin & Origin.COUNTED)
+    if not counted and _SELDOM.search(name.lower()):
+        return False
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return counted and bool(origin & Origin.FINISHED)
+    if origin & Origin.LITERAL and not counted and _oscillates(tensor):
+        return True
     if not (counted or _POSITION.search(name.lower())):
         return False
     values = tensor.reshape(-1)
@@ -118,73 +141,29 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     return not bool((values == values[0]).all()) and bool(torch.isfinite(values.abs()).all())
 
 
-# ---- what constructors are called with -----------------------------------------------------------------
+def has_position_name(name: str) -> bool:
+    """Whether a name says that what it names holds positions."""
+    return bool(_ALWAYS.search(name) or _POSITION.search(name.lower()))
 
 
-class Constructions:
-    """Remembers what the constructors of modules are called with, while it is open."""
-
-    def __init__(self) -> None:
-        self._arguments: weakref.WeakKeyDictionary[nn.Module, Arguments] = weakref.WeakKeyDictionary()
-
-    def note(self, module: nn.Module, frame: FrameType) -> None:
-        """Read the arguments of the outermost constructor of ``module`` that is running from its frame."""
-        arguments = _arguments_in(module, frame)
-        if arguments is not None:
-            self._arguments[module] = arguments
-
-    def pop(self, module: nn.Module) -> Arguments | None:
-        """Return and forget what ``module`` was built with."""
-        return self._arguments.pop(module, None)
-
-    def waiting(self) -> list[nn.Module]:
-        """The modules that nobody has asked for yet."""
-        return list(self._arguments)
+def is_empty_table(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a position table's name and holds what is no number, or stands on meta."""
+    if not has_position_name(name) or _NO_POSITION.search(name.lower()):
+        return False
+    return tensor.is_meta or bool(tensor.isnan().any())
 
 
-def _arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None:
-    outermost = None
-    # The chain of constructors of this object: its own, its bases', and wrappers around each.
-    while frame is not None and _first_argument(frame) is module:
-        if frame.f_code.co_name == "__init__":
-            outermost = frame
-        frame = frame.f_back
-    return None if outermost is None else _call_of(outermost)
-
-
-def _first_argument(frame: FrameType) -> Any:
-    code = frame.f_code
-    if code.co_argcount == 0 and not code.co_flags & inspect.CO_VARARGS:
-        return None
-    name = code.co_varnames[0]
-    values = frame.f_locals
-    first = values.get(name)
-    if code.co_argcount == 0 and isinstance(first, tuple):
-        return first[0] if first else None
-    return first
-
-
-def _call_of(frame: FrameType) -> Arguments | None:
-    code, values = frame.f_code, frame.f_locals
-    names = code.co_varnames
-    count, keywords = code.co_argcount, code.co_kwonlyargcount
-    rest: tuple[Any, ...] = ()
-    more: dict[str, Any] = {}
-    at = count + keywords
-    if code.co_flags & inspect.CO_VARARGS:
-        rest = values.get(names[at], ())
-        at += 1
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        more = values.get(names[at], {})
-    if any(name not in values for name in names[1 : count + keywords]):
-        return None
-    if count == 0:
-        rest = rest[1:]
-    elif not rest and code.co_posonlyargcount <= 1:
-        by_name = {name: values[name] for name in names[1 : count + keywords]}
-        return Arguments((), {**by_name, **more})
-    args = (*(values[name] for name in names[1:count]), *rest)
-    return Arguments(args, {**{name: values[name] for name in names[count : count + keywords]}, **more})
+def _oscillates(tensor: torch.Tensor) -> bool:
+    """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i]."""
+    if tensor.dim() < 2 or tensor.shape[-2] < _FEWEST or not tensor.is_floating_point():
+        return False
+    rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
+    before, middle, after = rows[:-2], rows[1:-1], rows[2:]
+    square = (middle * middle).sum(0)
+    factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
+    rest = (before + after - factor * middle).abs().amax(0)
+    turns = bool((rows.std(0) > 1e-2).any())
+    return turns and bool((rest < 1e-5).all()) and bool((rows.abs() < 1 + 1e-5).all())
 
 
 # ---- building again ------------------------------------------------------------------------------------
@@ -195,14 +174,79 @@ def rebuilding() -> bool:
     return getattr(_thread, "depth", 0) > 0
 
 
-def rebuild(cls: type[nn.Module], arguments: Arguments) -> Rebuilt:
-    """Build a ``cls`` from ``arguments`` with nothing intercepted.
+class Conditions(NamedTuple):
+    """What a constructor ran under: the default dtype, and what lowered the tensors that it made.
+
+    ``lowered`` is zero.Init's dtype, None outside of it. With ``truthful`` a constructor that was called with
+    a dtype gave that dtype, as a guard has it. ``spared`` names those that something left alone. ``device``
+    is where tensors were made that asked for none.
+    """
+
+    default: torch.dtype = torch.float32
+    lowered: torch.dtype | None = None
+    truthful: bool = True
+    spared: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was in the way: what the constructor made is what its authors meant."""
+        return self.default not in LOW and self.lowered is None and self.device == "cpu"
+
+    def variants(self) -> Iterator[Conditions]:
+        """Yield the conditions that cannot be told from these: transformers keeps zero.Init off arange."""
+        yield self
+        if self.lowered is not None:
+            yield self._replace(spared=("arange",))
+
+    @classmethod
+    def now(cls) -> Conditions:
+        """Return what a constructor that is called by this thread now runs under, with a guard open."""
+        device = torch.get_default_device().type
+        return cls(torch.get_default_dtype(), constructors.lowered_dtype(), device=device)
+
+    @classmethod
+    def usual(cls) -> Iterator[Conditions]:
+        """Yield the conditions under which models are built that are damaged."""
+        for low in LOW:
+            yield cls(low)
+            for default, spared in itertools.product((low, torch.float32), ((), ("arange",))):
+                yield cls(default, low, False, spared)
+
+
+def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions | None = None) -> Rebuilt:
+    """Build a ``cls`` from ``arguments`` with nothing intercepted, or replay what ``conditions`` did to it.
+
+    Parameters are on the meta device. A class that makes no tables then is built with real ones.
 
     Raises:
         Exception: whatever the constructor raises.
 
     """
+    try:
+        rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=True)
+    except Exception:
+        rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
+    if _is_small(rebuilt.module) and not rebuilt.has_tables():
+        return _rebuild(cls, arguments, conditions, contextlib.nullcontext, anew=True)
+    return rebuilt
+
+
+def _is_small(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return len(parameters) > 0 and sum(p.numel() for p in parameters) <= _SMALL
+
+
+def _rebuild(
+    cls: type[nn.Module],
+    arguments: Arguments,
+    conditions: Conditions | None,
+    parameters: Callable[[], contextlib.AbstractContextManager[None]],
+    *,
+    anew: bool,
+) -> Rebuilt:
     provenance = Provenance()
+    args, kwargs = arguments.fresh()
     _thread.depth = getattr(_thread, "depth", 0) + 1
     try:
         with contextlib.ExitStack() as stack:
@@ -213,22 +257,91 @@ def rebuild(cls: type[nn.Module], arguments: Arguments) -> Rebuilt:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(constructors.pristine(follow=False))
             stack.enter_context(constructors.unpartitioned())
-            stack.enter_context(_parameters_on_meta())
+            stack.enter_context(parameters())
             stack.enter_context(_nothing_remembered(cls))
+            stack.enter_context(Untouched(cls, anew=anew))
+            stack.enter_context(_global_state_kept())
+            if conditions is not None:
+                stack.enter_context(_replaying(conditions))
             stack.enter_context(provenance)
-            args = tuple(_without_device(value) for value in arguments.args)
-            kwargs = {name: _without_device(value) for name, value in arguments.kwargs.items()}
+            args = tuple(_without_device(value) for value in args)
+            kwargs = {name: _without_device(value) for name, value in kwargs.items()}
             if kwargs.get("device") is not None:
                 kwargs["device"] = None
             module = cls(*args, **kwargs)
+            elsewhere = _keeps_elsewhere(module, provenance)
     finally:
         _thread.depth -= 1
     origins = {
         (path, name): provenance.origin(tensor)
         for path, part in module.named_modules()
-        for name, tensor in own_tensors(part)
+        for name, tensor in (*own_tensors(part), *part._parameters.items())
+        if tensor is not None
     }
-    return Rebuilt(module, origins)
+    return Rebuilt(module, origins, elsewhere)
+
+
+def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
+    if not isinstance(module, nn.Module):
+        return False
+    held = [tensor for part in module.modules() for _, tensor in own_tensors(part)]
+    places = {tensor.untyped_storage()._cdata for tensor in held if not tensor.is_meta}
+    parameters = {id(parameter) for parameter in module.parameters()}
+    return any(
+        origin & Origin.COUNTED
+        and tensor.is_floating_point()
+        and tensor.numel() >= _FEWEST
+        and id(tensor) not in parameters
+        and not tensor.is_meta
+        and tensor.untyped_storage()._cdata not in places
+        for tensor, origin in provenance.alive()
+    )
+
+
+class _Lowering(TorchFunctionMode):
+    """Does what zero.Init's constructors do, for one thread and with no global replaced."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        super().__init__()
+        self.conditions = conditions
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name not in constructors.CONSTRUCTORS or name in self.conditions.spared:
+            return result
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        if self.conditions.truthful and kwargs.get("dtype") is not None:
+            return result
+        return result.to(self.conditions.lowered)
+
+
+@contextlib.contextmanager
+def _replaying(conditions: Conditions) -> Iterator[None]:
+    with _pristine.default_dtype(conditions.default):
+        if conditions.lowered is None:
+            yield
+        else:
+            with _Lowering(conditions):
+                yield
+
+
+@contextlib.contextmanager
+def _global_state_kept() -> Iterator[None]:
+    """Put back Python's and NumPy's random state, which a constructor may use for its weights."""
+    state = random.getstate()
+    numpy: Any = sys.modules.get("numpy")
+    numpys = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        if numpys is not None:
+            numpy.random.set_state(numpys)
 
 
 def _without_device(value: Any) -> Any:
@@ -243,15 +356,11 @@ def _parameters_on_meta() -> Iterator[None]:
         if parameter is None or threading.get_ident() != thread or parameter.is_meta:
             return None
         if not parameter.requires_grad and parameter.numel() <= _FROZEN:
-            return None  # it may be frequencies
+            return None  # it may be a position table
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    hook: Any = to_meta  # Any: the annotation there leaves out that it may return a parameter
-    handle = register_module_parameter_registration_hook(hook)
-    try:
+    with on_parameter(to_meta):
         yield
-    finally:
-        handle.remove()
 
 
 @contextlib.contextmanager
@@ -270,28 +379,9 @@ def _nothing_remembered(cls: type) -> Iterator[None]:
     try:
         for place, name, value in replaced:
             inner = getattr(value, "__func__", value).__wrapped__
-            setattr(place, name, staticmethod(inner) if isinstance(value, staticmethod) else inner)
+            anew = functools.lru_cache(maxsize=None)(inner)  # it still has cache_clear() and its like
+            setattr(place, name, staticmethod(anew) if isinstance(value, staticmethod) else anew)
         yield
     finally:
         for place, name, value in replaced:
             setattr(place, name, value)
-
-
-# ---- arguments that nobody saw -------------------------------------------------------------------------
-
-
-def infer_arguments(module: nn.Module, stock: type[nn.Module]) -> Arguments | None:
-    """Tell from its attributes what a module was built with; None where they do not say."""
-    kwargs = {}
-    try:
-        parameters = list(inspect.signature(stock.__init__).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return None
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.name in module.__dict__:
-            kwargs[parameter.name] = module.__dict__[parameter.name]
-        elif parameter.default is parameter.empty:
-            return None
-    return Arguments((), kwargs)

@@ -6,20 +6,21 @@ back whenever they have been replaced, cast or written to, and ``forward`` never
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from safe_rope._channels import Channels
-from safe_rope._pinned import sent_by
+from safe_rope._keeper import Keeper
+from safe_rope._positions import is_watched
 from safe_rope._row_cache import RowCache, Rows, shared_rows
+from safe_rope._shadow import shadow_dtype
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.recognition import Convention, cached_length, layer_types, position_buffers, read_spec
 from safe_rope.registry import RopePatch
@@ -55,7 +56,7 @@ class Frequencies:
     long_table: Table | None = None
 
 
-class RotaryState:
+class RotaryState(Keeper):
     """The state of one protected module; see the module's docstring."""
 
     def __init__(
@@ -67,19 +68,24 @@ class RotaryState:
         apply: str,
         bits: Bits = "checkpoint",
     ) -> None:
+        super().__init__()
         self.bits = bits
         self.sets = sets
         self.convention = convention
         self.layout = layout
         self.tables = tables
         self.apply = apply
-        self.patch: RopePatch | None = None
         self.channels: Channels | None = None
         self.follows_x = True
+        self.applied_in_graphs = True  # whether what takes cos and sin in FP32 is where the parent's code is
         self.row_cache: RowCache | None = None
         self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
         self._rows: Rows | None = None
-        self._placed: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
+        self.lost: set[str] = set()
+        self._now: dict[str, _Pin] = {}
+        self.scaling: Any = None  # the module's own factor, as it was
+        self.overruled: dict[str, torch.Tensor] = {}
+        """What somebody has put into the module that no spec asks for; see `safe_rope.rewrite.keep_up`."""
 
     @classmethod
     def read(
@@ -90,21 +96,24 @@ class RotaryState:
         *,
         tables: str,
         apply: str,
-        reference: nn.Module | None = None,
+        true: Mapping[str, torch.Tensor] | None = None,
         inv_freq: Bits = "checkpoint",
     ) -> RotaryState:
         """Read the state from a rotary module, changing nothing. See `safe_rope.rewrite.plan`."""
+        true = true or {}
         # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
         bits: Bits = "machine" if tables == "fp32" else inv_freq
         sets: dict[str | None, Frequencies] = {}
         for layer_type in layer_types(module):
             spec = read_spec(module, patch, layer_type)
             prefix = "" if layer_type is None else f"{layer_type}_"
-            shown = _shown_spec(module, spec).inv_freq(bits=bits)
-            if reference is not None:
-                shown = _authoritative(reference, prefix, _shown_spec(module, spec), shown)
+            expected = _shown_spec(module, spec).inv_freq(bits=bits)
+            shown = _authoritative(true.get(f"{prefix}inv_freq"), _shown_spec(module, spec), expected)
+            original = _authoritative(
+                true.get(f"{prefix}original_inv_freq"), _shown_spec(module, spec), shown
+            )
             table = _table(tables, module, spec, shown, bits)
-            sets[layer_type] = Frequencies(spec, prefix, shown, shown, table, table)
+            sets[layer_type] = Frequencies(spec, prefix, original, shown, table, table)
             if spec.rope_type == "longrope":
                 long = spec.inv_freq(_longrope_limit(spec) + 1, bits)
                 sets[layer_type].long = long
@@ -114,6 +123,11 @@ class RotaryState:
             state._grow_rows(module, cached_length(module))
         else:
             state._show_tables(module)
+        state.scaling = vars(module).get("attention_scaling")
+        for name in state._pins(module):
+            current = module._buffers.get(name, vars(module).get(name))
+            if isinstance(current, torch.Tensor):
+                state.nominal[name] = shadow_dtype(current) or current.dtype
         return state
 
     def of_another(self, module: nn.Module) -> RotaryState:
@@ -129,8 +143,6 @@ class RotaryState:
         self, module: nn.Module, position_ids: torch.Tensor, layer_type: str | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return FP32 cos and sin, each [*position_ids.shape, rotary_dim // 2]."""
-        if not torch.compiler.is_compiling():
-            self.restore(module)
         frequencies = self.sets[layer_type]
         spec = frequencies.spec
         if not spec.depends_on_length or position_ids.numel() == 0:
@@ -163,7 +175,7 @@ class RotaryState:
             if spec.depends_on_length and length > (spec.max_position_embeddings or 0):
                 self._set_inv_freq(module, frequencies, spec.inv_freq(length, self.bits))
             self._grow_rows(module, length)
-        if not torch.compiler.is_compiling():
+        if self._rows is None or len(self._rows[0]) < length:
             self.restore(module)
         assert self._rows is not None
         return self._rows
@@ -204,7 +216,8 @@ class RotaryState:
         frequencies.inv_freq = inv_freq
         frequencies.table = table
         self._placed.pop(f"{frequencies.prefix}inv_freq", None)
-        self.restore(module)
+        if not is_watched():
+            self.restore(module)
 
     def _grow_rows(self, module: nn.Module, length: int) -> None:
         frequencies = self.sets[None]
@@ -225,52 +238,56 @@ class RotaryState:
 
     # ------------------------------------------------------------------ the buffers that outside code reads
 
+    def names(self, module: nn.Module) -> Iterable[str]:
+        pins = self._pins(module)
+        self._now = {name: pin for name, pin in pins.items() if name not in self.lost}
+        return self._now
+
+    def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        return self._now[name].make(device)
+
     def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
-        """Put back every pinned buffer that is not, untouched, the one that was put there before."""
-        for name, pin in self._pins(module).items():
-            current = module._buffers.get(name, module.__dict__.get(name))
-            if device is None and self._is_untouched(name, current, pin):
-                continue
-            target = device or (current.device if isinstance(current, torch.Tensor) else torch.device("cpu"))
-            self._place(module, name, pin.make(target))
+        if vars(module).get("attention_scaling") != self.scaling:
+            self.overruled["attention_scaling"] = torch.empty(0)
+        super().restore(module, device)
         if self.row_cache is not None:
             self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
 
-    def follow(self, module: nn.Module) -> None:
-        """Put the buffers back where the module's own ``_apply`` has moved or cast them."""
-        self.restore(
-            module,
-            next((b.device for n in self._pins(module) if (b := module._buffers.get(n)) is not None), None),
+    def sample(self, name: str) -> torch.Tensor | None:
+        last = self._now[name].last
+        return None if last is None else last.reshape(-1)
+
+    def stock(self, name: str) -> Iterable[torch.Tensor]:
+        known: tuple[Bits, ...] = ("checkpoint", "machine")
+        for frequencies in self.sets.values():
+            if name in (f"{frequencies.prefix}inv_freq", f"{frequencies.prefix}original_inv_freq"):
+                yield from (frequencies.spec.inv_freq(bits=bits) for bits in known)
+
+    def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
+        for frequencies in self.sets.values():
+            if name == f"{frequencies.prefix}inv_freq" and self._is_another_set(module, frequencies, values):
+                inv_freq = values.detach().to("cpu", torch.float32, copy=True)
+                frequencies.inv_freq = inv_freq
+                frequencies.table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+                self._now = self._pins(module)
+                return
+        self.overruled[name] = values.detach().clone()
+
+    def lose(self, module: nn.Module, name: str) -> None:
+        self.lost.add(name)
+        self.overruled[name] = torch.empty(0)
+
+    def _is_another_set(self, module: nn.Module, frequencies: Frequencies, values: torch.Tensor) -> bool:
+        """Whether ``values`` can replace a set's frequencies, and nothing else changes with them."""
+        return (
+            self.convention == "positions"
+            and not frequencies.spec.depends_on_length
+            and not _divides_positions(module, frequencies.spec)
+            and not self.shown
+            and values.shape == frequencies.inv_freq.shape
+            and values.dtype == torch.float32
+            and bool(values.isfinite().all())
         )
-
-    def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
-        """After a load: whatever came, the buffers are made from the spec."""
-        self.restore(module)
-
-    def _is_untouched(self, name: str, current: Any, pin: _Pin) -> bool:
-        known = self._placed.get(name)
-        if known is None or known[0] is not current or known[1] != _marks(current):
-            return False
-        # A write through ``.data`` leaves no other trace than the values; to read them stops an accelerator.
-        if pin.last is None or current.device.type != "cpu" or torch._C._len_torch_dispatch_stack() > 0:
-            return True
-        return torch.equal(current[-len(pin.last) :], pin.last)
-
-    @contextlib.contextmanager
-    def buffers_aside(self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Take the pinned buffers out while ``fn`` is applied to the rest; put them where it would have."""
-        aside = {name: module._buffers[name] for name in self._pins(module) if name in module._buffers}
-        device = None
-        for name in aside:
-            module._buffers[name] = None
-        try:
-            yield
-            witness = next((b for b in aside.values() if b is not None), None)
-            if witness is not None:
-                device = sent_by(fn, witness[:1].clone()).device
-        finally:
-            module._buffers.update(aside)
-            self.restore(module, device)
 
     def _pins(self, module: nn.Module) -> dict[str, _Pin]:
         pins: dict[str, _Pin] = {}
@@ -289,40 +306,17 @@ class RotaryState:
                 pins[name] = _Pin(functools.partial(_shown_rows, self.row_cache, index), last)
         return pins
 
-    def _place(self, module: nn.Module, name: str, value: torch.Tensor) -> None:
-        if name in module._buffers:
-            module._buffers[name] = value
-        else:
-            module.__dict__[name] = value
-        self._placed[name] = (value, _marks(value))
-
     # ------------------------------------------------------------------ copies
-
-    def portable(self, module: nn.Module) -> dict[str, Any]:
-        """Return the module's attributes without its tables, which are rebuilt from the spec elsewhere."""
-        pins = self._pins(module)
-        attributes = {name: value for name, value in module.__dict__.items() if name not in pins}
-        buffers = module._buffers
-        attributes["_buffers"] = {name: None if name in pins else value for name, value in buffers.items()}
-        attributes.update({name: None for name in pins if name not in buffers})
-        witness = next((b for name in pins if (b := buffers.get(name)) is not None), torch.empty(0))
-        # A tensor, not a device: torch.load's map_location moves it along with the rest.
-        attributes["_safe_rope_device"] = witness[:0].clone()
-        return attributes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RotaryState:
         duplicate = copy.copy(self)
         duplicate.sets = {key: dataclasses.replace(value) for key, value in self.sets.items()}
-        duplicate._placed = {}
+        duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
+        duplicate._placed, duplicate.overruled = {}, dict(self.overruled)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": {}, "_rows": None}
-
-
-def _marks(tensor: torch.Tensor) -> tuple[int, int]:
-    # A version counter tells of a write, an address of ``.data = ...``, which no counter tells of.
-    return tensor._version, tensor.data_ptr() if type(tensor) is torch.Tensor else 0
+        return {**super().__getstate__(), "_rows": None, "_now": {}}
 
 
 def _longrope_limit(spec: RopeSpec) -> int:
@@ -353,18 +347,20 @@ def _shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
     return spec.unscaled() if _divides_positions(module, spec) else spec
 
 
-def _authoritative(module: nn.Module, prefix: str, spec: RopeSpec, expected: torch.Tensor) -> torch.Tensor:
-    """The inv_freq that a constructor made with nothing intercepted: what the model's authors meant.
+def _authoritative(true: torch.Tensor | None, spec: RopeSpec, expected: torch.Tensor) -> torch.Tensor:
+    """Return the true inv_freq; ``expected``, whose bits no CPU changes, where the two are the same.
 
-    Where it is what this CPU makes of the config, that is ``expected``, whose bits no CPU changes.
+    Args:
+        true: what the module should hold, where that is known.
+        spec: what its config says.
+        expected: the frequencies of that spec.
+
     """
-    built = getattr(module, f"{prefix}inv_freq", None)
-    if not isinstance(built, torch.Tensor) or built.dtype != torch.float32 or built.device.type != "cpu":
+    if true is None or true.shape != expected.shape or true.dtype != torch.float32:
         return expected
-    if torch.equal(built, expected) or torch.equal(built, spec.inv_freq(bits="machine")):
+    if torch.equal(true, expected) or torch.equal(true, spec.inv_freq(bits="machine")):
         return expected
-    logger.info("%s builds frequencies of its own; they are kept as they are", type(module).__name__)
-    return built.detach().clone()
+    return true.detach().clone()
 
 
 def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tensor:

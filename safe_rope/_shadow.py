@@ -65,6 +65,11 @@ def shadow_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     return entry[1]
 
 
+def has_marks() -> bool:
+    """Whether any tensor would have had another dtype."""
+    return bool(_marks)
+
+
 class _ShadowMode(TorchFunctionMode):
     """Passes every operation through; marks the outputs of those with marked inputs."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _originals
-from ._positions import refuse_negative
+from ._positions import refuse_too_large
 
 _LARGEST_TABLE = 1 << 18
 """Longer sequences on a device are computed on CPU and copied each time: no table grows without bound."""
@@ -33,11 +33,11 @@ class StockLookup:
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each contiguous ``[*position_ids.shape, half]``, on position_ids' device."""
+        refuse_too_large(position_ids)
         smallest, largest = (int(bound) for bound in _bounds(position_ids))
-        refuse_negative(smallest)
         if position_ids.device.type == "cpu":
             cos, sin = self._compute(position_ids)
-        elif largest >= _LARGEST_TABLE:
+        elif smallest < 0 or largest >= _LARGEST_TABLE:
             cos, sin = (part.to(position_ids.device) for part in self._compute(position_ids.cpu()))
         else:
             index = position_ids.to(torch.int64).reshape(-1)

@@ -91,6 +91,8 @@ class Session:
     def __init__(self) -> None:
         self.live = True
         self.truthful = False
+        self.dtype: torch.dtype | None = None
+        """What the constructors under ours lower a tensor to."""
         self._installed: list[tuple[Any, str, Any, Any]] = []
         self._modes: list[Any] = []
 
@@ -128,6 +130,7 @@ class Session:
             torch._C.TensorBase.__new__ if name == "__new__" else getattr(torch._C._VariableFunctions, name)
         )
         policy = _learn(inner, name)
+        self.dtype = self.dtype or (policy.dtype if policy is not None else None)
 
         @functools.wraps(inner)
         def constructor(*args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,14 @@ from safe_rope import _pristine, _shadow
 from safe_rope._truthful import CONSTRUCTORS, Session, Target, new_tensor
 from safe_rope.errors import IncompatibleVersionError
 
-__all__ = ["CONSTRUCTORS", "ConstructorGuard", "interception_active", "pristine", "unpartitioned"]
+__all__ = [
+    "CONSTRUCTORS",
+    "ConstructorGuard",
+    "interception_active",
+    "lowered_dtype",
+    "pristine",
+    "unpartitioned",
+]
 
 _MODULE = "deepspeed.runtime.zero.partition_parameters"
 _CLASS = "InsertPostInitMethodToModuleSubClasses"
@@ -129,7 +136,13 @@ def _after_add(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     return result
 
 
+before_exit: list[Callable[[], None]] = []
+"""Called when an open zero.Init is about to take its constructors away."""
+
+
 def _after_remove(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    for listen in tuple(before_exit):
+        listen()
     try:
         return wrapped(*args, **kwargs)
     finally:
@@ -254,6 +267,12 @@ def interception_active() -> bool:
     """Whether a constructor called from this thread now is zero.Init's with ours around it."""
     session = _state.session
     return session is not None and session.truthful and not _pristine.thread.depth
+
+
+def lowered_dtype() -> torch.dtype | None:
+    """The dtype that an open zero.Init gives to every tensor that is made without one; None where none is."""
+    session = _state.session
+    return session.dtype if session is not None and not _pristine.thread.depth else None
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from typing import Any, Literal
 from torch import nn
 
 from safe_rope._construction import ConstructionWatch
+from safe_rope._frozen import frozen_positions
 from safe_rope._protection import Options, Protection, References, Unprotectable, concerns, prepare
 from safe_rope._report import ProtectionReport, warn_unprotected
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
-from safe_rope.registry import find
 from safe_rope.rewrite import is_pinned, is_protected, stock_class
 
 Tables = Literal["exact", "fp32"]
@@ -187,23 +187,25 @@ def protect(
         if concerns(module):
             parent = model.get_submodule(path.rpartition(".")[0])
             around = (stock_class(parent).__module__,)
-            # A spec is told by its config alone, with no second model.
-            patch = find(module)
-            has_spec = patch is not None and patch.source == "spec"
-            reference = None if has_spec else references.find(path)
-            result = prepare(module, reference, around, options)
-            results.append((path, result))
+            results.append((path, prepare(module, references.find(path), around, options)))
     for path, result in results:
         if isinstance(result, Unprotectable):
             report.add_unprotected(path, result.module, result.reason)
-    if strict and report.unprotected:
-        _settle(report, strict, stacklevel=4)
+    if strict:
+        # What would be kept though nobody can say whether it is right: raise before anything is changed.
+        refused = ProtectionReport(tables=tables, apply=apply, unprotected=list(report.unprotected))
+        for path, result in results:
+            if isinstance(result, Protection) and result.untold:
+                refused.add_unprotected(path, result.module, result.untold)
+        _settle(refused, strict, stacklevel=4)
     for _, result in results:
         if isinstance(result, Protection):
-            result.carry_out()
+            result._replace(reference=None).carry_out()
     for path, module in model.named_modules():
         if is_protected(module) or is_pinned(module):
             report.add(path, module)
+        for found in frozen_positions((module,)):
+            report.add_frozen(path, found)
     _settle(report, strict, stacklevel=4)
     return report
 

@@ -9,26 +9,36 @@ done to them.
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import inspect
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from safe_rope import application
-from safe_rope._pinned import PinnedState, pinned_forward, rotating_method
+from safe_rope._arguments import first_argument
+from safe_rope._cos_sin import CosSin, marked
+from safe_rope._dtypes import LOW
+from safe_rope._holdings import is_inside
+from safe_rope._pinned import LOST, PinnedState, pinned_forward, rotating_method
+from safe_rope._positions import is_watched
+from safe_rope._rebuild import is_frequency
 from safe_rope._rotary_state import RotaryState
 from safe_rope._row_cache import checked_once
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.recognition import calling_convention
 from safe_rope.registry import RopePatch
-from safe_rope.rotation import marked
 
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
 _STATE = "_safe_rope"
+_MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
+"""What carries tensors about and computes nothing with them."""
+_INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
 
 
 def is_protected(module: nn.Module) -> bool:
@@ -41,9 +51,9 @@ def is_pinned(module: nn.Module) -> bool:
     return isinstance(module, PinnedPositions)
 
 
-def state_of(module: nn.Module) -> RotaryState:
-    """The state of a protected module: its specs, tables and pinned buffers."""
-    return module._safe_rope  # type: ignore[return-value]
+def state_of(module: nn.Module) -> Any:
+    """What a protected module knows: a `RotaryState`, or a `PinnedState` where it is pinned."""
+    return module._safe_rope
 
 
 def settle(modules: Iterable[nn.Module]) -> None:
@@ -51,9 +61,8 @@ def settle(modules: Iterable[nn.Module]) -> None:
     with checked_once():
         for module in modules:
             if isinstance(module, ProtectedModule):
-                state: Any = module._safe_rope
-                state._placed.clear()
-                state.restore(module)
+                state_of(module).restore(module)
+                keep_up(module)
 
 
 def plan(
@@ -62,7 +71,7 @@ def plan(
     *,
     tables: str,
     apply: str,
-    reference: nn.Module | None = None,
+    true: Mapping[str, torch.Tensor] | None = None,
     inv_freq: Bits = "checkpoint",
 ) -> RotaryState:
     """Work out everything that protecting ``module`` needs, and change nothing.
@@ -72,8 +81,7 @@ def plan(
         patch: the patch that covers it.
         tables: ``"exact"`` or ``"fp32"``.
         apply: ``"fp32"`` or ``"stock"``.
-        reference: the same module as its constructor makes it with nothing intercepted; its inv_freq is
-            authoritative.
+        true: what its tables should hold, by name, where that is known; inv_freq among them is authoritative.
         inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
 
     Raises:
@@ -88,7 +96,7 @@ def plan(
             f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
         )
     return RotaryState.read(
-        module, patch, convention, tables=tables, apply=apply, reference=reference, inv_freq=inv_freq
+        module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
     )
 
 
@@ -100,6 +108,30 @@ def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> N
     if type(module) is not stock:
         application.acquire(module, patch)
     state.restore(module)
+    _show_properties(module)
+
+
+def keep_up(module: Any) -> None:
+    """Pin a fully protected module in which somebody has put what no table of a spec has, values and all."""
+    state = state_of(module)
+    if not isinstance(state, RotaryState) or not state.overruled:
+        return
+    cpu = torch.device("cpu")
+    names = list(state.names(module))
+    tables = {name: (state.make(module, name, cpu), not name.endswith("inv_freq")) for name in names}
+    for name, values in state.overruled.items():
+        if name in tables:
+            tables[name] = (values, tables[name][1])
+    patch = state.patch
+    if patch is not None:
+        patch = None if state.apply == "stock" else dataclasses.replace(patch, source="results")
+    pinned = PinnedState(module, tables, patch)
+    pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
+    pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
+    module.__class__ = _protected_class(stock_class(module), PinnedPositions)
+    vars(module)[_STATE] = pinned
+    pinned.restore(module)
+    _show_properties(module)
 
 
 def pin_module(
@@ -131,6 +163,7 @@ def pin_module(
     elif patch is not None:
         application.acquire(module, patch)
     state.restore(module)
+    _show_properties(module)
 
 
 def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
@@ -161,6 +194,67 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
     return protected
 
 
+def _show_properties(module: Any) -> None:
+    """Let whoever reads a table from outside see it so that it fits the rest of the model."""
+    cls = type(module)
+    for name in state_of(module).names(module):
+        if not is_inside(name) and name not in vars(cls) and not hasattr(cls._safe_rope_stock, name):
+            setattr(cls, name, _Shown(name))
+
+
+class _Shown:
+    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, cls: type) -> Any:
+        if module is None:
+            return self
+        attributes = vars(module)
+        state = attributes.get(_STATE)
+        for place in (attributes, attributes["_buffers"], attributes["_parameters"]):
+            if self.name in place:
+                return self._seen(module, state, place[self.name])
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
+
+    def _seen(self, module: Any, state: Any, table: Any) -> Any:
+        nominal = state.nominal.get(self.name) if state is not None else None
+        if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
+            return table
+        if torch.compiler.is_compiling() or (nominal == table.dtype and not table.is_meta):
+            return table
+        frame = sys._getframe(2)
+        if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
+            return table
+        if frame.f_code.co_name in _INITIALISE:
+            return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
+        if table.is_meta:
+            return CosSin(table, nominal)
+        if not _is_code_of_a_module(frame):
+            return CosSin(table, nominal) if nominal in LOW else table
+        if nominal not in LOW:
+            return table.to(nominal)
+        # A module computes with it, and decides by its dtype what else it makes.
+        phase = f"{type(module).__module__}.{type(module).__qualname__}.{self.name}"
+        return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self.name] = value
+
+    def __delete__(self, module: Any) -> None:
+        if self.name not in vars(module):
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {self.name!r}")
+        del vars(module)[self.name]
+
+
+def _is_code_of_a_module(frame: Any) -> bool:
+    if not frame.f_code.co_argcount:
+        return False
+    owner = first_argument(frame)
+    return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)
+
+
 def _add_methods(cls: Any, patch: RopePatch) -> None:
     """Give a pinned class the methods that rotate in FP32, besides forward."""
     for name in patch.applications:
@@ -181,6 +275,9 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
+        if _is_overruled(self):
+            given = (layer_type,) if by_layer_type else ()
+            return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
         cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
         several_axes = position_ids.dim() == 3
         return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
@@ -197,10 +294,20 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
         if seq_len is None:
             raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
         state = state_of(self)
+        if _is_overruled(self):
+            return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
         cos, sin = state.rows(self, seq_len)
         return _deliver(state, x, cos[:seq_len], sin[:seq_len])
 
     return forward
+
+
+def _is_overruled(module: nn.Module) -> bool:
+    """Put the tables back; tell whether the module is pinned from here on, by what somebody put there."""
+    if not torch.compiler.is_compiling() and not is_watched():
+        state_of(module).restore(module)
+        keep_up(module)
+    return is_pinned(module)
 
 
 _FORWARDS = {"positions": _forward_by_positions, "length": _forward_by_length}
@@ -209,9 +316,9 @@ _FORWARDS = {"positions": _forward_by_positions, "length": _forward_by_length}
 def _deliver(
     state: RotaryState, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if state.apply == "fp32":
-        return marked(cos.to(x.device)), marked(sin.to(x.device))
     dtype = x.dtype if state.follows_x else cos.dtype
+    if state.apply == "fp32" and (state.applied_in_graphs or not torch.compiler.is_compiling()):
+        return marked(cos.to(x.device), dtype), marked(sin.to(x.device), dtype)
     return cos.to(x.device, dtype), sin.to(x.device, dtype)
 
 
@@ -228,21 +335,34 @@ class ProtectedModule:
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
         state = state_of(self)  # type: ignore[arg-type]
-        if self._safe_rope_stock._apply is not nn.Module._apply:
+        if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
             result = super()._apply(fn)  # type: ignore[misc]
-            state.follow(self)  # type: ignore[arg-type]
+            state.follow(self)
+            keep_up(self)
             return result
-        with state.buffers_aside(self, fn):  # type: ignore[arg-type]
-            return super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
+        with state.buffers_aside(self, fn):
+            result = super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
+        keep_up(self)
+        return result
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        state = state_of(self)  # type: ignore[arg-type]
+        for name in state.names(self):
+            table = destination.get(prefix + name)
+            if isinstance(table, torch.Tensor) and not isinstance(table, nn.Parameter):
+                destination[prefix + name] = state.saved(name, table)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
         state_of(self).settle(self, prefix, state_dict)  # type: ignore[arg-type]
+        keep_up(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
+        _is_overruled(self)  # type: ignore[arg-type]  # what was written to a table goes along
         attributes = state_of(self).portable(self)  # type: ignore[arg-type]
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
@@ -255,7 +375,8 @@ class ProtectedModule:
             _add_methods(type(self), state.patch)
         elif state.patch is not None:
             application.acquire(self, state.patch)
-        state.restore(self, device)  # type: ignore[arg-type]
+        state.restore(self, device)
+        _show_properties(self)
 
 
 class ProtectedRotary(ProtectedModule):
@@ -264,7 +385,7 @@ class ProtectedRotary(ProtectedModule):
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
         forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
-        # Who asks for the signature is to see the stock one.
+        # inspect.signature() shows the stock signature.
         forward.__signature__ = inspect.signature(stock.forward)  # type: ignore[attr-defined]
         return forward
 

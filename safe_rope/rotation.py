@@ -1,7 +1,7 @@
 """Apply the rotary embedding to q and k in FP32, with one rounding at the end.
 
-The tables that a protected module returns are `CosSin` tensors: FP32 tensors that refuse to be lowered
-and that the application function recognises. So an unprotected model, whose tables are plain tensors, gets
+The tables that a protected module returns are `CosSin` tensors (`safe_rope._cos_sin`), which the application
+function recognises. So an unprotected model, whose tables are plain tensors, gets
 the stock function's result to the bit, and a protected one is rotated in FP32 wherever its tables travel
 (ZeRO-3's module hooks, activation checkpointing, accelerate's moves, FSDP's input casts, compiled regions).
 """
@@ -20,142 +20,20 @@ import torch
 from torch import Tensor
 
 from safe_rope._bodies import Body, can_sample, recognise
+from safe_rope._cos_sin import CosSin, is_marked, marked, plain
 from safe_rope._dtypes import LOW
-from safe_rope._positions import check_arguments, must_stay_opaque, refuse_negative
+from safe_rope._positions import check_arguments
 from safe_rope._rotary_checks import check_states, check_tables
 from safe_rope.kernels import Form, rotate, rotate_
+
+__all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
 
 logger = logging.getLogger(__name__)
 
 Layout = Literal["half", "interleaved"]
 
-_MARK = "_safe_rope_cos_sin"
 _SMALLEST = 1 << 15
 """Elements of q and k together from which on a recognised function is not run itself."""
-_aten = torch.ops.aten
-
-# What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases; other
-# arithmetic gives plain tensors.
-_KEEP_THE_MARK = frozenset(
-    {
-        _aten._to_copy,
-        _aten._unsafe_view,
-        _aten.alias,
-        _aten.as_strided,
-        _aten.cat,
-        _aten.clone,
-        _aten.cos,
-        _aten.detach,
-        _aten.expand,
-        _aten.gather,
-        _aten.index,
-        _aten.index_select,
-        _aten.permute,
-        _aten.repeat,
-        _aten.select,
-        _aten.sin,
-        _aten.slice,
-        _aten.split,
-        _aten.split_with_sizes,
-        _aten.squeeze,
-        _aten.stack,
-        _aten.t,
-        _aten.transpose,
-        _aten.unbind,
-        _aten.unsqueeze,
-        _aten.view,
-    }
-)
-
-
-class CosSin(torch.Tensor):
-    """An FP32 cos or sin table on its way from a protected module to the application function.
-
-    Shape and values are those of ``table``, which holds the memory. A cast to bfloat16 or float16 leaves it
-    in FP32 (a move to another device is done); whoever needs a plain tensor calls `plain`.
-    """
-
-    table: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, table: torch.Tensor) -> CosSin:
-        self = torch.Tensor._make_wrapper_subclass(
-            cls, table.size(), strides=table.stride(), dtype=table.dtype, device=table.device
-        )
-        self.table = table
-        return self
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        packet = func.overloadpacket
-        if packet is _aten._to_copy and kwargs.get("dtype") in LOW:
-            kwargs["dtype"] = None
-        plain_args, plain_kwargs = torch.utils._pytree.tree_map_only(
-            CosSin, lambda t: t.table, (args, kwargs)
-        )
-        result = func(*plain_args, **plain_kwargs)
-        if packet in _KEEP_THE_MARK:
-            return torch.utils._pytree.tree_map_only(torch.Tensor, _mark_float, result)
-        return result
-
-    # What lets torch.compile take such a tensor as an input of a compiled region.
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["table"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any) -> CosSin:
-        return CosSin(inner["table"])
-
-    # What torch refuses to subclasses, or answers wrongly for them, is asked of the table itself.
-    def numpy(self, **kwargs: Any) -> Any:
-        return self.table.numpy(**kwargs)
-
-    def tolist(self) -> Any:
-        return self.table.tolist()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        array = self.table.numpy() if dtype is None else self.table.numpy().astype(dtype)
-        return array.copy() if copy else array
-
-    def data_ptr(self) -> int:
-        return self.table.data_ptr()
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"CosSin({self.table!r})"
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return CosSin, (self.table,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
-        return CosSin(self.table.clone())
-
-
-def _mark_float(tensor: torch.Tensor) -> torch.Tensor:
-    return CosSin(tensor) if tensor.is_floating_point() else tensor
-
-
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` without the `CosSin` mark, as a view of the same memory."""
-    return tensor.table if isinstance(tensor, CosSin) else tensor
-
-
-def marked(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory."""
-    if not torch.compiler.is_compiling():
-        return CosSin(tensor)
-    # Inside a graph an attribute serves on the way from one function to the next, and costs nothing.
-    setattr(tensor, _MARK, True)
-    return tensor
-
-
-def is_marked(value: Any) -> bool:
-    """Whether ``value`` is a table that a protected module returned."""
-    return isinstance(value, torch.Tensor) and (isinstance(value, CosSin) or hasattr(value, _MARK))
 
 
 def apply_rotary(
@@ -217,8 +95,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     that `safe_rope._bodies` has recognised is not run at all then: one kernel gives the same bits.
 
     Raises:
-        TypeError, ValueError: the function chooses rows by position_ids (before transformers 4.48), and those
-            are no integers, or negative ones; an index would take that for a row counted from the end.
+        TypeError: the function chooses rows by position_ids (before transformers 4.48), and those are no
+            integers.
     """
     chooses_rows = _chooses_rows(stock)
     recognised = _Recognised(stock)
@@ -229,7 +107,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
         if not any(is_marked(value) for value in (*args, *kwargs.values())):
             return stock(*args, **kwargs)
         if chooses_rows is not None:
-            _check_positions(kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows])
+            ids: Any = kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows]
+            check_arguments(ids, torch.float32)
         if not recognised.tried and not torch.compiler.is_compiling():
             recognised.try_now()
         if recognised.body is not None and _is_worthwhile(args, kwargs):
@@ -285,12 +164,6 @@ def _chooses_rows(stock: Callable[..., Any]) -> int | None:
     parameters = list(inspect.signature(stock).parameters.values())
     needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
     return [p.name for p in parameters].index("position_ids") if "position_ids" in needed else None
-
-
-def _check_positions(position_ids: Any) -> None:
-    check_arguments(position_ids, torch.float32)
-    if position_ids.is_cpu and position_ids.numel() and not must_stay_opaque(position_ids):
-        refuse_negative(int(position_ids.min()))
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

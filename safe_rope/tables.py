@@ -148,7 +148,8 @@ class _Table:
         """Return cos and sin of every rotary phase, times attention_scaling.
 
         Args:
-            position_ids: integer positions, any shape ``[...]``, any device.
+            position_ids: integer positions, any shape ``[...]``, any device; negative ones (padding of -1)
+                give cos and sin of the negative phase.
             dtype: float32, float64, bfloat16 or float16.
 
         Returns:
@@ -156,7 +157,7 @@ class _Table:
 
         Raises:
             TypeError: position_ids is not an integer tensor, or dtype is none of the four.
-            ValueError: a position is negative (see the class for accelerators).
+            ValueError: a position is -2**63, or a uint64 beyond int64 (see the class for accelerators).
 
         """
         if must_stay_opaque(position_ids):
@@ -181,7 +182,7 @@ class RotaryTable(_Table):
     Within 1 ulp of FP32 at every position below 10 million, the same bits on every device, eager and
     compiled. It takes less than 7 MB per device at rotary_dim 128, never grows, and is built at the first
     lookup. On CPU there is no upper bound on the position. An accelerator is never waited for; since a bad
-    position cannot be refused there, a negative one, or one from 2**31 on, gives NaN. A device without
+    position cannot be refused there, one whose magnitude is 2**31 or more gives NaN. A device without
     float64 (mps) is served from the CPU, at the price of two copies and a sync.
 
     Args:

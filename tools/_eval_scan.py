@@ -18,8 +18,8 @@ from typing import Any
 
 import _compare_scan
 
-from safe_rope.scan.analyze import SourceError, analyze
-from safe_rope.scan.finding import Finding, apply_edits
+from safe_rope.scan.engine.finding import Finding, apply_edits
+from safe_rope.scan.run.analyze import SourceError, analyze
 
 # After upstream's fix (#28760), as published with the labelled set: file, line, whether it is contested.
 SURVIVORS = {

@@ -8,18 +8,14 @@ import functools
 import importlib.metadata
 import json
 import logging
-import os
 import random
-import resource
-import select
-import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _forked import in_child, one_rank
 from _zoo_summary import ONE_ROUNDING, markdown, rotations, summarize
 
 LIMIT = 120.0
@@ -37,7 +33,7 @@ def main() -> int:
         rows = list({(row["pair"], name): row for file in files for name, row in file.items()}.values())
         print(markdown(rows) if arguments.markdown else summarize(rows))
         return 0
-    _environment()
+    one_rank()
     import _zoo_worker as worker  # imports torch, and so comes after the environment
     from _zoo_shrink import config_classes
 
@@ -58,7 +54,7 @@ def main() -> int:
             if deadline and time.monotonic() > deadline:
                 break
             work = functools.partial(worker.survey, name, scenarios, kinds, largest)
-            row = _in_child(work, arguments.limit, round(arguments.memory * 2**30))
+            row = in_child(work, arguments.limit, round(arguments.memory * 2**30))
             row = {"model_type": name, **row, "pair": pair()}
             output.write(json.dumps(row) + "\n")
             output.flush()
@@ -123,84 +119,6 @@ def _fails(row: dict[str, Any]) -> bool:
     if any(error > ONE_ROUNDING for _, _, error in rotations([row])):
         return True
     return any(result not in (None, "same") for result in row.get("run", {}).values())
-
-
-def _environment() -> None:
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in names.items():
-        os.environ[name] = value
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    os.environ["TQDM_DISABLE"] = "1"
-
-
-def _in_child(work: Any, limit: float, memory: int) -> dict[str, Any]:
-    """Run ``work`` in a fork of this process, which has everything imported already."""
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _child(work, writer, memory)
-    os.close(writer)
-    try:
-        text = _receive(reader, time.monotonic() + limit)
-    finally:
-        os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
-    if text is None:
-        return {"status": "timeout", "reason": f"not done after {limit:.0f} s"}
-    if not text:
-        return {"status": "crash", "reason": f"the process ended with status {status}"}
-    result: dict[str, Any] = json.loads(text)
-    return result
-
-
-def _child(work: Any, writer: int, memory: int) -> None:
-    try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        if not os.environ.get("ZOO_DEBUG"):
-            os.dup2(silence, 2)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
-        import deepspeed
-        import torch
-
-        torch.set_num_threads(1)  # made anew after a fork: a race, once there are threads
-        deepspeed.init_distributed("gloo", verbose=False)
-        try:
-            row = work()
-        except BaseException as error:
-            if os.environ.get("ZOO_DEBUG"):
-                import traceback
-
-                traceback.print_exc()
-            row = {"status": "crash", "reason": f"{type(error).__name__}: {error!s}"[:300]}
-        data = json.dumps(row).encode()
-        while data:
-            data = data[os.write(writer, data) :]
-    finally:
-        os._exit(0)
-
-
-def _receive(reader: int, deadline: float) -> str | None:
-    data = b""
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([reader], [], [], left)[0]:
-            return None
-        chunk = os.read(reader, 1 << 16)
-        if not chunk:
-            return data.decode()
-        data += chunk
-    return None
 
 
 @contextlib.contextmanager

@@ -88,7 +88,12 @@ class ImpatientRotaryEmbedding(nn.Module):
 
 def _build_unsupported() -> Any:
     ImpatientRotaryEmbedding.built = 0
-    return nn.Sequential(nn.ModuleDict({"rotary": ImpatientRotaryEmbedding(64)}))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return nn.Sequential(nn.ModuleDict({"rotary": ImpatientRotaryEmbedding(64)}))
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +257,7 @@ def test_positions_that_are_no_counts_are_refused(family: str, tables: str) -> N
     ):  # 4.36's Mistral rounds them itself
         with pytest.raises(TypeError, match="position_ids must be an integer tensor"):
             model(ids, position_ids=fractions)
-    with pytest.raises(ValueError, match="position_ids must be in 0"):
-        model(ids, position_ids=torch.tensor([[0, 1, -2, 3]]))
+    model(ids, position_ids=torch.tensor([[0, 1, -2, 3]]))  # padding, which the stock model computes
     survival.assert_runs(model)
 
 

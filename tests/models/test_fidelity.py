@@ -206,21 +206,26 @@ def test_an_unprotected_model_is_not_touched_by_a_guard_that_is_open(family: str
 def test_the_stock_function_is_back_once_the_last_protected_model_is_gone(family: str, how: str) -> None:
     namespace = survival.modelling(family)
     gc.collect()
-    stock = namespace.apply_rotary_pos_emb
-    assert not hasattr(stock, "_safe_rope") and stock.__code__.co_filename == namespace.__file__  # noqa: PT018
+    function = namespace.apply_rotary_pos_emb
+    stock = function.__code__
+    assert not hasattr(function, "__wrapped__")
+    assert stock.co_filename == namespace.__file__
     models = [survival.build(family), families.build(family)] if how == "guard" else [families.build(family)]
     if how == "protect":
         safe_rope.protect(models[0])
-    replacement = namespace.apply_rotary_pos_emb
+    replacement = function.__code__
     assert replacement is not stock
+    assert namespace.apply_rotary_pos_emb is function, "whoever holds the function holds the FP32-aware one"
     models.append(survival.build(family))
-    assert namespace.apply_rotary_pos_emb is replacement, "one replacement serves every model"
+    assert function.__code__ is replacement, "one replacement serves every model"
     del models[0]
     gc.collect()
-    assert namespace.apply_rotary_pos_emb is replacement, "one protected model is still there"
+    assert function.__code__ is replacement, "one protected model is still there"
     models.clear()
     gc.collect()
-    assert namespace.apply_rotary_pos_emb is stock
+    assert function.__code__ is stock
+    assert not any(name.startswith("__safe_rope") for name in vars(namespace))
+    assert not hasattr(function, "__wrapped__")
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -27,7 +27,7 @@ def call(
     )
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "quality"])
+@pytest.mark.parametrize("command", [*COMMANDS, "quality", "libraries"])
 def test_help_prints_usage_and_makes_no_environment(command: str, tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     done = call(command, "--help", env={"SAFE_ROPE_VENV": str(folder)})

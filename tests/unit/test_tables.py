@@ -149,10 +149,12 @@ def test_levels_are_combined_by_products_and_sums_that_round_one_by_one() -> Non
 
 def test_the_accelerator_path_marks_what_it_cannot_refuse_with_nan() -> None:
     lookup = RotaryTable(inverse_frequencies())._lookup
-    positions = torch.tensor([-1, -(2**63), 2**31, 2**63 - 1, 5])
+    positions = torch.tensor([-(2**31), -(2**63), 2**31, 2**63 - 1, 5, -5])
     ((_, rows),) = lookup._on_accelerator(positions)  # type: ignore[attr-defined]
     assert rows[:, :4].isnan().all()
-    assert not rows[:, 4].isnan().any()
+    assert not rows[:, 4:].isnan().any()
+    assert torch.equal(rows[0, 4], rows[0, 5])
+    assert torch.equal(rows[1, 4], -rows[1, 5])
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5000,)])

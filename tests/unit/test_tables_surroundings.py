@@ -296,16 +296,34 @@ def test_positions_that_are_no_integers_are_refused(bad: Any, table_class: type[
 
 @pytest.mark.parametrize("table_class", TABLE_CLASSES)
 @pytest.mark.parametrize("length", [1, 2, 500])
-def test_negative_positions_are_refused(length: int, table_class: type[Any]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_negative_positions_turn_the_other_way(
+    length: int, dtype: torch.dtype, table_class: type[Any]
+) -> None:
+    table = table_class(inverse_frequencies())
     positions = torch.arange(length)
-    for bad in (positions - length, positions.flip(0) - 1, positions.to(torch.int8).new_full((length,), -1)):
-        with pytest.raises(ValueError, match=r"position_ids must be in 0 .. 2\*\*63 - 1, got -"):
-            table_class(inverse_frequencies()).lookup(bad)
+    for signed in (positions - length, positions.flip(0) - 1, positions * 1000 - 7000, -positions - 2**33):
+        cos, sin = table.lookup(signed, dtype)
+        mirrored_cos, mirrored_sin = table.lookup(-signed, dtype)
+        assert torch.equal(cos, mirrored_cos)
+        assert torch.equal(sin, -mirrored_sin)
+    ids = torch.tensor([[-1, 0, 1]])
+    cos, sin = table.lookup(ids, torch.float64)
+    phase = ids[..., None].double() * inverse_frequencies().double()
+    assert torch.allclose(cos, phase.cos(), atol=1e-7)
+    assert torch.allclose(sin, phase.sin(), atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [-(2**63), 2**63])
+def test_a_position_without_a_magnitude_is_refused(bad: int) -> None:
+    dtype = torch.int64 if bad < 0 else torch.uint64
+    with pytest.raises(ValueError, match="position_ids must be"):
+        RotaryTable(inverse_frequencies()).lookup(torch.tensor([bad, 0], dtype=dtype))
 
 
 def test_a_run_past_the_largest_int64_is_refused() -> None:
     wrapping = torch.arange(100) + (2**63 - 50)
-    with pytest.raises(ValueError, match="position_ids must be in"):
+    with pytest.raises(ValueError, match="position_ids must be below"):
         RotaryTable(inverse_frequencies()).lookup(wrapping)
 
 

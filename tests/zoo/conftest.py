@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import one_rank
 import pytest
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -40,6 +42,19 @@ def _architectures() -> str:
     return ",".join(dict.fromkeys([*names, *(name.replace("_", "-") for name in names)]))
 
 
+@pytest.fixture(scope="module")
+def deepspeed_group() -> Iterator[None]:
+    """A real process group of one, over gloo."""
+    import deepspeed
+    import torch
+
+    linear = torch.nn.functional.linear  # ZeRO-3 replaces it for good
+    with one_rank.environment():
+        deepspeed.init_distributed("gloo")
+        yield
+    torch.nn.functional.linear = linear
+
+
 @pytest.fixture(scope="session")
 def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The survey's line of each architecture."""
@@ -49,3 +64,15 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     subprocess.run(command, check=False, capture_output=True, timeout=900)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     return {row["model_type"]: row for row in rows}
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many cells of each kind `test_do_no_harm` has seen; all of them go to the file ZOO_CELLS."""
+    harm_cells = sys.modules.get("harm_cells")
+    if harm_cells is None or not harm_cells.COLLECTED:
+        return
+    terminalreporter.section("styles of position modules: cells of each kind")
+    terminalreporter.write_line(harm_cells.summary(harm_cells.COLLECTED))
+    output = os.environ.get("ZOO_CELLS")
+    if output:
+        Path(output).write_text(json.dumps(harm_cells.as_data(harm_cells.COLLECTED), indent=1))

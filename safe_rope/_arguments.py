@@ -1,0 +1,235 @@
+"""What the constructors of modules are called with: read from their frames, or told by attributes.
+
+An argument is kept as it was when the constructor got it, as far as that can be known: constructors pop
+entries, consume iterators and write to their config. Where one may have changed before anybody looked, the
+arguments are not `certain`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dis
+import functools
+import inspect
+from collections.abc import Hashable, Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, set, dict)
+_READING = {"get", "items", "keys", "values", "copy"}
+_CHANGING = {"pop", "popitem", "update", "setdefault", "clear", "append", "extend", "insert", "remove"}
+
+
+class Arguments(NamedTuple):
+    """What a constructor was called with, and whether it is certain that it was."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    certain: bool = True
+
+    def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments for one call: what that call changes, it changes for itself.
+
+        Raises:
+            ValueError: an iterator among them cannot be run through again.
+
+        """
+        return tuple(map(_revived, self.args)), {name: _revived(value) for name, value in self.kwargs.items()}
+
+    def key(self) -> Hashable | None:
+        """Return what two calls that make the same tables have in common; None where that cannot be said."""
+        values = (*self.args, *self.kwargs.values())
+        if any(isinstance(value, nn.Module) for value in values):
+            return None
+        try:
+            return tuple(self.kwargs), tuple(_identity(value) for value in values)
+        except Exception:
+            return None
+
+
+class Kept(NamedTuple):
+    """An object with the attributes that it had when a constructor got it."""
+
+    value: Any
+    attributes: dict[str, Any]
+
+
+def arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None:
+    """Read the arguments of the outermost constructor of ``module`` that is running, from its frame."""
+    outermost = None
+    # The chain of constructors of this object: its own, its bases', and wrappers around each.
+    while frame is not None and first_argument(frame) is module:
+        if frame.f_code.co_name == "__init__" or _is_deepspeeds(frame):
+            outermost = frame
+        frame = frame.f_back
+    return None if outermost is None else _call_of(outermost)
+
+
+def _is_deepspeeds(frame: FrameType) -> bool:
+    # zero.Init's wrapper around a constructor has the arguments before the constructor has touched them.
+    name = frame.f_globals.get("__name__")
+    return isinstance(name, str) and name.startswith("deepspeed.")
+
+
+def first_argument(frame: FrameType) -> Any:
+    """Return the object that a method's frame was called on, or whatever comes first."""
+    code = frame.f_code
+    if code.co_argcount == 0 and not code.co_flags & inspect.CO_VARARGS:
+        return None
+    with _locals_of(frame) as values:
+        first = values.get(code.co_varnames[0])
+    if code.co_argcount == 0 and isinstance(first, tuple):
+        return first[0] if first else None
+    return first
+
+
+@contextlib.contextmanager
+def _locals_of(frame: FrameType) -> Iterator[dict[str, Any]]:
+    values = frame.f_locals
+    try:
+        yield values
+    finally:
+        # Before Python 3.13 this is a copy that the frame keeps, and with it whatever the caller lets go of.
+        if type(values) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            values.clear()
+
+
+def _call_of(frame: FrameType) -> Arguments | None:
+    with _locals_of(frame) as values:
+        return _call_with(frame, values)
+
+
+def _call_with(frame: FrameType, values: dict[str, Any]) -> Arguments | None:
+    code = frame.f_code
+    names = code.co_varnames
+    count, keywords = code.co_argcount, code.co_kwonlyargcount
+    rest: tuple[Any, ...] = ()
+    more: dict[str, Any] = {}
+    at = count + keywords
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = values.get(names[at], ())
+        at += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        more = values.get(names[at], {})
+    if any(name not in values for name in names[1 : count + keywords]):
+        return None
+    if count == 0:
+        rest = rest[1:]
+    args: tuple[Any, ...] = (*(values[name] for name in names[1:count]), *rest)
+    kwargs = {**{name: values[name] for name in names[count : count + keywords]}, **more}
+    if count and not rest and code.co_posonlyargcount <= 1:
+        args, kwargs = (), {**{name: values[name] for name in names[1:count]}, **kwargs}
+    certain = frame.f_lasti < _first_change(code)
+    certain = certain and not any(isinstance(v, Iterator) for v in (*args, *kwargs.values()))
+    return Arguments(tuple(map(_kept, args)), {name: _kept(value) for name, value in kwargs.items()}, certain)
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_change(code: CodeType) -> int:
+    """Return the offset of the first instruction that may change an argument: rebind it or write to it."""
+    flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names = set(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount + flags])
+    instructions = list(dis.get_instructions(code))
+    for index, one in enumerate(instructions):
+        after = instructions[index + 1 : index + 3]
+        if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")) and names & _named(one):
+            return one.offset
+        loads = one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and names & _named(one)
+        if loads and after and _changes(after):
+            return one.offset
+    return len(code.co_code) + 1
+
+
+def _named(instruction: dis.Instruction) -> set[str]:
+    value = instruction.argval
+    return set(value) if isinstance(value, tuple) else {value}
+
+
+def _changes(after: list[dis.Instruction]) -> bool:
+    """Whether what follows the loading of an object writes to it."""
+    first = after[0]
+    if first.opname in ("STORE_ATTR", "DELETE_ATTR", "COPY", "DUP_TOP"):
+        return True
+    if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return first.argval in _CHANGING
+    return len(after) > 1 and after[1].opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "COPY", "DUP_TOP_TWO")
+
+
+# ---- arguments as they were ----------------------------------------------------------------------------
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, (*_PLAIN, torch.Tensor, nn.Module, type)):
+        return value
+    if type(value) in _CONTAINERS:
+        return _copied(value)
+    if isinstance(value, Iterator):
+        with contextlib.suppress(Exception):  # a generator, say: `fresh` refuses it
+            return copy.copy(value)
+        return value
+    attributes = getattr(value, "__dict__", None)
+    if callable(value) or type(attributes) is not dict:
+        return value
+    return Kept(value, {name: _copied(held) for name, held in attributes.items()})
+
+
+def _copied(value: Any) -> Any:
+    """Return a container with what it holds now, two levels deep; anything else as it is."""
+    if type(value) is dict:
+        return {key: copy.copy(held) if type(held) in _CONTAINERS else held for key, held in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(copy.copy(held) if type(held) in (list, dict) else held for held in value)
+    return value
+
+
+def _revived(value: Any) -> Any:
+    if isinstance(value, Kept):
+        duplicate = copy.copy(value.value)
+        vars(duplicate).update({name: _copied(held) for name, held in value.attributes.items()})
+        return duplicate
+    if isinstance(value, Iterator):
+        try:
+            return copy.copy(value)
+        except TypeError as error:
+            raise ValueError(
+                f"an argument is a {type(value).__name__}, which cannot be run through again"
+            ) from error
+    return _copied(value)
+
+
+def _identity(value: Any) -> Hashable:
+    if isinstance(value, _PLAIN):
+        return (type(value), value)
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, Kept):
+        # The same config can be changed between two models that are built from it.
+        return id(value.value), repr(value.attributes)
+    if isinstance(value, Iterator):
+        raise ValueError("an iterator is consumed: no two calls are the same")
+    return id(type(value)), repr(value)
+
+
+# ---- arguments that nobody saw -------------------------------------------------------------------------
+
+
+def infer_arguments(module: nn.Module, stock: type[nn.Module]) -> Arguments | None:
+    """Tell from its attributes what a module was built with; None where they do not say."""
+    kwargs = {}
+    try:
+        parameters = list(inspect.signature(stock.__init__).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.name in module.__dict__:
+            kwargs[parameter.name] = _kept(module.__dict__[parameter.name])
+        elif parameter.default is parameter.empty:
+            return None
+    return Arguments((), kwargs, certain=False)

@@ -1,0 +1,160 @@
+"""The ways that a model is loaded: what is done while it is built, and what afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import unittest.mock
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Make = Callable[[], nn.Module]
+
+# Buckets of the default size are a gigabyte for each engine.
+SMALL = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000}
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": True},
+    "zero_allow_untested_optimizer": True,
+}
+
+
+class Held(nn.Module):
+    """A model with something to train, for styles that have no weights."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.held = make()
+        self.trained = nn.Linear(4, 4)
+
+    def forward(self, *args: Any) -> Any:
+        return self.held(*args)
+
+
+def alone(make: Make) -> nn.Module:
+    """Build the model."""
+    return make()
+
+
+def as_it_is(model: nn.Module) -> nn.Module:
+    """Leave the model as it was built."""
+    return model
+
+
+@dataclass(frozen=True)
+class LoadPath:
+    """A load path.
+
+    Attributes:
+        name: what tables of cells call it.
+        dtype: what the inputs have afterwards.
+        build: builds the model; a guard is open meanwhile.
+        load: what happens afterwards; returns what is called.
+        held: whether the model is built inside `Held`.
+
+    """
+
+    name: str
+    dtype: torch.dtype
+    build: Callable[[Make], nn.Module] = alone
+    load: Callable[[nn.Module], Callable[..., Any]] = as_it_is
+    held: bool = False
+
+
+def zero_init() -> Any:
+    """Return the context in which parameters are partitioned as they are made."""
+    import deepspeed
+
+    return deepspeed.zero.Init(config_dict_or_path=CONFIG | {"zero_optimization": {"stage": 3, **SMALL}})
+
+
+def inside_zero_init(make: Make) -> nn.Module:
+    """Build the model inside of zero.Init."""
+    with zero_init():
+        return make()
+
+
+def under_low_default(make: Make) -> nn.Module:
+    """Build the model where what has no dtype is BF16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return make()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def on_meta(make: Make) -> nn.Module:
+    """Build the model on meta and give it memory, which holds anything: here NaN."""
+    with torch.device("meta"):
+        model = make()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # empty memory is filled then
+    try:
+        return model.to_empty(device="cpu")
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def initialized(model: nn.Module, stage: int) -> Callable[..., Any]:
+    """Return the DeepSpeed engine of the model."""
+    import deepspeed
+
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    config = CONFIG | {"zero_optimization": {"stage": stage, **SMALL}}
+    # Stage 3 looks for garbage in the whole process, which takes ten times as long as all the rest.
+    with unittest.mock.patch("gc.collect", return_value=0):
+        engine: Callable[..., Any] = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    return engine
+
+
+PLAIN = LoadPath("plain", torch.float32)
+ZERO_INIT = LoadPath("zero.Init", torch.bfloat16, build=inside_zero_init)
+CAST = LoadPath("to(bfloat16)", torch.bfloat16, load=lambda model: model.to(torch.bfloat16))
+DEFAULT_DTYPE = LoadPath("default dtype", torch.bfloat16, build=under_low_default)
+HALF_AND_BACK = LoadPath("half and back", torch.float32, load=lambda model: model.half().float())
+META = LoadPath("meta", torch.float32, build=on_meta)
+ZERO_2 = LoadPath("ZeRO-2", torch.bfloat16, load=functools.partial(initialized, stage=2), held=True)
+ZERO_3 = LoadPath(
+    "ZeRO-3", torch.bfloat16, inside_zero_init, functools.partial(initialized, stage=3), held=True
+)
+PATHS = (PLAIN, ZERO_INIT, CAST, DEFAULT_DTYPE, HALF_AND_BACK, META, ZERO_2, ZERO_3)
+
+
+@contextlib.contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Have every partitioned parameter whole; what is written to it stays."""
+    partitioned = [p for p in model.parameters() if hasattr(p, "ds_id")]
+    if not partitioned:
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(partitioned, modifier_rank=0):
+        yield
+
+
+@contextlib.contextmanager
+def functions_put_back() -> Iterator[None]:
+    """Put back the ``linear`` that zero.Init leaves replaced: it rounds differently in FP32."""
+    linear = nn.functional.linear
+    try:
+        yield
+    finally:
+        nn.functional.linear = linear
+        torch.set_default_dtype(torch.float32)
+
+
+@torch.no_grad()
+def set_weights(model: nn.Module) -> None:
+    """Give every trainable parameter values that follow from its name, exact in BF16 and FP16."""
+    with gathered(model):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and not parameter.is_meta:
+                generator = torch.Generator().manual_seed(zlib.crc32(name.removeprefix("held.").encode()))
+                values = torch.randint(-16, 17, parameter.shape, generator=generator, dtype=torch.int64)
+                parameter.copy_(values.float() / 64)

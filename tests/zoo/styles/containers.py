@@ -1,0 +1,156 @@
+"""Tables in lists, dictionaries and namespaces."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from styles.formulas import Pair, half_width
+from styles.registry import DIM, LONGEST, style
+
+
+def frequencies(dim: int, base: float = 10000.0) -> torch.Tensor:
+    return 1.0 / (base ** (torch.arange(0, dim, 2).float() / dim))
+
+
+def tables(dim: int, length: int, base: float = 10000.0) -> Pair:
+    phase = torch.outer(torch.arange(length).float(), frequencies(dim, base))
+    return phase.cos(), phase.sin()
+
+
+@style("container")
+class TablesInAList(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        self.cache = [*tables(dim, length)]
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = (table[: x.shape[1]].to(x.dtype) for table in self.cache)
+        return cos, sin
+
+
+@style("container")
+class TablesInATuple(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        self.freqs = tables(dim, length)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.freqs[0][: x.shape[1]].to(x), self.freqs[1][: x.shape[1]].to(x)
+
+
+@style("container", inv_freq="rope.inv_freq", exact=half_width)
+class TablesInADict(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        cos, sin = tables(dim, length)
+        self.rope = {"inv_freq": frequencies(dim), "cos": cos, "sin": sin}
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.rope["cos"][: x.shape[1]].to(x.dtype), self.rope["sin"][: x.shape[1]].to(x.dtype)
+
+
+@style("container")
+class TablesInANamespace(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        cos, sin = tables(dim, length)
+        self.rope = SimpleNamespace(cos=cos, sin=sin, dim=dim)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.rope.cos[: x.shape[1]].to(x.dtype), self.rope.sin[: x.shape[1]].to(x.dtype)
+
+
+class CosSinPair(NamedTuple):
+    """Both tables by name."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@style("container")
+class TablesInANamedTuple(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        self.pair = CosSinPair(*tables(dim, length))
+
+    def forward(self, x: torch.Tensor) -> CosSinPair:
+        return CosSinPair(self.pair.cos[: x.shape[1]].to(x.dtype), self.pair.sin[: x.shape[1]].to(x.dtype))
+
+
+@style("container", "nested")
+class TablesByLayerType(nn.Module):
+    """A dictionary of dictionaries: short-sighted layers have another base."""
+
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        bases = {"sliding": 10000.0, "full": 1000000.0}
+        self.tables = {
+            kind: dict(zip(("cos", "sin"), tables(dim, length, base), strict=True))
+            for kind, base in bases.items()
+        }
+
+    def forward(self, x: torch.Tensor) -> dict[str, Pair]:
+        return {
+            kind: (pair["cos"][: x.shape[1]].to(x.dtype), pair["sin"][: x.shape[1]].to(x.dtype))
+            for kind, pair in self.tables.items()
+        }
+
+
+@style("container", "buffer", inv_freq="full_inv_freq")
+class BuffersByLayerType(nn.Module):
+    """Buffers whose names are put together in a loop."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.kinds = ("sliding", "full")
+        for kind, base in zip(self.kinds, (1e4, 1e6), strict=True):
+            self.register_buffer(f"{kind}_inv_freq", frequencies(dim, base), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> list[Pair]:
+        answers = []
+        for kind in self.kinds:
+            phase = torch.outer(torch.arange(x.shape[1]).float(), getattr(self, f"{kind}_inv_freq").float())
+            answers.append((phase.cos().to(x.dtype), phase.sin().to(x.dtype)))
+        return answers
+
+
+class Axis(nn.Module):
+    """One of several in a list."""
+
+    def __init__(self, dim: int, base: float) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", frequencies(dim, base), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("container", "module list", inv_freq="ropes.1.inv_freq")
+class RopesInAModuleList(nn.Module):
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.ropes = nn.ModuleList(Axis(dim, 10.0**power) for power in (3, 4))
+
+    def forward(self, x: torch.Tensor) -> list[Any]:
+        return [rope(x) for rope in self.ropes]
+
+
+class Registry(dict):  # type: ignore[type-arg]
+    """A dictionary of a class of its own."""
+
+
+@style("container", "hidden module", inv_freq="registry.rope.inv_freq", exact=half_width)
+class RopeHiddenFromTheModule(nn.Module):
+    """A rope in a dictionary that is no ModuleDict: no cast reaches it, and nobody lists it."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.registry = Registry(rope=Axis(dim, 10000.0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.registry["rope"](x)

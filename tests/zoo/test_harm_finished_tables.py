@@ -1,0 +1,154 @@
+"""Finished tables that a parent or a user changes, wherever a module keeps them, stay changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import no_harm
+import pytest
+import torch
+from no_harm import BF16, DIM, FP32, LENGTH
+from torch import nn
+
+import safe_rope
+
+pytestmark = pytest.mark.usefixtures("deepspeed_group")
+
+
+def sines() -> torch.Tensor:
+    phase = torch.outer(torch.arange(LENGTH, dtype=torch.float32), no_harm.frequencies())
+    return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+class Table(nn.Module):
+    """Adds rows of a table; ``get`` and ``put`` say where it is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fill(sines())
+
+    def fill(self, table: torch.Tensor) -> None:
+        self.register_buffer("table", table, persistent=False)
+
+    def get(self) -> Any:
+        return self.table
+
+    def put(self, table: torch.Tensor) -> None:
+        self.table = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.get()[: x.shape[-2]].to(x.dtype)
+
+
+class InTheCheckpoint(Table):
+    def fill(self, table: torch.Tensor) -> None:
+        self.register_buffer("table", table)
+
+
+class Attribute(Table):
+    def fill(self, table: torch.Tensor) -> None:
+        self.table = table
+
+
+class InAList(Table):
+    def fill(self, table: torch.Tensor) -> None:
+        self.tables = [table]
+
+    def get(self) -> Any:
+        return self.tables[0]
+
+    def put(self, table: torch.Tensor) -> None:
+        self.tables[0] = table
+
+
+class InAnObject(Table):
+    def fill(self, table: torch.Tensor) -> None:
+        self.holder = SimpleNamespace(table=table)
+
+    def get(self) -> Any:
+        return self.holder.table
+
+    def put(self, table: torch.Tensor) -> None:
+        self.holder.table = table
+
+
+STYLES = {style.__name__: style for style in (Table, InTheCheckpoint, Attribute, InAList, InAnObject)}
+
+
+def doubled(module: Table) -> None:
+    module.put(module.get() * 2)
+
+
+def doubled_in_place(module: Table) -> None:
+    module.get().mul_(2)
+
+
+def without_a_first_row(module: Table) -> None:
+    module.get()[0] = 0
+
+
+def shortened(module: Table) -> None:
+    module.put(module.get()[: LENGTH // 2].clone())
+
+
+WRITES: dict[str, Callable[[Table], None]] = {
+    write.__name__: write for write in (doubled, doubled_in_place, without_a_first_row, shortened)
+}
+
+
+class Parent(nn.Module):
+    def __init__(self, style: str, write: str | None = None) -> None:
+        super().__init__()
+        self.positions = STYLES[style]()
+        if write is not None:
+            WRITES[write](self.positions)
+        self.layer = nn.Linear(DIM, DIM)
+
+
+def assert_holds(model: Any, true: torch.Tensor) -> None:
+    x = torch.zeros(1, len(true), DIM)
+    for dtype in (FP32, BF16):
+        assert torch.equal(model.positions(x.to(dtype))[0], true.to(dtype))
+    again = copy.deepcopy(model).float()
+    assert torch.equal(again.positions.get(), true)
+    assert torch.equal(again.positions(x)[0], true)
+
+
+@pytest.mark.parametrize("load", no_harm.FILLED)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("style", STYLES)
+def test_what_a_parent_writes_stays(style: str, write: str, load: str) -> None:
+    true = Parent(style, write).positions.get().clone()
+    model, _ = no_harm.guarded(lambda: Parent(style, write), load)
+    assert_holds(model, true)
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("style", STYLES)
+def test_what_a_user_writes_stays(style: str, write: str, how: str) -> None:
+    true = Parent(style, write).positions.get().clone()
+    if how == "guard":
+        model, _ = no_harm.guarded(lambda: Parent(style))
+    else:
+        model = Parent(style)
+        no_harm.protected(model)
+    model.positions(torch.zeros(1, 4, DIM))
+    WRITES[write](model.positions)
+    assert_holds(model, true)
+    assert_holds(model.to(BF16), true)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_other_values_of_a_checkpoint_win_over_those_of_the_constructor(write: str) -> None:
+    changed = Parent("InTheCheckpoint", write)
+    if len(changed.positions.get()) != LENGTH:
+        pytest.skip("a load refuses another shape")
+    with safe_rope.guard():
+        model = Parent("InTheCheckpoint")
+    model.load_state_dict(changed.state_dict())
+    assert_holds(model, changed.positions.get())
+    assert_holds(model.half(), changed.positions.get())
