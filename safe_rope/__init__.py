@@ -12,8 +12,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 from safe_rope.errors import (
@@ -28,13 +26,11 @@ from safe_rope.errors import (
 )
 
 if TYPE_CHECKING:
-    from safe_rope.audit import AuditReport as AuditReport
-    from safe_rope.audit import audit as audit
+    from safe_rope._audit.model import AuditReport as AuditReport
+    from safe_rope._audit.model import audit as audit
+    from safe_rope._protection import guard as guard
+    from safe_rope._protection import protect as protect
     from safe_rope.autocast.engine import initialize as initialize
-    from safe_rope.guard import guard as guard
-    from safe_rope.guard import protect as protect
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AuditReport",
@@ -55,10 +51,10 @@ __all__ = [
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
-    "guard": "safe_rope.guard",
-    "protect": "safe_rope.guard",
-    "audit": "safe_rope.audit",
-    "AuditReport": "safe_rope.audit",
+    "guard": "safe_rope._protection",
+    "protect": "safe_rope._protection",
+    "audit": "safe_rope._audit.model",
+    "AuditReport": "safe_rope._audit.model",
     "initialize": "safe_rope.autocast.engine",
 }
 _SUBMODULES = frozenset(
@@ -68,7 +64,6 @@ _SUBMODULES = frozenset(
         "frequencies",
         "integrations",
         "registry",
-        "rewrite",
         "rotation",
         "tables",
     }
@@ -79,6 +74,10 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         globals()[name] = value = getattr(_import(_LAZY[name], name), name)
         return value
+    if name == "__version__":
+        from safe_rope._base.version import version
+
+        return version()
     if name in _SUBMODULES:
         return _import(f"{__name__}.{name}", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -94,17 +93,6 @@ def _import(module: str, name: str) -> Any:
             f"safe_rope.{name} needs {error.name}, which is not installed; "
             'install the training extra: pip install "safe-rope[train]"'
         ) from error
-
-
-class _Package(types.ModuleType):
-    """Keeps ``safe_rope.guard`` the function, which importing the submodule of that name would replace."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _LAZY and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

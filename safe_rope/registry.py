@@ -84,6 +84,11 @@ class RopePatch:
         if self.source not in get_args(Source):
             raise ConfigError(f"RopePatch.source must be one of {get_args(Source)}, got {self.source!r}")
 
+    @property
+    def functions(self) -> tuple[tuple[str, str], ...]:
+        """Each module that this patch names with each application function that may be in it."""
+        return tuple((module, name) for module in self.modules for name in self.applications)
+
     def covers(self, cls: type) -> bool:
         """Whether ``cls`` is one of this patch's rotary classes (its own name, not a base's)."""
         return cls.__name__ in self.rotary_classes and cls.__module__ in self.modules

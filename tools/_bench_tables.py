@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from safe_rope import _double_double as dd
-from safe_rope._levels import combine
 from safe_rope.frequencies import RopeSpec
 from safe_rope.tables import RotaryTable
+from safe_rope.tables import _double_double as dd
+from safe_rope.tables._levels import combine
 
 TARGET = 0.45
 THETA = 1e4

@@ -31,6 +31,7 @@ ONCE = {"docs", "numerics", "scan", "tools"}
 CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
+    ("-c", "from importlinter.cli import lint_imports_command as lint; lint()"),
     ("mypy",),
     ("mypy", "tools"),
 )
@@ -141,7 +142,8 @@ def _run(job: Job, ready: Future[Environment], shown: bool) -> Ended:
     except ToolError:
         return Ended(job, 2, None)
     say(f"--- {job.name}")
-    command = [str(environment.python), "-m", *job.command]
+    module = () if job.command[0] == "-c" else ("-m",)
+    command = [str(environment.python), *module, *job.command]
     began = time.monotonic()
     if shown:
         status = run(command, env=environment.variables(), cwd=ROOT, limit=job.limit)

@@ -47,7 +47,14 @@ RANDOM_BLOCKS = 16
 RANDOM_BLOCK = 4096
 LISTED = 200
 """Entries that are not correctly rounded are listed up to so many."""
-SOURCES = ("tables", "_exact", "_levels", "_angles", "_double_double", "_positions")
+SOURCES = (
+    "tables/__init__",
+    "tables/_exact",
+    "tables/_levels",
+    "tables/_angles",
+    "tables/_double_double",
+    "_base/positions",
+)
 
 Span = tuple[int, int]
 

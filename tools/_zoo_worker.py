@@ -53,7 +53,7 @@ _IMPORTED_LATER = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
     "transformers.integrations.deepspeed",
-    "safe_rope.guard",
+    "safe_rope._protection",
 )
 Guard = Callable[[], AbstractContextManager[Any]]
 

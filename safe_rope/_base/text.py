@@ -1,9 +1,9 @@
-"""The nearest known name to a wrong one."""
+"""Text for people: tables with aligned columns, and the nearest known name to a wrong one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 _RULE = re.compile(r"([A-Z]+)0*([0-9]+)")
@@ -23,3 +23,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         if ratio > best_ratio:
             best, best_ratio = candidate, ratio
     return best
+
+
+def aligned(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> list[str]:
+    """Return the lines of a table."""
+    rows = [header, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-_UNINSTALLED = "0.1.0"
-
 
 @functools.cache
 def version() -> str:
@@ -15,4 +13,4 @@ def version() -> str:
     try:
         return metadata.version("safe-rope")
     except metadata.PackageNotFoundError:
-        return _UNINSTALLED
+        return "0+unknown"

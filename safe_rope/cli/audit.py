@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from safe_rope._audit_job import DTYPES, Job, choose_dtype, load_deepspeed_config, load_model_config
-from safe_rope._audit_outcome import Outcome
-from safe_rope._audit_process import MeasurementError, measure
+from safe_rope._audit.command.job import DTYPES, Job, choose_dtype, load_deepspeed_config, load_model_config
+from safe_rope._audit.command.outcome import Outcome
+from safe_rope._audit.command.process import MeasurementError, measure
 from safe_rope.cli._progress import following
 from safe_rope.errors import ConfigError, MissingDependencyError
 
@@ -96,7 +96,7 @@ def command(context: click.Context, /, **values: Any) -> None:
         raise
     outcome = Outcome.read(job.name, dtype, job.stage, found)
     if plot is not None:
-        from safe_rope._audit_plot import draw
+        from safe_rope._audit.command.plot import draw
 
         draw(outcome, plot)
     _print(outcome, options["style"])

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from safe_rope._audit_job import load_model_config
-from safe_rope._audit_outcome import aligned, number
-from safe_rope._audit_process import MeasurementError, measure
-from safe_rope._audit_sides import read_side
+from safe_rope._audit.command.job import load_model_config
+from safe_rope._audit.command.outcome import number
+from safe_rope._audit.command.process import MeasurementError, measure
+from safe_rope._audit.command.sides import read_side
+from safe_rope._base.text import aligned
 from safe_rope.cli._progress import following
 from safe_rope.cli.audit import LONGEST, read_positions, require
 

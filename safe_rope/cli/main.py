@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from safe_rope import __version__
 from safe_rope.errors import SafeRopeError
 
 # name -> (module, what --help of the root says); the modules of `scan`, `rule` and `run` never import torch.
@@ -54,7 +53,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="safe-rope")
+@click.version_option(package_name="safe-rope", prog_name="safe-rope")
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from safe_rope import _patch_releases, registry
-from safe_rope._audit_outcome import aligned
+from safe_rope import registry
+from safe_rope._base.text import aligned
+from safe_rope.cli import _patch_releases
 from safe_rope.errors import ConfigError
 
 _HEADER = ("family", "classes", "protected", "tested with transformers")

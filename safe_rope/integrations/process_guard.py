@@ -17,9 +17,9 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from safe_rope._report import ModuleEntry, ProtectionReport, is_main_rank, warn_unprotected
+from safe_rope._protection import Guard, Tables
+from safe_rope._protection.report import ModuleEntry, ProtectionReport, is_main_rank, warn_unprotected
 from safe_rope.errors import UnsupportedModelError
-from safe_rope.guard import Guard, Tables
 from safe_rope.integrations import run_report
 from safe_rope.integrations.options import Options
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from safe_rope._report import is_main_rank
-from safe_rope.audit import AuditReport, audit
+from safe_rope._audit.model import AuditReport, audit
+from safe_rope._protection.report import is_main_rank
 
 if TYPE_CHECKING:
     from torch import nn

@@ -151,7 +151,7 @@ def test_the_guarded_verdict_the_plot_and_the_dump(tmp_path: Path) -> None:
     assert not report["ok"]
     assert max(row["position"] for row in report["paths"][0]["stock"]["rows"]) == 4095
     assert files[0].read_bytes().startswith(b"\x89PNG")
-    from safe_rope._audit_tables import load
+    from safe_rope._audit.command.dump import load
 
     groups, environment = load(files[1])
     assert environment["transformers"] == transformers.__version__

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from command_line import ROOT, run
 
-from safe_rope import _patch_releases, registry
+from safe_rope import registry
+from safe_rope.cli import _patch_releases
 from safe_rope.cli.main import main
 
 

@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "numerics"))
 
 from rotary_cases import cases
 
-from safe_rope.kernels import _eager, _triton
 from safe_rope.rotation import apply_rotary
+from safe_rope.rotation.kernels import _eager, _triton
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import safe_rope
-from safe_rope.rewrite import is_protected
+from safe_rope._protection.rewrite import is_protected
 from safe_rope.rotation import plain
 
 KINDS = ("exact", "fp32")

@@ -13,8 +13,8 @@ import survival
 import torch
 from torch import Tensor
 
-from safe_rope._bodies import recognise
 from safe_rope.rotation import CosSin, fp32_application
+from safe_rope.rotation._bodies import recognise
 
 
 def _stock(family: str) -> Callable[..., Any]:

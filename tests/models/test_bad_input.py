@@ -16,7 +16,7 @@ from torch import nn
 
 import safe_rope
 from safe_rope import ConfigError, PrecisionWarning, UnsupportedModelError
-from safe_rope.rewrite import is_protected
+from safe_rope._protection.rewrite import is_protected
 
 
 class Snapshot:

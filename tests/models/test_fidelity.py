@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import safe_rope
-from safe_rope.rewrite import stock_class
+from safe_rope._protection.rewrite import stock_class
 
 pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
 
@@ -198,7 +198,7 @@ def test_an_unprotected_model_is_not_touched_by_a_guard_that_is_open(family: str
         expected = stock(survival.tokens()).logits
         with safe_rope.guard():
             assert torch.equal(stock(survival.tokens()).logits, expected)
-    assert not any(isinstance(m, safe_rope.rewrite.ProtectedRotary) for m in stock.modules())
+    assert not any(isinstance(m, safe_rope._protection.rewrite.ProtectedRotary) for m in stock.modules())
 
 
 @pytest.mark.parametrize("how", ["guard", "protect"])

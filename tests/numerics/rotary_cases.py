@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from safe_rope.kernels import Form, _eager
-from safe_rope.kernels._form import planes, table_planes
+from safe_rope.rotation.kernels import Form, _eager
+from safe_rope.rotation.kernels._form import planes, table_planes
 
 Rotate = Callable[[Tensor, Tensor, Tensor, Tensor, bool], None]
 SHAPES = (

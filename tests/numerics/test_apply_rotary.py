@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from safe_rope.kernels import _eager
-from safe_rope.kernels._form import planes, table_planes
 from safe_rope.rotation import CosSin, apply_rotary
+from safe_rope.rotation.kernels import _eager
+from safe_rope.rotation.kernels._form import planes, table_planes
 from safe_rope.tables import RotaryTable
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -13,8 +13,8 @@ from rotary_cases import cases
 from rotary_reference import rotate
 from torch import Tensor
 
-from safe_rope.kernels import _compiled
 from safe_rope.rotation import apply_rotary
+from safe_rope.rotation.kernels import _compiled
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rotary_cases import cases
 
-from safe_rope.kernels import _triton
+from safe_rope.rotation.kernels import _triton
 
 
 def interpret() -> int:
@@ -27,7 +27,7 @@ def ptx(dtype: str, conjugate: bool, **options: Any) -> str:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from safe_rope.kernels._triton_kernel import rotate_kernel
+    from safe_rope.rotation.kernels._triton_kernel import rotate_kernel
 
     constants = {"HEADS": 32, "HALF": 64, "CONJUGATE": conjugate, "ROUND_BF16": False}
     pointers = {"out_ptr": f"*{dtype}", "x_ptr": f"*{dtype}", "cos_ptr": "*fp32", "sin_ptr": "*fp32"}

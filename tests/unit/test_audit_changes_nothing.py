@@ -13,8 +13,8 @@ from rotary_models import build, first_rotary, rope_types
 from torch import nn
 
 import safe_rope
-from safe_rope import application
 from safe_rope.registry import find
+from safe_rope.rotation import _installed
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def test_an_audit_leaves_the_application_and_its_count_alone() -> None:
     namespace = sys.modules[patch.modules[0]]
     wrapper = namespace.apply_rotary_pos_emb
     gc.collect()
-    users = application.users()
+    users = _installed.users()
     assert safe_rope.audit(model).ok
     gc.collect()
-    assert application.users() == users
+    assert _installed.users() == users
 
     def foreign(*args: Any, **kwargs: Any) -> None: ...
 

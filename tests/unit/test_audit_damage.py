@@ -11,7 +11,7 @@ from audited import has_caches, of
 from rotary_models import FAMILIES, LENGTH, build, first_rotary, rope_types, rotary_modules
 
 import safe_rope
-from safe_rope.recognition import read_spec
+from safe_rope._recognition.specs import read_spec
 from safe_rope.registry import find
 
 

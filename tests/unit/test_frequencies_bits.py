@@ -15,10 +15,9 @@ import pytest
 import torch
 from stock_frequencies import LLAMA3, NEEDS_FUNCTIONS, YARN, llama_config, longrope, stock
 
-from safe_rope import _powers
+from safe_rope._protection import guard, protect
 from safe_rope.errors import ConfigError
-from safe_rope.frequencies import RopeSpec
-from safe_rope.guard import guard, protect
+from safe_rope.frequencies import RopeSpec, _powers
 
 THETAS = (1e4, 5e5, 1e6)
 DIMS = (64, 128)

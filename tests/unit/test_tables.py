@@ -12,10 +12,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from safe_rope import _exact, _levels
-from safe_rope._exact import _store
-from safe_rope._levels import COARSE, FINE, TOP, Levels
-from safe_rope.tables import RotaryTable, StockTable
+from safe_rope.tables import RotaryTable, StockTable, _exact, _levels
+from safe_rope.tables._exact import _store
+from safe_rope.tables._levels import COARSE, FINE, TOP, Levels
 
 THETAS = [1e4, 5e5, 1e6]
 

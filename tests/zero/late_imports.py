@@ -13,7 +13,7 @@ def is_ours(value: object) -> bool:
 
     value = getattr(value, "__func__", value)  # a staticmethod's
     code = getattr(value, "__code__", None)
-    return code is not None and Path(code.co_filename).parent == Path(safe_rope.__file__).parent
+    return code is not None and Path(safe_rope.__file__).parent in Path(code.co_filename).parents
 
 
 def main() -> None:

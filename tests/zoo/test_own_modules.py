@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 import safe_rope
-from safe_rope.rewrite import is_pinned, is_protected
+from safe_rope._protection.rewrite import is_pinned, is_protected
 
 
 class PlainRotary(nn.Module):

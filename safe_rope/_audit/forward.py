@@ -1,0 +1,172 @@
+"""Ask a rotary module's ``forward`` for cos and sin without changing the module: a copy of it answers."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safe_rope._audit.reference import CosSinTable, Errors, Reference, compare
+from safe_rope._base import originals
+from safe_rope._protection.pinned import PinnedState
+from safe_rope._protection.rotary import RotaryState
+from safe_rope.rotation import plain
+
+
+class UnmeasurableError(Exception):
+    """``forward`` does not answer as rotary modules do; the message says how."""
+
+
+def isolated(module: nn.Module) -> nn.Module:
+    """Return a copy of ``module`` that owns everything a ``forward`` may write to.
+
+    Not `copy.deepcopy`: hooks of DeepSpeed and accelerate would take half the model with them, and a
+    protected module's copy would install its application function.
+    """
+    if next(module.parameters(), None) is not None:
+        raise UnmeasurableError("it holds parameters, so it is more than a rotary module")
+    return _isolated(module, {})
+
+
+def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    duplicate = object.__new__(type(module))
+    for name, value in vars(module).items():
+        if name == "forward" and getattr(value, "__self__", None) is not module:
+            continue  # a wrapper around the original's method, such as accelerate's
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            value = types.MethodType(value.__func__, duplicate)
+        elif "hooks" not in name and name != "_parameters":
+            value = _own(value, memo)
+        duplicate.__dict__[name] = value
+    return duplicate
+
+
+def _own(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy of what ``forward`` may write to; anything else, such as FSDP's state, is shared."""
+    if isinstance(value, nn.Module):
+        return _isolated(value, memo)
+    if isinstance(value, Tensor | RotaryState | PinnedState):
+        return copy.deepcopy(value, memo)
+    if isinstance(value, dict):
+        duplicate = copy.copy(value)
+        duplicate.update({key: _own(held, memo) for key, held in value.items()})
+        return duplicate
+    if type(value) in (list, set, tuple):
+        return type(value)(_own(held, memo) for held in value)
+    return value
+
+
+def with_tables_of_its_forward(module: nn.Module, convention: str) -> nn.Module:
+    """Return ``module``, or a copy that has run where a forward of a few positions makes inv_freq anew.
+
+    What such a buffer held before that is of no consequence.
+    """
+    inv_freq = module._buffers.get("inv_freq")
+    if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or convention != "positions":
+        return module
+    try:
+        duplicate = isolated(module)
+        x = originals.empty((1, 2, 1), dtype=torch.float32, device=inv_freq.device).zero_()
+        with torch.no_grad():
+            duplicate.forward(x, originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device))
+    except Exception:  # whatever foreign code raises: `measure_forward` will say so
+        return module
+    made = duplicate._buffers.get("inv_freq")
+    remade = isinstance(made, Tensor) and (made.shape != inv_freq.shape or not torch.equal(made, inv_freq))
+    return duplicate if remade else module
+
+
+def measure_forward(
+    module: nn.Module, reference: Reference, positions: list[int], device: torch.device
+) -> tuple[Errors, list[CosSinTable], torch.dtype]:
+    """Compare what ``forward`` returns for ``positions`` with float64, called with an FP32 ``x``.
+
+    Returns:
+        the errors; the tables themselves; the dtype that was returned.
+
+    Raises:
+        UnmeasurableError: ``forward`` raises, or returns something other than cos and sin.
+    """
+    tables = call(module, reference, positions, device, torch.float32)
+    parts = [compare(reference, table)[0] for table in tables]
+    return Errors.joined(parts), tables, tables[0].cos.dtype
+
+
+def call(
+    module: nn.Module, reference: Reference, positions: list[int], device: torch.device, dtype: torch.dtype
+) -> list[CosSinTable]:
+    """Return what ``forward`` gives for ``positions`` and an ``x`` of ``dtype``: one table a call."""
+    duplicate = isolated(module)
+    x = originals.empty((1, 1, 1, 1), dtype=dtype, device=device).zero_()
+    ask = _by_length if reference.convention == "length" else _by_positions
+    try:
+        return ask(duplicate, reference, sorted(positions), x)
+    except UnmeasurableError:
+        raise
+    except Exception as error:  # whatever foreign code raises is part of the finding
+        raise UnmeasurableError(f"forward raised {type(error).__name__}: {error}") from error
+
+
+def _by_positions(
+    duplicate: nn.Module, reference: Reference, positions: list[int], x: Tensor
+) -> list[CosSinTable]:
+    extra = {} if reference.layer_type is None else {"layer_type": reference.layer_type}
+
+    def ask(asked: list[int], length: int) -> CosSinTable:
+        ids = originals.tensor([asked], dtype=torch.int64, device=x.device)
+        cos, sin = _rows(duplicate.forward, reference, len(asked), x, position_ids=ids, **extra)
+        return CosSinTable(cos, sin, ids[0].cpu(), length, _computed_from(duplicate, reference))
+
+    if not reference.spec.depends_on_length:
+        return [ask(positions, 0)]
+    ask([0], 0)  # a short sequence brings a module back that has served a long one
+    return [ask([position], position + 1) for position in positions]
+
+
+def _computed_from(duplicate: nn.Module, reference: Reference) -> Tensor | None:
+    """The frequencies that the last call multiplied the positions by, float64 CPU, or None."""
+    inv_freq = getattr(duplicate, f"{reference.prefix}inv_freq", None)
+    if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or inv_freq.shape != reference.base.shape:
+        return None
+    values = plain(inv_freq).detach().to("cpu", torch.float64, copy=True) / reference.divisor
+    return values if bool(values.isfinite().all()) else None
+
+
+def _by_length(
+    duplicate: nn.Module, reference: Reference, positions: list[int], x: Tensor
+) -> list[CosSinTable]:
+    cached = int(reference.cached_length())
+    calls = [(cached, [p for p in positions if p < cached])]
+    calls += [(position + 1, [position]) for position in positions if position >= cached]
+    tables = []
+    for length, asked in calls:
+        if asked:
+            cos, sin = _rows(duplicate.forward, reference, length, x, seq_len=length)
+            index = originals.tensor(asked, dtype=torch.int64, device="cpu")
+            rebuilt = _computed_from(duplicate, reference) if length > cached else None
+            rows = cos[index.to(cos.device)], sin[index.to(sin.device)]
+            tables.append(CosSinTable(*rows, index, length, rebuilt))
+    return tables
+
+
+def _rows(
+    forward: Callable[..., Any], reference: Reference, count: int, x: Tensor, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    result = forward(x, **kwargs)
+    if not (isinstance(result, tuple | list) and len(result) == 2):
+        raise UnmeasurableError(f"forward returned {type(result).__name__}, not cos and sin")
+    tables = []
+    for table in result:
+        width = table.shape[-1] if isinstance(table, Tensor) and table.dim() else 0
+        pairs = len(reference.base)
+        if width not in (pairs, 2 * pairs) or table.numel() != count * width or table.is_complex():
+            shape = list(table.shape) if isinstance(table, Tensor) else type(table).__name__
+            raise UnmeasurableError(
+                f"forward returned {shape} for {count} positions, not [..., {count}, {2 * pairs}]"
+            )
+        tables.append(plain(table).detach().reshape(count, width))
+    return tables[0], tables[1]

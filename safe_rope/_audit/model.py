@@ -1,0 +1,80 @@
+"""`audit`: measure every rotary module of a live model against float64, and say where damage comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from safe_rope import constructors
+from safe_rope._audit.module import ModuleAuditor, class_name
+from safe_rope._audit.reference import TOLERANCE
+from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
+from safe_rope._audit.wrappers import compute_dtype, own_class, pending_casts, unwrapped
+from safe_rope._protection.rewrite import is_protected, state_of
+from safe_rope._recognition.specs import is_position_module
+from safe_rope.errors import ConfigError, UnsupportedModelError
+from safe_rope.registry import find
+
+__all__ = ["AuditReport", "Finding", "MeasuredRow", "ModuleAudit", "audit"]
+
+
+def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditReport:
+    """Measure the position tables of ``model`` against float64; change nothing.
+
+    Measured are the tensors ``*inv_freq``, ``cos_cached`` and ``sin_cached`` of every rotary module,
+    protected or not, and what a copy of it returns from ``forward``. The reference is the phase position *
+    inv_freq in float64, with the FP32 inv_freq that the config asks for, and its cos and sin times
+    attention_scaling.
+
+    A phase error, in radians, is the largest over the frequencies and over the positions. For ``*inv_freq``,
+    and for a ``forward`` that computes from a damaged one, it is |error of inv_freq| * position, however
+    often that turns around: for the tensor at the largest measured position below max_position_embeddings,
+    for ``forward`` at the largest that is damaged. `ModuleAudit.rows` count the turns too, wherever the
+    frequencies that the module multiplied explain the angle that was measured. Of a ready table only the
+    angle between the measured pair and the true one is known, which is at most pi.
+
+    A table is damaged when its phases are off by more than 2**-20 of the phase (2**-20 rad for phases below
+    1), or its values by as much. Correct FP32 arithmetic stays below that at every position, one rounding of
+    inv_freq, a position, cos or sin to bfloat16 or float16 does not.
+
+    Args:
+        model: any `torch.nn.Module`: a model, a DeepSpeed engine at any ZeRO stage, FSDP in either form, a
+            PEFT, DDP or compiled model. Paths in the report are those in ``model`` as it is given. Buffers
+            that FSDP is to cast at the first forward are measured as they will be then.
+        positions: where ``forward`` is measured, instead of 0, 1, 255 to 257, 2047 to 2049, and, with max =
+            max_position_embeddings, max - 1 and 2 * max.
+
+    Raises:
+        UnsupportedModelError: ``model`` is no module.
+        ConfigError: ``positions`` is empty or holds something other than integers from 0 on.
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"audit() needs a torch.nn.Module, got {type(model).__name__}; "
+            "pass the model, not its name or config"
+        )
+    asked = None if positions is None else _checked(positions)
+    inner, around = unwrapped(model)
+    report = AuditReport(
+        model_class=class_name(own_class(type(inner))),
+        tolerance=TOLERANCE,
+        wrappers=tuple(class_name(type(wrapper)) for wrapper in around),
+    )
+    dtype, casts = compute_dtype(model), pending_casts(model)
+    with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
+        for path, module in model.named_modules():
+            patch = find(module) or (state_of(module).patch if is_protected(module) else None)
+            if patch is not None or is_position_module(module):
+                ModuleAuditor(report, path, module, patch, dtype, casts.get(module)).run(asked)
+    return report
+
+
+def _checked(positions: Iterable[int]) -> list[int]:
+    asked = list(positions)
+    if not asked or any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for p in asked):
+        raise ConfigError(
+            f"positions must be one or more integers from 0 on, got {asked!r}; pass e.g. [0, 4095, 100_000]"
+        )
+    return sorted(set(asked))

@@ -1,0 +1,237 @@
+"""What a rotary module's tensors and results should be, in float64, and how far measured ones are off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from safe_rope._base import originals
+from safe_rope._protection.rewrite import is_protected, state_of
+from safe_rope._protection.rotary import _divides_positions, _shown_spec
+from safe_rope._recognition.specs import Convention, read_spec
+from safe_rope.registry import RopePatch
+
+TOLERANCE = 2.0**-20
+"""Relative to a phase, and absolute below 1 rad: eight ulps of FP32.
+
+Measured on CPU at positions up to 131,071, stock FP32 modules of every rope type reach 2**-22.8 (position,
+product, cos and sin are each rounded). A device whose ``pow`` is off by 4 ulps stays under the tolerance too.
+The mildest damage, one rounding to float16, is 2**-12.
+"""
+
+BAD_RADIANS = 0.1
+
+LOW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class CosSinTable(NamedTuple):
+    """What was measured: values of cos and sin, and what they belong to.
+
+    Attributes:
+        cos: ``[n, rotary_dim]`` or ``[n, rotary_dim // 2]``, any dtype and device.
+        sin: as ``cos``.
+        positions: int64 CPU ``[n]``.
+        length: the length of the sequence that they are for; 0 where it makes no difference.
+        computed_from: the frequencies that the positions were multiplied by, float64 CPU
+            ``[rotary_dim // 2]``, where the module tells them; they say how many turns a phase is off.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+    length: int
+    computed_from: Tensor | None = None
+
+
+_ROWS = 8192
+
+_UNEXPLAINED = 2.0**-6
+"""Radians: cos and sin that were rounded to bfloat16 turn a pair by less."""
+
+
+class Reference:
+    """One rotary embedding of a module as its spec asks for it.
+
+    Attributes:
+        spec: what the module was built for.
+        prefix: what its tensors' names start with, "" or the layer type and an underscore.
+        divisor: what the module divides positions by (linear scaling before transformers 4.43), or 1.
+        base: FP32 CPU ``[rotary_dim // 2]``, what ``original_inv_freq`` should hold.
+        keeps_own: the module was protected with frequencies that its constructor made, not its config's.
+        layouts: the layouts that cos and sin may have; one where a patch says which.
+
+    Raises:
+        ConfigError, UnsupportedModelError: as `read_spec` does.
+    """
+
+    def __init__(
+        self, module: nn.Module, patch: RopePatch | None, layer_type: str | None, convention: Convention
+    ) -> None:
+        self.module = module
+        self.layer_type = layer_type
+        self.convention = convention
+        self.spec = read_spec(module, patch, layer_type)
+        self.prefix = "" if layer_type is None else f"{layer_type}_"
+        self.scaling = self.spec.attention_scaling
+        divides = _divides_positions(module, self.spec)
+        self.divisor = (self.spec.factor or 1.0) if divides else 1.0
+        self.base = _shown_spec(module, self.spec).inv_freq()
+        self.keeps_own = False
+        self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
+        if is_protected(module):
+            self._accept_own(state_of(module).sets[layer_type].original)
+
+    def _accept_own(self, kept: Tensor) -> None:
+        if kept.shape != self.base.shape or torch.equal(kept, self.base):
+            return
+        # What a constructor made in peace is the authors' own; the same rounded to 16 bits is damage.
+        if relative_error(kept, self.base) > TOLERANCE and rounded_like(kept, self.base) is None:
+            self.base, self.keeps_own = kept, True
+
+    @property
+    def max_position(self) -> int:
+        """The model's longest announced sequence; 2048 where nothing says so."""
+        return self.spec.max_position_embeddings or 2048
+
+    def cached_length(self) -> Any:
+        """How long a sequence the module is set up for now: an int, a tensor, or 0."""
+        return getattr(self.module, f"{self.prefix}max_seq_len_cached", 0)
+
+    def expected(self, name: str) -> Tensor | None:
+        """What the tensor ``name`` (``*inv_freq``) should hold now, FP32 CPU; None where that is unknown."""
+        spec, rest = self.spec, name.removeprefix(self.prefix)
+        if rest == "original_inv_freq" or (rest == "inv_freq" and not spec.depends_on_length):
+            return self.base
+        if spec.rope_type == "longrope" and rest in ("inv_freq", "long_inv_freq"):
+            long = spec.inv_freq((spec.original_max_position_embeddings or 0) + 1)
+            actual = getattr(self.module, name).detach()
+            # Whichever the last sequence needed is there; a meta tensor has no values to tell.
+            if rest == "inv_freq" and (actual.is_meta or _nearer(actual, self.base, long)):
+                return self.base
+            return long
+        if rest != "inv_freq":
+            return None
+        return self.for_length(self.cached_length())
+
+    def for_length(self, length: Any) -> Tensor:
+        """Return the frequencies, FP32 CPU ``[rotary_dim // 2]``, that a sequence of ``length`` asks for."""
+        spec = self.spec
+        if spec.rope_type == "longrope":
+            limit = spec.original_max_position_embeddings or 0
+            return spec.inv_freq(limit + 1) if int(length) > limit else self.base
+        if not spec.depends_on_length or int(length) <= self.max_position:
+            return self.base
+        if self.convention == "positions":
+            length = originals.tensor(int(length), dtype=torch.int64, device="cpu")
+        return spec.inv_freq(length)
+
+    def phases(self, positions: Tensor, length: Any = 0) -> Tensor:
+        """Exact phases in a sequence of ``length``, float64 CPU ``[len(positions), rotary_dim // 2]``."""
+        frequencies = self.for_length(length).to(torch.float64)
+        if self.divisor != 1.0:
+            return positions.to(torch.float64)[:, None] * (frequencies / self.divisor)
+        return positions.to(torch.float64)[:, None] * frequencies
+
+
+@dataclass
+class Errors:
+    """Per measured position: float64 CPU ``[n]`` each; ``excess`` is the error over what is tolerated."""
+
+    positions: Tensor
+    phase: Tensor
+    cos: Tensor
+    excess: Tensor
+
+    @property
+    def damaged(self) -> bool:
+        """Whether an error is beyond the tolerance."""
+        return bool((self.excess > 1).any())
+
+    def first(self, beyond: Tensor) -> int | None:
+        """The first position where the mask ``beyond`` is set."""
+        found = self.positions[beyond]
+        return int(found.min()) if found.numel() else None
+
+    @staticmethod
+    def joined(parts: list[Errors]) -> Errors:
+        """Return the measurements of several calls as one."""
+        columns = zip(*((part.positions, part.phase, part.cos, part.excess) for part in parts), strict=True)
+        return Errors(*(torch.cat(column) for column in columns))
+
+
+def halves(table: Tensor, pairs: int, layout: str) -> tuple[Tensor, ...]:
+    """Split ``[n, rotary_dim]`` into the two values of every pair; ``[n, pairs]`` is there once."""
+    if table.shape[-1] == pairs:
+        return (table,)
+    if layout == "half":
+        return table[..., :pairs], table[..., pairs:]
+    return table[..., ::2], table[..., 1::2]
+
+
+def compare(reference: Reference, table: CosSinTable) -> tuple[Errors, str]:
+    """Measure ``table`` against float64; return also which layout it has."""
+    results = [(_errors(reference, table, layout), layout) for layout in reference.layouts]
+    return min(results, key=lambda result: float(result[0].excess.max()) if len(table.positions) else 0.0)
+
+
+def _errors(reference: Reference, table: CosSinTable, layout: str) -> Errors:
+    pairs = len(reference.base)
+    parts = []
+    for start in range(0, len(table.positions), _ROWS):
+        rows = slice(start, start + _ROWS)
+        positions = table.positions[rows]
+        phases = reference.phases(positions, table.length)
+        true_cos, true_sin = phases.cos(), phases.sin()
+        angle = torch.zeros_like(phases)
+        value = torch.zeros_like(phases)
+        cos, sin = halves(table.cos[rows], pairs, layout), halves(table.sin[rows], pairs, layout)
+        for c, s in zip(cos, sin, strict=True):
+            c, s = c.to("cpu", torch.float64), s.to("cpu", torch.float64)
+            turned = torch.atan2(s * true_cos - c * true_sin, c * true_cos + s * true_sin)
+            turned = _with_turns(turned, positions, phases, table.computed_from)
+            off = torch.maximum(
+                (c - true_cos * reference.scaling).abs(), (s - true_sin * reference.scaling).abs()
+            )
+            angle = torch.maximum(angle, turned.abs().nan_to_num(nan=torch.inf))
+            value = torch.maximum(value, off.nan_to_num(nan=torch.inf))
+        # A table of the wrong amplitude has the right angle: both are held to the tolerance.
+        excess = torch.maximum(angle, value / reference.scaling) / (TOLERANCE * phases.abs().clamp(min=1.0))
+        parts.append(Errors(positions, angle.amax(dim=-1), value.amax(dim=-1), excess.amax(dim=-1)))
+    return Errors.joined(parts)
+
+
+def _with_turns(turned: Tensor, positions: Tensor, phases: Tensor, computed_from: Tensor | None) -> Tensor:
+    """Add to the angle between a pair and the true one the whole turns that its frequency is known to add.
+
+    Only where that frequency explains the angle: positions that were rounded too turn by something else.
+    """
+    if computed_from is None:
+        return turned
+    expected = positions.to(torch.float64)[:, None] * computed_from - phases
+    whole = turned + (2 * math.pi) * ((expected - turned) / (2 * math.pi)).round()
+    explained = (whole - expected).abs() <= _UNEXPLAINED + 2.0**-18 * phases.abs()
+    return torch.where(explained, whole, turned)
+
+
+def rounded_like(actual: Tensor, expected: Tensor) -> str | None:
+    """Tell which 16-bit dtype ``actual`` (a float tensor) was rounded to on its way from ``expected``."""
+    actual = actual.detach().to("cpu", torch.float32)
+    for low, name in LOW.items():
+        if torch.equal(actual, expected.to(low).to(torch.float32)):
+            return name
+    return None
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest relative error; a value that should be 0 and is not counts as infinitely wrong."""
+    actual, expected = actual.to("cpu", torch.float64), expected.to(torch.float64)
+    off = (actual - expected).abs() / expected.abs()
+    return float(torch.where(actual == expected, 0.0, off).nan_to_num(nan=torch.inf).max())
+
+
+def _nearer(actual: Tensor, first: Tensor, second: Tensor) -> bool:
+    return relative_error(actual, first) <= relative_error(actual, second)

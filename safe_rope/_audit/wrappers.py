@@ -1,0 +1,92 @@
+"""What engines, FSDP, PEFT and compilers put around a model, and what that means for its position tables.
+
+The private names of FSDP that this needs are all here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope._audit.reference import LOW
+
+# Children under which torch's own wrappers keep the module.
+_INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_ENGINES = ("deepspeed.", "torch.nn.parallel.", "accelerate.")
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
+    """Return the model itself, and what is around it from the outside in."""
+    around: list[nn.Module] = []
+    while (inner := _inner(model)) is not None:
+        around.append(model)
+        model = inner
+    return model, around
+
+
+def _inner(model: nn.Module) -> nn.Module | None:
+    for name in _INNER:
+        if name in model._modules:
+            return model._modules[name]
+    if type(model).__module__.startswith(_ENGINES) and "module" in model._modules:
+        return model._modules["module"]
+    get_base_model: Any = getattr(model, "get_base_model", None)
+    if not (hasattr(model, "peft_config") and callable(get_base_model)):
+        return None
+    base: nn.Module = get_base_model()
+    return base if base is not model else None
+
+
+def own_class(cls: type) -> type:
+    """The class that ``fully_shard`` derived ``cls`` from, or ``cls``."""
+    sharded = _fsdp("FSDPModule")
+    if sharded is None or not issubclass(cls, sharded):
+        return cls
+    mro = cls.__mro__
+    return mro[mro.index(sharded) + 1] if mro[1] is sharded else cls
+
+
+def compute_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype of the activations: FSDP's param_dtype where it has one, else the parameters'."""
+    for state in _mixed_precision(model):
+        if isinstance(state.param_dtype, torch.dtype):
+            return state.param_dtype
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _mixed_precision(model: nn.Module) -> Iterator[Any]:
+    first, second = _fsdp("FullyShardedDataParallel"), _fsdp("FSDPModule")
+    for module in model.modules():
+        if first is not None and isinstance(module, first):
+            yield module.mixed_precision
+        elif second is not None and isinstance(module, second):
+            state = getattr(module, "_get_fsdp_state", None)
+            policy = getattr(state(), "_mp_policy", None) if callable(state) else None
+            if policy is not None:
+                yield policy
+
+
+def pending_casts(model: nn.Module) -> dict[nn.Module, torch.dtype]:
+    """Modules whose buffers FSDP will cast to a 16-bit dtype at the first forward, and to which."""
+    sharded = _fsdp("FullyShardedDataParallel")
+    pending: dict[nn.Module, torch.dtype] = {}
+    if sharded is None:
+        return pending
+    for unit in model.modules():  # outer units first: the innermost decides
+        if not isinstance(unit, sharded) or unit._is_root is not None:
+            continue
+        ignored = getattr(unit, "_ignored_modules", ())
+        for module in unit.modules():
+            pending.pop(module, None)
+            if unit.mixed_precision.buffer_dtype in LOW and module not in ignored:
+                pending[module] = unit.mixed_precision.buffer_dtype
+    return pending
+
+
+def _fsdp(name: str) -> Any:
+    # A model that FSDP holds has imported it; the audit has no reason to.
+    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)

@@ -1,0 +1,232 @@
+"""`guard` and `protect`: the two ways to make a model's position tables right and keep them so.
+
+`guard` is a context manager around the lines that build or load a model. While it is open, zero.Init's
+constructors tell the truth (`safe_rope.constructors`), position modules are built with nothing intercepted,
+and every one that the registry knows is rewritten as soon as it is built. `protect` does the last for a
+model that exists already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+from torch import nn
+
+from safe_rope._protection.frozen import frozen_positions
+from safe_rope._protection.plan import Options, Protection, References, Unprotectable, concerns, prepare
+from safe_rope._protection.report import ProtectionReport, warn_unprotected
+from safe_rope._protection.rewrite import is_pinned, is_protected, stock_class
+from safe_rope._protection.watch import ConstructionWatch
+from safe_rope.constructors import ConstructorGuard
+from safe_rope.errors import ConfigError, UnsupportedModelError
+
+Tables = Literal["exact", "fp32"]
+Apply = Literal["fp32", "stock"]
+InvFreq = Literal["checkpoint", "exact"]
+
+
+class Guard(contextlib.ContextDecorator):
+    """An open or closed guard; `guard` makes one. Also its own session: `report` tells what it has done."""
+
+    def __init__(
+        self,
+        tables: Tables = "exact",
+        apply: Apply = "fp32",
+        strict: bool = False,
+        inv_freq: InvFreq = "checkpoint",
+        *,
+        built: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        _check_options(tables, apply, inv_freq)
+        self.tables = tables
+        self.apply = apply
+        self.strict = strict
+        self.inv_freq = inv_freq
+        self.report = ProtectionReport(tables=tables, apply=apply)
+        self._built = built  # told of every position module, just before it is protected
+        self._depth = 0
+        self._lock = threading.RLock()
+        self._constructors = ConstructorGuard()
+        self._watch: ConstructionWatch | None = None
+
+    def start(self) -> Guard:
+        """Open the guard without a ``with`` statement; every `start` needs one `stop`."""
+        with self._lock:
+            if self._depth == 0:
+                self._constructors.open()
+                try:
+                    options = Options(self.tables, self.apply, self.inv_freq)
+                    self._watch = ConstructionWatch(options, self._built)
+                    self._watch.open()
+                except BaseException:
+                    self._constructors.close()
+                    raise
+            self._depth += 1
+        return self
+
+    def stop(self) -> None:
+        """Close the guard that `start` opened; put back everything that it replaced.
+
+        Raises:
+            UnsupportedModelError: the guard is strict and a position module was built that it cannot protect.
+        """
+        self._close(raise_unsupported=True)
+
+    def so_far(self) -> ProtectionReport:
+        """Return what was built, and still exists, since the open guard was opened."""
+        report = ProtectionReport(tables=self.tables, apply=self.apply)
+        with self._lock:
+            if self._watch is not None:
+                self._watch.catch_up()
+                self._watch.complete(report)
+        return report
+
+    def __enter__(self) -> Guard:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(raise_unsupported=error is None)
+
+    def _recreate_cm(self) -> Guard:
+        # As a decorator, every call gets a guard of its own.
+        return Guard(self.tables, self.apply, self.strict, self.inv_freq, built=self._built)
+
+    def _close(self, *, raise_unsupported: bool) -> None:
+        with self._lock:
+            if self._depth == 0:
+                raise ConfigError("stop() without start(): this guard is not open; call start() first")
+            self._depth -= 1
+            if self._depth:
+                return
+            watch, self._watch = self._watch, None
+            assert watch is not None
+            try:
+                watch.close()
+            finally:
+                self._constructors.close()
+            watch.complete(self.report)
+        if raise_unsupported:
+            _settle(self.report, self.strict, stacklevel=5)
+
+
+def guard(
+    tables: Tables = "exact",
+    apply: Apply = "fp32",
+    strict: bool = False,
+    inv_freq: InvFreq = "checkpoint",
+) -> Guard:
+    """Keep the position tables of every model that is built or loaded inside right, for its whole life.
+
+        with safe_rope.guard() as session:
+            model = AutoModelForCausalLM.from_pretrained(...)
+        print(session.report)
+
+    Works around, inside or between ``deepspeed.zero.Init`` contexts, as a decorator, and as
+    ``session = guard().start()`` … ``session.stop()``. What it cannot protect is in ``session.report`` and
+    is warned about once.
+
+    Args:
+        tables: ``"exact"``: cos and sin within 1 ulp of FP32 at every position, the same bits on every
+            device. ``"fp32"``: bit-identical to what the stock model computes in FP32 on CPU.
+        apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos
+            and sin are rounded to the activations' dtype, as the stock model does.
+        strict: raise UnsupportedModelError for what cannot be protected, instead of a warning.
+        inv_freq: ``"checkpoint"``: the frequencies that the stock code computes in FP32, which the model was
+            trained with, the same bits on every machine. ``"exact"``: the config's formula in float64,
+            rounded once; up to two units in the last place from the checkpoint's, and only with exact
+            tables.
+
+    Raises:
+        ConfigError: an option is not one of the above.
+        IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
+    """
+    return Guard(tables, apply, strict, inv_freq)
+
+
+def protect(
+    model: nn.Module,
+    *,
+    tables: Tables = "exact",
+    apply: Apply = "fp32",
+    strict: bool = False,
+    inv_freq: InvFreq = "checkpoint",
+) -> ProtectionReport:
+    """Repair, rewrite and pin the position modules of a model that already exists; return what was done.
+
+    Damaged tables are rebuilt from the model's config. Nothing is changed if an error is raised.
+
+    Args:
+        model: any `torch.nn.Module` that holds position modules: a model, a DeepSpeed engine, a
+            wrapped model.
+        tables: as for `guard`.
+        apply: as for `guard`.
+        strict: as for `guard`.
+        inv_freq: as for `guard`.
+
+    Raises:
+        UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be
+            protected.
+        ConfigError: an option, or a position module's configuration, contradicts itself.
+    """
+    _check_options(tables, apply, inv_freq)
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"protect() needs a torch.nn.Module, got {type(model).__name__}; "
+            "pass the model, not its name or config"
+        )
+    report = ProtectionReport(tables=tables, apply=apply)
+    references, options = References(model), Options(tables, apply, inv_freq)
+    results = []
+    for path, module in model.named_modules():
+        if concerns(module):
+            parent = model.get_submodule(path.rpartition(".")[0])
+            around = (stock_class(parent).__module__,)
+            results.append((path, prepare(module, references.find(path), around, options)))
+    for path, result in results:
+        if isinstance(result, Unprotectable):
+            report.add_unprotected(path, result.module, result.reason)
+    if strict:
+        # What would be kept though nobody can say whether it is right: raise before anything is changed.
+        refused = ProtectionReport(tables=tables, apply=apply, unprotected=list(report.unprotected))
+        for path, result in results:
+            if isinstance(result, Protection) and result.untold:
+                refused.add_unprotected(path, result.module, result.untold)
+        _settle(refused, strict, stacklevel=4)
+    for _, result in results:
+        if isinstance(result, Protection):
+            result._replace(reference=None).carry_out()
+    for path, module in model.named_modules():
+        if is_protected(module) or is_pinned(module):
+            report.add(path, module)
+        for found in frozen_positions((module,)):
+            report.add_frozen(path, found)
+    _settle(report, strict, stacklevel=4)
+    return report
+
+
+def _settle(report: ProtectionReport, strict: bool, stacklevel: int) -> None:
+    if not report.unprotected:
+        return
+    if strict:
+        raise UnsupportedModelError(report.describe_unprotected())
+    warn_unprotected(report, stacklevel)
+
+
+def _check_options(tables: Any, apply: Any, inv_freq: Any) -> None:
+    if tables not in ("exact", "fp32"):
+        raise ConfigError(f'tables must be "exact" or "fp32", got {tables!r}')
+    if apply not in ("fp32", "stock"):
+        raise ConfigError(f'apply must be "fp32" or "stock", got {apply!r}')
+    if inv_freq not in ("checkpoint", "exact"):
+        raise ConfigError(f'inv_freq must be "checkpoint" or "exact", got {inv_freq!r}')
+    if inv_freq == "exact" and tables == "fp32":
+        raise ConfigError(
+            'inv_freq="exact" needs tables="exact", got tables="fp32", which are the stock model\'s bits; '
+            "leave one of the two out"
+        )

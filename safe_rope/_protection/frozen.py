@@ -1,0 +1,104 @@
+"""Position tables that are frozen parameters: they are part of the model, and have the dtype that it has.
+
+The truthful constructors compute them in FP32, and they are rounded once to the user's dtype. Nothing keeps
+them from the next cast, so that they are named. A low frequency is a wrong one, wherever it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from safe_rope._base import bytecode
+from safe_rope._base.dtypes import LOW
+from safe_rope._recognition.explained import is_cast
+from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.rebuild import Rebuilt, has_position_name, is_frequency, is_position_table
+
+if TYPE_CHECKING:
+    from safe_rope._protection.plan import Reference
+
+_LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
+_LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
+
+
+def round_once(module: nn.Module, reference: Reference) -> None:
+    """Give frozen position tables the values that their constructor means, rounded once to their dtype.
+
+    Only where what they hold is explained by what was done to them (`safe_rope._recognition.explained`).
+
+    Args:
+        module: a module that holds parameters, which zero.Init may have partitioned already.
+        reference: what its constructor makes.
+
+    """
+    built = reference.module
+    if built is None or reference.rebuilt is None or reference.plain:
+        return
+    for name, parameter in module._parameters.items():
+        true = built._parameters.get(name)
+        if parameter is None or parameter.requires_grad or true is None or true.is_meta:
+            continue
+        if not is_position_table(
+            name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
+        ):
+            continue
+        here = getattr(parameter, "ds_tensor", parameter).data  # the shard of this rank, under ZeRO-3
+        wanted = _shard_like(true.detach().to(here.dtype), here)
+        if here.is_meta or torch.equal(here.cpu(), wanted):
+            continue
+        replays = (_parameter_of(replay, reference.path, name) for replay in reference.replays_of())
+        if any(r is not None and is_cast(here.cpu(), _shard_like(r, here)) for r in replays):
+            here.copy_(wanted)
+
+
+def _parameter_of(replay: Rebuilt | None, path: str, name: str) -> torch.Tensor | None:
+    try:
+        found = replay.module.get_submodule(path)._parameters.get(name) if replay is not None else None
+    except AttributeError:
+        return None
+    return None if found is None or found.is_meta else found.detach()
+
+
+def _shard_like(values: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+    if values.shape == here.shape:
+        return values
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    flat = values.reshape(-1)[rank * here.numel() : (rank + 1) * here.numel()]
+    return torch.nn.functional.pad(flat, (0, here.numel() - flat.numel())).view(here.shape)
+
+
+class Frozen(NamedTuple):
+    """A frozen parameter that holds positions; ``is_damaged`` where its dtype is too small for what it is."""
+
+    module: nn.Module
+    name: str
+    reason: str
+    is_damaged: bool
+
+
+def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
+    """Yield the frozen position tables of modules, and of torch's own modules (an Embedding) in them."""
+    for module in modules:
+        if type(module).__module__.startswith("torch."):
+            continue
+        for name, parameter in _own_parameters(module):
+            if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            if not (has_position_name(name) or bytecode.makes_waves(type(module))):
+                continue
+            low = is_frequency(name) and parameter.dtype in LOW
+            reason = _LOW.format(parameter.dtype) if low else _LEFT
+            yield Frozen(module, name, reason, low)
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield name, parameter
+    for child_name, child in module._modules.items():
+        if isinstance(child, nn.Embedding | nn.ParameterList | nn.ParameterDict):
+            yield from ((f"{child_name}.{name}", p) for name, p in child.named_parameters())

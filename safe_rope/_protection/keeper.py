@@ -1,0 +1,266 @@
+"""`Keeper`: keeps a module's position tables what they are, whatever casts, moves and loads do to them.
+
+What a user, a parent or a checkpoint writes to a table on purpose is adopted; what casts, moves and loads
+leave there is undone. The two are told apart by the values (`safe_rope._recognition.explained`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from safe_rope._recognition.explained import is_blank, is_damage
+from safe_rope._recognition.holdings import get_table, set_table
+from safe_rope.constructors._shadow import shadow_dtype
+from safe_rope.registry import RopePatch
+from safe_rope.rotation._cos_sin import CosSin
+
+logger = logging.getLogger(__name__)
+
+_LOADED = "_is_hf_initialized"
+"""How transformers marks what came from a checkpoint."""
+
+
+class Placed(NamedTuple):
+    """A table as it was put into the module, to know it by."""
+
+    tensor: torch.Tensor
+    version: int
+    address: int
+
+    def is_untouched(self, current: Any) -> bool:
+        """Whether ``current`` is this tensor, and nothing has written to it that left a trace."""
+        # `_version` detects in-place writes; the address detects `.data = ...`, which bumps no counter.
+        return (
+            self.tensor is current
+            and self.version == current._version
+            and self.address == address_of(current)
+        )
+
+
+class Keeper:
+    """What a protected module knows of its tables; kept by the module and copied with it."""
+
+    patch: RopePatch | None = None
+
+    def __init__(self) -> None:
+        self.nominal: dict[str, torch.dtype] = {}  # the dtype that each table has in the stock model
+        self.notes: dict[str, str] = {}  # what the report has to say of a table
+        # What a constructor gives under the conditions of the open guard: initialisation may write it again.
+        self.replays: Callable[[str], Iterable[torch.Tensor | None]] | None = None
+        self._placed: dict[str, Placed] = {}
+
+    # ------------------------------------------------------------------ what the values are
+
+    def names(self, module: nn.Module) -> Iterable[str]:
+        """Names of the tables, as `safe_rope._recognition.holdings` has them."""
+        raise NotImplementedError
+
+    def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        """Return a tensor of its own memory that holds the true values, on ``device``."""
+        raise NotImplementedError
+
+    def sample(self, name: str) -> torch.Tensor | None:
+        """Return the last true values [n], on CPU, to find writes that leave no trace; None for no look."""
+        return None
+
+    def stock(self, name: str) -> Iterable[torch.Tensor]:
+        """Return, on CPU, what else the stock model may put into a table when it initialises itself."""
+        return ()
+
+    def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
+        """Take ``values`` for the true ones from here on."""
+        raise NotImplementedError
+
+    def lose(self, module: nn.Module, name: str) -> None:
+        """Give a table up: somebody has written to it on meta, and nobody can say what."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ keeping
+
+    def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
+        """Put back every table that is not, untouched, the one that was put there before.
+
+        Args:
+            module: the module that this keeper belongs to.
+            device: where buffers go; None for where they are.
+
+        """
+        for name in tuple(self.names(module)):
+            current = get_table(module, name)
+            if device is None and self._is_right(name, current):
+                continue
+            self._judge(module, name, current)
+            if name not in self.names(module):
+                continue
+            target = device if device is not None and name in module._buffers else device_of(current)
+            if target.type == "meta" and name not in module._buffers:
+                target = torch.device("cpu")  # nobody would ever fill a plain attribute
+            self.put(module, name, self.make(module, name, target))
+
+    def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
+        """Put ``table`` into the module, and know it from here on."""
+        set_table(module, name, table)
+        self._placed[name] = Placed(table, table._version, address_of(table))
+
+    def _is_right(self, name: str, current: Any) -> bool:
+        known = self._placed.get(name)
+        if known is None or not known.is_untouched(current):
+            return False
+        # A write through `.data` leaves no other trace than the values; to read them stops an accelerator.
+        sample = self.sample(name) if type(current) is torch.Tensor and current.is_cpu else None
+        return sample is None or torch.equal(current.reshape(-1)[-len(sample) :], sample)
+
+    def _judge(self, module: nn.Module, name: str, current: Any) -> None:
+        """Adopt what stands in the place of a table, if somebody has put it there on purpose."""
+        known = self._placed.get(name)
+        if known is not None and isinstance(current, CosSin) and current.is_meta:
+            self.lose(module, name)
+            return
+        if known is not None and isinstance(current, CosSin):
+            # Made from what the module showed, in the stock model's dtype.
+            self.nominal[name] = current.nominal or current.dtype
+            self._placed.pop(name, None)
+            self.adopt(module, name, current.table)
+            return
+        if known is None or type(current) is not torch.Tensor:
+            return
+        if current.is_meta:
+            if known.tensor.is_meta and not known.is_untouched(current):
+                self.lose(module, name)
+            return
+        if current.shape == known.tensor.shape:
+            true = self.make(module, name, torch.device("cpu"))
+            if is_damage(current.detach().cpu(), true):
+                if current.dtype != true.dtype and not true.is_complex():
+                    self.nominal[name] = current.dtype  # cast by another way than the module's own
+                return
+            here = current.detach().cpu()
+            again = self.replays(name) if self.replays is not None else ()
+            if any(other is not None and is_damage(here, other) for other in (*self.stock(name), *again)):
+                return
+            if known.tensor.is_meta and not _is_filled(module, name, current):
+                return
+        elif is_blank(current):
+            return
+        if current is not known.tensor:
+            # Inside of zero.Init the stock model has its dtype.
+            self.nominal[name] = shadow_dtype(current) or current.dtype
+        logger.info("%s.%s: values that were put there on purpose are kept", type(module).__name__, name)
+        self._placed.pop(name, None)
+        self.adopt(module, name, current)
+
+    def replace_placed(self, name: str) -> None:
+        """Have a table put back at the next `restore`, without a look at what stands there."""
+        self._placed.pop(name, None)
+
+    @contextlib.contextmanager
+    def buffers_aside(self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Take the tables out while ``fn`` is applied to the rest; note what it would have made of them."""
+        self.restore(module)  # what was written to them before is judged before
+        aside = {name: module._buffers[name] for name in self.names(module) if name in module._buffers}
+        for name in aside:
+            module._buffers[name] = None
+        try:
+            yield
+            device = None
+            for name, buffer in aside.items():
+                dtype = self.nominal.get(name) or (torch.float32 if buffer is None else buffer.dtype)
+                sent = sent_by(fn, torch.empty(1, dtype=dtype, device=device_of(buffer)))
+                device = sent.device
+                if not dtype.is_complex:
+                    self.nominal[name] = sent.dtype
+        finally:
+            module._buffers.update(aside)
+            self._placed.update(
+                {name: Placed(b, b._version, address_of(b)) for name, b in aside.items() if b is not None}
+            )
+        self._place_anew(module, device)
+
+    def _place_anew(self, module: nn.Module, device: torch.device | None) -> None:
+        placed, self._placed = self._placed, {}
+        try:
+            self.restore(module, device)
+        except BaseException:
+            self._placed = placed
+            raise
+
+    def follow(self, module: nn.Module) -> None:
+        """Put the tables back where the module's own ``_apply`` has moved or cast them; note the dtypes."""
+        device = None
+        for name in self.names(module):
+            buffer = module._buffers.get(name)
+            if buffer is not None:
+                device = buffer.device
+                if not self.make(module, name, torch.device("cpu")).is_complex():
+                    self.nominal[name] = buffer.dtype
+        self._place_anew(module, device)
+
+    def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
+        """After a load: a checkpoint's own values are kept, unless they are the known ones rounded."""
+        for name in tuple(self.names(module)):
+            value = module._buffers.get(name) if prefix + name in loaded else None
+            if value is None or value.is_meta:
+                continue
+            true = self.make(module, name, torch.device("cpu"))
+            if value.shape == true.shape and not is_damage(value.detach().cpu(), true):
+                logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)
+                self._placed.pop(name, None)
+                self.adopt(module, name, value)
+            self._placed.pop(name, None)
+        self.restore(module)
+
+    def saved(self, name: str, table: torch.Tensor) -> torch.Tensor:
+        """Return ``table`` in the dtype in which the stock model would save it."""
+        nominal = self.nominal.get(name, table.dtype)
+        return table if table.is_complex() or nominal == table.dtype else table.to(nominal)
+
+    # ------------------------------------------------------------------ copies
+
+    def portable(self, module: nn.Module) -> dict[str, Any]:
+        """Return the module's attributes without its tables, which the keeper carries."""
+        names = set(self.names(module))
+        attributes = {name: value for name, value in module.__dict__.items() if name not in names}
+        buffers = module._buffers
+        attributes["_buffers"] = {name: None if name in names else v for name, v in buffers.items()}
+        attributes.update({name: None for name in names if name in vars(module)})
+        witness = next((b for name in names if (b := buffers.get(name)) is not None), torch.empty(0))
+        # A tensor, not a device: torch.load's map_location moves it along with the rest.
+        attributes["_safe_rope_device"] = witness.reshape(-1)[:0].clone()
+        return attributes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_placed": {}, "replays": None}
+
+
+def _is_filled(module: nn.Module, name: str, current: torch.Tensor) -> bool:
+    """Whether a buffer that stood on meta holds values that somebody computed or loaded."""
+    if current._version > 0 or getattr(current, _LOADED, False):
+        return bool(current.isfinite().all())
+    # A new tensor that nobody has written to: memory as it came, unless a loader put it there.
+    return False
+
+
+def sent_by(fn: Callable[[torch.Tensor], torch.Tensor], witness: torch.Tensor) -> torch.Tensor:
+    """Apply ``fn`` to a witness of a table. A table is known even where its buffer stands on meta."""
+    try:
+        return fn(witness)
+    except NotImplementedError:  # nothing can be copied from meta
+        if not witness.is_meta:
+            raise
+        return fn(torch.empty(witness.shape, dtype=witness.dtype, device="cpu"))
+
+
+def device_of(current: Any) -> torch.device:
+    """The device of a table, the CPU where it is none."""
+    return current.device if isinstance(current, torch.Tensor) else torch.device("cpu")
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where a plain tensor's memory is; 0 for any other."""
+    return tensor.data_ptr() if type(tensor) is torch.Tensor else 0

@@ -1,0 +1,173 @@
+"""What a pinned module knows: the true values of its tables, and how its forward is run on them.
+
+The module keeps computing as it does; its tables are put back, in the precision that its constructor gives
+them on CPU in FP32, whenever they have been cast, moved, lost or damaged. How its forward sees them is the
+business of `safe_rope._protection.running`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope._base import bytecode
+from safe_rope._base.dtypes import LOW
+from safe_rope._protection import running
+from safe_rope._protection.keeper import Keeper
+from safe_rope._recognition.holdings import get_table
+from safe_rope.constructors._shadow import shadow_dtype
+from safe_rope.errors import PrecisionWarning
+from safe_rope.registry import RopePatch
+from safe_rope.rotation._cos_sin import CosSin
+
+_values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
+_REMEMBERING = type(functools.lru_cache(lambda: None))
+_SAMPLE = 16
+LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
+
+
+def shared(values: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that stands for all pins with these values: layers often have the same table each."""
+    digest = hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).digest()
+    return _values.setdefault((tuple(values.shape), values.dtype, digest), values)
+
+
+@dataclasses.dataclass
+class Pin:
+    """One table: its true values, and whether they are ready for use (sin and cos, not frequencies)."""
+
+    values: torch.Tensor
+    finished: bool
+
+
+class PinnedState(Keeper):
+    """What a pinned module knows; it is kept by the module and copied with it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tables: dict[str, tuple[torch.Tensor, bool]],
+        patch: RopePatch | None = None,
+    ) -> None:
+        super().__init__()
+        self.patch = patch  # how cos and sin are applied in FP32, where they are
+        self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
+        self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
+        self.owner = f"{type(module).__module__}.{type(module).__qualname__}"
+        self.stores = bytecode.stores_in_forward(_stock_of(module))
+        self.runner = running.Runner()
+        self.marked: dict[str, CosSin] = {}  # tables that an application function takes
+
+    def differs(self, name: str) -> bool:
+        """Whether the stock model has the table in another dtype than the true values."""
+        return self.nominal[name] != self.pins[name].values.dtype
+
+    # ------------------------------------------------------------------ the tables
+
+    def names(self, module: nn.Module) -> Iterable[str]:
+        return self.pins
+
+    def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return self.pins[name].values.to(device, copy=True)
+
+    def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
+        super().put(module, name, table)
+        if self.patch is not None and self.patch.source == "tables" and table.dtype == torch.float32:
+            self.marked[name] = CosSin(table, self.nominal[name])
+
+    def sample(self, name: str) -> torch.Tensor | None:
+        values = self.pins[name].values
+        return values.reshape(-1)[-_SAMPLE:] if values.is_cpu else None
+
+    def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
+        pin = self.pins[name]
+        # A copy that nobody else writes to, where the table is: a copy to the CPU would stop a device.
+        with torch.inference_mode(False), torch.no_grad():
+            pin.values = values.detach().clone()
+
+    def lose(self, module: nn.Module, name: str) -> None:
+        del self.pins[name]
+        self.notes[name] = LOST
+
+    def keep_made(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
+        """Keep a table that the module's own forward has made anew."""
+        if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
+            warnings.warn(
+                f"{type(module).__name__} has made {name} anew in {table.dtype}, in a forward that cannot be "
+                "run again in FP32: from here on it is as rounded as without safe_rope. Build the model with "
+                "tables that are long enough, or protect the class by a RopePatch",
+                PrecisionWarning,
+                stacklevel=2,
+            )
+            self.nominal[name] = table.dtype
+        self.adopt(module, name, table)
+        self.replace_placed(name)
+
+    # ------------------------------------------------------------------ forward
+
+    def rotates(self, method: str) -> bool:
+        """Whether ``method`` of the module takes q and k and is to return them rotated in FP32."""
+        patch = self.patch
+        return patch is not None and patch.source == "states" and method in patch.applications
+
+    # ------------------------------------------------------------------ copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PinnedState:
+        duplicate = copy.copy(self)
+        duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
+        duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
+        duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, running.Runner()
+        return duplicate
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "runner": running.Runner(), "marked": {}}
+
+
+def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+    """Return the forward of a pinned ``stock``: its own, on the true tables."""
+    inner: Any = stock.forward
+    # What a forward that remembers remembers was computed from the tables of then.
+    anew = inner.__wrapped__ if isinstance(inner, _REMEMBERING) else inner
+
+    @functools.wraps(inner)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return running.run(self, anew, args, kwargs)
+
+    if anew is not inner:
+        vars(forward).update(cache_clear=inner.cache_clear, cache_info=inner.cache_info)
+    return forward
+
+
+def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a pinned ``stock``, which rotates in FP32 where a patch says so."""
+    inner = getattr(stock, name)
+
+    @functools.wraps(inner)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._safe_rope.rotates(name):
+            return inner(self, *args, **kwargs)
+        return running.rotate(self, inner, args, kwargs)
+
+    return method
+
+
+def _stock_of(module: nn.Module) -> type[nn.Module]:
+    return getattr(type(module), "_safe_rope_stock", type(module))
+
+
+def _nominal(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype:
+    current = get_table(module, name)
+    if not isinstance(current, torch.Tensor) or values.is_complex():
+        return values.dtype
+    # Under zero.Init the stock model has its dtype, whatever the truthful constructor gave.
+    return shadow_dtype(current) or current.dtype

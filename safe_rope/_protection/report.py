@@ -1,0 +1,146 @@
+"""What a guard or `protect` did: which modules are protected, how, and which are not, and why."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from safe_rope._base.dtypes import LOW
+from safe_rope._protection.rewrite import is_pinned
+from safe_rope._recognition.explained import UNTOLD
+from safe_rope.errors import PrecisionWarning
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from safe_rope._protection.frozen import Frozen
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """One position module: its path, its class, and how it is protected or why it is not.
+
+    ``level`` is "full" (own tables), "pinned" (the stock computation on tables that stay what the
+    constructor makes in FP32 on CPU; ``tables`` names them) or None. ``apply`` is "fp32" where q and k are
+    rotated in FP32, "stock" where cos and sin are rounded and applied as the stock model does it. ``reason``
+    says why a module is not protected, or which of its tables hold values that its constructor does not
+    give.
+    """
+
+    path: str
+    module_class: str
+    family: str | None = None
+    reason: str | None = None
+    level: str | None = None
+    tables: tuple[str, ...] = ()
+    apply: str | None = None
+
+    def __str__(self) -> str:
+        if self.level is None:
+            what = f"not protected: {self.reason}"
+        else:
+            tables = ", ".join(self.tables) or "what its forward makes"
+            what = (
+                f"rebuilt and pinned: {tables}" if self.level == "pinned" else f"protected as {self.family}"
+            )
+            what += ", applied in FP32" if self.apply == "fp32" else ", applied as stock"
+            what += f" ({self.reason})" if self.reason else ""
+        return f"{self.path or '(the module itself)'} ({self.module_class}): {what}"
+
+
+@dataclass
+class ProtectionReport:
+    """What was protected, with which options, and what was not. ``str()`` is one line a module.
+
+    ``left`` names position tables that are parts of the model like any other: frozen parameters.
+    """
+
+    tables: str
+    apply: str
+    protected: list[ModuleEntry] = field(default_factory=list)
+    unprotected: list[ModuleEntry] = field(default_factory=list)
+    left: list[ModuleEntry] = field(default_factory=list)
+
+    def add(self, path: str, module: nn.Module) -> None:
+        """Add a module that is protected fully or pinned."""
+        state: Any = module._safe_rope
+        name, family = _class_name(module), None if state.patch is None else state.patch.family
+        pins = state.pins if is_pinned(module) else {}
+        full = not is_pinned(module)
+        notes = {table: why for table, why in state.notes.items() if why != UNTOLD}
+        exact = {n: why for n, why in notes.items() if full or (n in pins and not _is_low(pins[n]))}
+        reason = _listed(exact, "; kept in full precision") if exact else None
+        if not full:
+            family, apply = family or "pinned", "stock" if state.patch is None else "fp32"
+            entry = ModuleEntry(path, name, family, reason, "pinned", tuple(pins), apply)
+        else:
+            entry = ModuleEntry(path, name, family, reason, "full", apply=state.apply)
+        if pins or full:
+            self.protected.append(entry)
+        others = {table: why for table, why in state.notes.items() if table not in exact}
+        if others:
+            self.add_unprotected(path, module, _listed(others, ""))
+
+    def add_unprotected(self, path: str, module: nn.Module, reason: str) -> None:
+        """Add a position module that cannot be protected."""
+        reason = f"{reason}; register a RopePatch for its class (safe_rope.registry.register)"
+        self.unprotected.append(ModuleEntry(path, _class_name(module), reason=reason))
+
+    def add_frozen(self, path: str, found: Frozen) -> None:
+        """Add a position table that is a frozen parameter."""
+        reason = f"{found.name} {found.reason}"
+        entries = self.unprotected if found.is_damaged else self.left
+        entries.append(ModuleEntry(path, _class_name(found.module), reason=reason))
+
+    def describe_unprotected(self) -> str:
+        """Say in one message which position modules are not protected, and what to do."""
+        lines = "; ".join(str(entry) for entry in self.unprotected)
+        return f"{len(self.unprotected)} position module(s) keep their stock tables: {lines}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, for JSON."""
+        return {
+            "tables": self.tables,
+            "apply": self.apply,
+            "protected": [vars(entry) | {} for entry in self.protected],
+            "unprotected": [vars(entry) | {} for entry in self.unprotected],
+            "left": [vars(entry) | {} for entry in self.left],
+        }
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.protected)} position module(s) protected (tables={self.tables}, apply={self.apply}), "
+            f"{len(self.unprotected)} not"
+        )
+        entries = (*self.protected, *self.unprotected, *self.left)
+        return "\n".join([head, *(f"  {entry}" for entry in entries)])
+
+
+def _is_low(pin: Any) -> bool:
+    return pin.values.dtype in LOW
+
+
+def _listed(notes: dict[str, str], end: str) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in notes.items()) + end
+
+
+def _class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+# torchrun, deepspeed and accelerate set the first; mpirun and srun, without them, one of the others.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+def is_main_rank() -> bool:
+    """Whether this process is rank 0, or not part of a distributed run."""
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
+    return rank in ("0", "-1")
+
+
+def warn_unprotected(report: ProtectionReport, stacklevel: int) -> None:
+    """Warn once, on rank 0, about what is not protected; ``stacklevel`` as for `warnings.warn`."""
+    if is_main_rank():
+        warnings.warn(report.describe_unprotected(), PrecisionWarning, stacklevel=stacklevel)

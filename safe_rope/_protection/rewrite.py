@@ -1,0 +1,403 @@
+"""Turn a rotary module into a protected one: its positions come from a spec, not from its buffers.
+
+The instance keeps its identity, its attributes and its buffers' names; its class becomes a subclass of the
+stock class with the same name. What changes is where cos and sin come from (`safe_rope.tables`, shared by
+all layers) and that the buffers which outside code reads are put back, right and FP32, after whatever was
+done to them.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope._base.dtypes import LOW
+from safe_rope._base.positions import is_watched
+from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
+from safe_rope._protection.rotary import RotaryState
+from safe_rope._recognition.arguments import first_argument
+from safe_rope._recognition.holdings import is_inside
+from safe_rope._recognition.rebuild import is_frequency
+from safe_rope._recognition.specs import calling_convention
+from safe_rope.errors import UnsupportedModelError
+from safe_rope.frequencies import Bits
+from safe_rope.registry import RopePatch
+from safe_rope.rotation import _installed
+from safe_rope.rotation._cos_sin import CosSin, marked
+from safe_rope.tables._rows import checked_once
+
+_classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
+_STATE = "_safe_rope"
+_MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
+"""What carries tensors about and computes nothing with them."""
+_INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
+
+
+def is_protected(module: nn.Module) -> bool:
+    """Whether ``module`` is a rotary module that `protect_module` has rewritten."""
+    return isinstance(module, ProtectedRotary)
+
+
+def is_pinned(module: nn.Module) -> bool:
+    """Whether ``module`` computes as it did, on tables that `pin_module` keeps right."""
+    return isinstance(module, PinnedPositions)
+
+
+def state_of(module: nn.Module) -> Any:
+    """What a protected module knows: a `RotaryState`, or a `PinnedState` where it is pinned."""
+    return module._safe_rope
+
+
+def settle(modules: Iterable[nn.Module]) -> None:
+    """Put the tables of protected and pinned modules back, whatever has been written to them."""
+    with checked_once():
+        for module in modules:
+            if isinstance(module, ProtectedModule):
+                state_of(module).restore(module)
+                keep_up(module)
+
+
+def plan(
+    module: nn.Module,
+    patch: RopePatch,
+    *,
+    tables: str,
+    apply: str,
+    true: Mapping[str, torch.Tensor] | None = None,
+    inv_freq: Bits = "checkpoint",
+) -> RotaryState:
+    """Work out everything that protecting ``module`` needs, and change nothing.
+
+    Args:
+        module: a rotary module that ``patch`` covers.
+        patch: the patch that covers it.
+        tables: ``"exact"`` or ``"fp32"``.
+        apply: ``"fp32"`` or ``"stock"``.
+        true: what its tables should hold, by name, where that is known; inv_freq among them is authoritative.
+        inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
+
+    Raises:
+        ConfigError: the module's configuration contradicts itself.
+        UnsupportedModelError: the module's class is not called as rotary modules are.
+    """
+    stock = stock_class(module)
+    convention = calling_convention(stock)
+    if convention is None:
+        raise UnsupportedModelError(
+            f"{stock.__module__}.{stock.__name__}.forward takes neither position_ids nor seq_len; "
+            f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
+        )
+    return RotaryState.read(
+        module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
+    )
+
+
+def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> None:
+    """Make ``module`` draw its cos and sin from ``state`` for the rest of its life."""
+    stock = stock_class(module)
+    state.patch = patch
+    _take_over(module, ProtectedRotary, state)
+    if type(module) is not stock:
+        _installed.acquire(module, patch.functions)
+    state.restore(module)
+    _show_properties(module)
+
+
+def keep_up(module: Any) -> None:
+    """Pin a fully protected module in which somebody has put what no table of a spec has, values and all."""
+    state = state_of(module)
+    if not isinstance(state, RotaryState) or not state.overruled:
+        return
+    cpu = torch.device("cpu")
+    names = list(state.names(module))
+    tables = {name: (state.make(module, name, cpu), not name.endswith("inv_freq")) for name in names}
+    for name, values in state.overruled.items():
+        if name in tables:
+            tables[name] = (values, tables[name][1])
+    patch = state.patch
+    if patch is not None:
+        patch = None if state.apply == "stock" else dataclasses.replace(patch, source="results")
+    pinned = PinnedState(module, tables, patch)
+    pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
+    pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
+    module.__class__ = _protected_class(stock_class(module), PinnedPositions)
+    vars(module)[_STATE] = pinned
+    pinned.restore(module)
+    _show_properties(module)
+
+
+def pin_module(
+    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], patch: RopePatch | None = None
+) -> None:
+    """Keep the named ``tables`` of ``module`` for the rest of its life.
+
+    Args:
+        module: any module; its class becomes a subclass of the stock class with the same name.
+        tables: for each buffer or attribute its true values, on CPU, and whether they are ready for use
+            (`safe_rope._recognition.provenance.Origin.FINISHED`).
+        patch: how the cos and sin that the module returns or holds are applied in FP32; None where they are
+            applied as the stock model does it.
+
+    Raises:
+        UnsupportedModelError: the class cannot be derived from.
+
+    """
+    state = PinnedState(module, tables, patch)
+    try:
+        _take_over(module, PinnedPositions, state)
+    except TypeError as error:
+        module.__dict__.pop(_STATE, None)
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
+        ) from error
+    if patch is not None and patch.source == "states":
+        _add_methods(type(module), patch)
+    elif patch is not None:
+        _installed.acquire(module, patch.functions)
+    state.restore(module)
+    _show_properties(module)
+
+
+def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
+    if not isinstance(module, kind):
+        module.__class__ = _protected_class(stock_class(module), kind)
+    module.__dict__[_STATE] = state
+
+
+def stock_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the module had before it was protected."""
+    cls = type(module)
+    return cls._safe_rope_stock if issubclass(cls, ProtectedModule) else cls
+
+
+def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> type[nn.Module]:
+    known = _classes.setdefault(stock, {})
+    protected = known.get(kind)
+    if protected is None:
+        namespace = {
+            "__module__": stock.__module__,
+            "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__,
+            "_safe_rope_stock": stock,
+            "forward": kind.make_forward(stock),
+        }
+        metaclass: Any = type(stock)
+        protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
+    return protected
+
+
+def _show_properties(module: Any) -> None:
+    """Let whoever reads a table from outside see it so that it fits the rest of the model."""
+    cls = type(module)
+    for name in state_of(module).names(module):
+        if not is_inside(name) and name not in vars(cls) and not hasattr(cls._safe_rope_stock, name):
+            setattr(cls, name, _Shown(name))
+
+
+class _Shown:
+    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, cls: type) -> Any:
+        if module is None:
+            return self
+        attributes = vars(module)
+        state = attributes.get(_STATE)
+        for place in (attributes, attributes["_buffers"], attributes["_parameters"]):
+            if self.name in place:
+                return self._seen(module, state, place[self.name])
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
+
+    def _seen(self, module: Any, state: Any, table: Any) -> Any:
+        nominal = state.nominal.get(self.name) if state is not None else None
+        if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
+            return table
+        if torch.compiler.is_compiling() or (nominal == table.dtype and not table.is_meta):
+            return table
+        frame = sys._getframe(2)
+        if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
+            return table
+        if frame.f_code.co_name in _INITIALISE:
+            return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
+        if table.is_meta:
+            return CosSin(table, nominal)
+        if not _is_code_of_a_module(frame):
+            return CosSin(table, nominal) if nominal in LOW else table
+        if nominal not in LOW:
+            return table.to(nominal)
+        # A module computes with it, and decides by its dtype what else it makes.
+        phase = f"{type(module).__module__}.{type(module).__qualname__}.{self.name}"
+        return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self.name] = value
+
+    def __delete__(self, module: Any) -> None:
+        if self.name not in vars(module):
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {self.name!r}")
+        del vars(module)[self.name]
+
+
+def _is_code_of_a_module(frame: Any) -> bool:
+    if not frame.f_code.co_argcount:
+        return False
+    owner = first_argument(frame)
+    return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)
+
+
+def _add_methods(cls: Any, patch: RopePatch) -> None:
+    """Give a pinned class the methods that rotate in FP32, besides forward."""
+    for name in patch.applications:
+        if name != "forward" and name not in vars(cls) and hasattr(cls._safe_rope_stock, name):
+            setattr(cls, name, rotating_method(cls._safe_rope_stock, name))
+
+
+def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
+    by_layer_type = "layer_type" in inspect.signature(stock.forward).parameters
+
+    @torch.no_grad()
+    def forward(
+        self: nn.Module,
+        x: torch.Tensor,
+        position_ids: torch.Tensor,
+        layer_type: str | None = None,
+        **ignored: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
+        state = state_of(self)
+        if _is_overruled(self):
+            given = (layer_type,) if by_layer_type else ()
+            return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
+        cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
+        several_axes = position_ids.dim() == 3
+        return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
+
+    return forward
+
+
+def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
+    @torch.no_grad()
+    def forward(
+        self: nn.Module, x: torch.Tensor, seq_len: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first seq_len rows of cos and sin, each [seq_len, rotary_dim], FP32."""
+        if seq_len is None:
+            raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
+        state = state_of(self)
+        if _is_overruled(self):
+            return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
+        cos, sin = state.rows(self, seq_len)
+        return _deliver(state, x, cos[:seq_len], sin[:seq_len])
+
+    return forward
+
+
+def _is_overruled(module: nn.Module) -> bool:
+    """Put the tables back; tell whether the module is pinned from here on, by what somebody put there."""
+    if not torch.compiler.is_compiling() and not is_watched():
+        state_of(module).restore(module)
+        keep_up(module)
+    return is_pinned(module)
+
+
+_FORWARDS = {"positions": _forward_by_positions, "length": _forward_by_length}
+
+
+def _deliver(
+    state: RotaryState, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = x.dtype if state.follows_x else cos.dtype
+    if state.apply == "fp32" and (state.applied_in_graphs or not torch.compiler.is_compiling()):
+        return marked(cos.to(x.device), dtype), marked(sin.to(x.device), dtype)
+    return cos.to(x.device, dtype), sin.to(x.device, dtype)
+
+
+class ProtectedModule:
+    """What a protected or pinned module does differently from its stock class, besides ``forward``."""
+
+    _safe_rope_stock: type[nn.Module]
+
+    @staticmethod
+    def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+        """Return the forward of a module whose stock class is ``stock``."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        # The tables take no part: only where ``fn`` would have put them is asked.
+        state = state_of(self)  # type: ignore[arg-type]
+        if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
+            # An _apply of the class's own may look at the tables, as timm's does to make them anew.
+            result = super()._apply(fn)  # type: ignore[misc]
+            state.follow(self)
+            keep_up(self)
+            return result
+        with state.buffers_aside(self, fn):
+            result = super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
+        keep_up(self)
+        return result
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        state = state_of(self)  # type: ignore[arg-type]
+        for name in state.names(self):
+            table = destination.get(prefix + name)
+            if isinstance(table, torch.Tensor) and not isinstance(table, nn.Parameter):
+                destination[prefix + name] = state.saved(name, table)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+        state_of(self).settle(self, prefix, state_dict)  # type: ignore[arg-type]
+        keep_up(self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
+        # back.
+        _is_overruled(self)  # type: ignore[arg-type]  # what was written to a table goes along
+        attributes = state_of(self).portable(self)  # type: ignore[arg-type]
+        kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
+        return _rebuild, (self._safe_rope_stock, kind), attributes
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        device = attributes.pop(f"{_STATE}_device").device
+        super().__setstate__(attributes)  # type: ignore[misc]
+        state = state_of(self)  # type: ignore[arg-type]
+        if state.patch is not None and state.patch.source == "states":
+            _add_methods(type(self), state.patch)
+        elif state.patch is not None:
+            _installed.acquire(self, state.patch.functions)
+        state.restore(self, device)
+        _show_properties(self)
+
+
+class ProtectedRotary(ProtectedModule):
+    """A rotary module whose cos and sin come from a spec."""
+
+    @staticmethod
+    def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+        forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
+        # inspect.signature() shows the stock signature.
+        forward.__signature__ = inspect.signature(stock.forward)  # type: ignore[attr-defined]
+        return forward
+
+
+class PinnedPositions(ProtectedModule):
+    """A module that computes as it did, on tables that stay right."""
+
+    @staticmethod
+    def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+        return pinned_forward(stock)
+
+
+def _rebuild(stock: type[nn.Module], kind: type[ProtectedModule]) -> nn.Module:
+    module: nn.Module = copyreg.__newobj__(_protected_class(stock, kind))  # type: ignore[attr-defined]
+    return module

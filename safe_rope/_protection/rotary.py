@@ -1,0 +1,376 @@
+"""What a protected rotary module knows: its specs, its tables, and the buffers that it keeps right.
+
+Position tables are not module state. The module's buffers are there for outside code to read; they are put
+back whenever they have been replaced, cast or written to, and ``forward`` never reads them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from safe_rope._base.positions import is_watched
+from safe_rope._protection.keeper import Keeper
+from safe_rope._recognition.channels import Channels
+from safe_rope._recognition.specs import Convention, cached_length, layer_types, position_buffers, read_spec
+from safe_rope.constructors._shadow import shadow_dtype
+from safe_rope.frequencies import Bits, RopeSpec
+from safe_rope.registry import RopePatch
+from safe_rope.tables import RotaryTable, StockTable, shared_table
+from safe_rope.tables._rows import RowCache, Rows, shared_rows
+
+logger = logging.getLogger(__name__)
+
+Table = RotaryTable | StockTable
+
+
+class _Pin(NamedTuple):
+    """A buffer that is kept right: how to make it for a device, and its last rows, to know it by."""
+
+    make: Callable[[torch.device], torch.Tensor]
+    last: torch.Tensor | None
+
+
+@dataclasses.dataclass
+class Frequencies:
+    """One set of frequencies of a module, and the table that belongs to it.
+
+    ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from; they differ in
+    nothing but linear scaling before transformers 4.43, where the position was divided and inv_freq was not.
+    """
+
+    spec: RopeSpec
+    prefix: str
+    original: torch.Tensor
+    inv_freq: torch.Tensor
+    table: Table
+    original_table: Table
+    long: torch.Tensor | None = None
+    long_table: Table | None = None
+
+
+class RotaryState(Keeper):
+    """The state of one protected module; see the module's docstring."""
+
+    def __init__(
+        self,
+        sets: dict[str | None, Frequencies],
+        convention: Convention,
+        layout: str,
+        tables: str,
+        apply: str,
+        bits: Bits = "checkpoint",
+    ) -> None:
+        super().__init__()
+        self.bits = bits
+        self.sets = sets
+        self.convention = convention
+        self.layout = layout
+        self.tables = tables
+        self.apply = apply
+        self.channels: Channels | None = None
+        self.follows_x = True
+        self.applied_in_graphs = True  # whether what takes cos and sin in FP32 is where the parent's code is
+        self.row_cache: RowCache | None = None
+        self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
+        self._rows: Rows | None = None
+        self.lost: set[str] = set()
+        self._now: dict[str, _Pin] = {}
+        self.scaling: Any = None  # the module's own factor, as it was
+        self.overruled: dict[str, torch.Tensor] = {}
+        """What somebody has put into the module that no spec asks for; see `rewrite.keep_up`."""
+
+    @classmethod
+    def read(
+        cls,
+        module: nn.Module,
+        patch: RopePatch,
+        convention: Convention,
+        *,
+        tables: str,
+        apply: str,
+        true: Mapping[str, torch.Tensor] | None = None,
+        inv_freq: Bits = "checkpoint",
+    ) -> RotaryState:
+        """Read the state from a rotary module, changing nothing. See `safe_rope._protection.rewrite.plan`."""
+        true = true or {}
+        # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
+        bits: Bits = "machine" if tables == "fp32" else inv_freq
+        sets: dict[str | None, Frequencies] = {}
+        for layer_type in layer_types(module):
+            spec = read_spec(module, patch, layer_type)
+            prefix = "" if layer_type is None else f"{layer_type}_"
+            expected = _shown_spec(module, spec).inv_freq(bits=bits)
+            shown = _authoritative(true.get(f"{prefix}inv_freq"), _shown_spec(module, spec), expected)
+            original = _authoritative(
+                true.get(f"{prefix}original_inv_freq"), _shown_spec(module, spec), shown
+            )
+            table = _table(tables, module, spec, shown, bits)
+            sets[layer_type] = Frequencies(spec, prefix, original, shown, table, table)
+            if spec.rope_type == "longrope":
+                long = spec.inv_freq(_longrope_limit(spec) + 1, bits)
+                sets[layer_type].long = long
+                sets[layer_type].long_table = _table(tables, module, spec, long, bits)
+        state = cls(sets, convention, patch.layout, tables, apply, bits)
+        if convention == "length":
+            state._grow_rows(module, cached_length(module))
+        else:
+            state._show_tables(module)
+        state.scaling = vars(module).get("attention_scaling")
+        for name in state._pins(module):
+            current = module._buffers.get(name, vars(module).get(name))
+            if isinstance(current, torch.Tensor):
+                state.nominal[name] = shadow_dtype(current) or current.dtype
+        return state
+
+    def of_another(self, module: nn.Module) -> RotaryState:
+        """Return the state of a ``module`` of the same class that was built from the same arguments."""
+        state = copy.deepcopy(self)
+        if state.row_cache is not None:
+            module.max_seq_len_cached = state.row_cache.length  # type: ignore[assignment]
+        return state
+
+    # ------------------------------------------------------------------ cos and sin
+
+    def lookup(
+        self, module: nn.Module, position_ids: torch.Tensor, layer_type: str | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return FP32 cos and sin, each [*position_ids.shape, rotary_dim // 2]."""
+        frequencies = self.sets[layer_type]
+        spec = frequencies.spec
+        if not spec.depends_on_length or position_ids.numel() == 0:
+            return frequencies.table.lookup(position_ids)
+        length = position_ids.max() + 1
+        if frequencies.long_table is None:
+            self._follow_dynamic_ntk(module, frequencies, length)
+            if frequencies.table is frequencies.original_table:
+                return frequencies.table.lookup(position_ids)
+            # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
+            cos, sin = frequencies.table.lookup(position_ids.cpu())
+            return cos.to(position_ids.device), sin.to(position_ids.device)
+        is_long = length > _longrope_limit(spec)
+        if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+            # Asking which set applies would stop the device: both are looked up, one is chosen.
+            long = frequencies.long_table.lookup(position_ids)
+            short = frequencies.original_table.lookup(position_ids)
+            return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])
+        table = frequencies.long_table if is_long else frequencies.original_table
+        if table is not frequencies.table:
+            inv_freq = frequencies.long if is_long else frequencies.original
+            self._show(module, frequencies, inv_freq, table)  # type: ignore[arg-type]
+        return frequencies.table.lookup(position_ids)
+
+    def rows(self, module: nn.Module, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tables [at least length, rotary_dim] of a module that is called with a length."""
+        if length > module.max_seq_len_cached:  # type: ignore[operator]
+            frequencies = self.sets[None]
+            spec = frequencies.spec
+            if spec.depends_on_length and length > (spec.max_position_embeddings or 0):
+                self._set_inv_freq(module, frequencies, spec.inv_freq(length, self.bits))
+            self._grow_rows(module, length)
+        if self._rows is None or len(self._rows[0]) < length:
+            self.restore(module)
+        assert self._rows is not None
+        return self._rows
+
+    def widen(self, half: torch.Tensor, several_axes: bool = False) -> torch.Tensor:
+        """Repeat each of the rotary_dim // 2 values for both elements of its pair, as the layout has it."""
+        if self.channels is not None:
+            return self.channels.arrange(half, several_axes)
+        if self.layout == "half":
+            return torch.cat((half, half), dim=-1)
+        return half.repeat_interleave(2, dim=-1)
+
+    def _follow_dynamic_ntk(self, module: nn.Module, frequencies: Frequencies, length: torch.Tensor) -> None:
+        spec = frequencies.spec
+        if not hasattr(module, "original_max_seq_len"):
+            # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
+            if length > (spec.max_position_embeddings or 0):
+                self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
+            return
+        # Grow with the longest sequence seen, come back once a sequence fits the trained length.
+        name = f"{frequencies.prefix}max_seq_len_cached"
+        trained = spec.max_position_embeddings or 0
+        cached = getattr(module, name, module.max_seq_len_cached)
+        if length > cached:  # type: ignore[operator]
+            self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
+            setattr(module, name, int(length))
+        elif length < trained and cached > trained:  # type: ignore[operator]
+            self._set_inv_freq(module, frequencies, frequencies.original)
+            setattr(module, name, trained)
+
+    def _set_inv_freq(self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor) -> None:
+        table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+        self._show(module, frequencies, inv_freq, table)
+
+    def _show(
+        self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor, table: Table
+    ) -> None:
+        frequencies.inv_freq = inv_freq
+        frequencies.table = table
+        self._placed.pop(f"{frequencies.prefix}inv_freq", None)
+        if not is_watched():
+            self.restore(module)
+
+    def _grow_rows(self, module: nn.Module, length: int) -> None:
+        frequencies = self.sets[None]
+        self.row_cache, self._rows = shared_rows(frequencies.table, length, self.layout), None
+        self._placed.pop("cos_cached", None)
+        self._placed.pop("sin_cached", None)
+        module.max_seq_len_cached = length  # type: ignore[assignment]
+
+    def _show_tables(self, module: nn.Module) -> None:
+        # transformers 4.38 computes from inv_freq, and keeps tables besides for whoever asks for them.
+        for name in position_buffers(module):
+            values, frequencies = module._buffers.get(name), self.sets.get(None)
+            if values is None or frequencies is None or name.endswith("inv_freq"):
+                continue
+            if values.dim() == 2 and values.shape[1] == 2 * frequencies.inv_freq.numel():
+                cache = shared_rows(frequencies.original_table, len(values), self.layout)
+                self.shown[name] = cache, int(name.endswith("sin_cached"))
+
+    # ------------------------------------------------------------------ the buffers that outside code reads
+
+    def names(self, module: nn.Module) -> Iterable[str]:
+        pins = self._pins(module)
+        self._now = {name: pin for name, pin in pins.items() if name not in self.lost}
+        return self._now
+
+    def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        return self._now[name].make(device)
+
+    def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
+        if vars(module).get("attention_scaling") != self.scaling:
+            self.overruled["attention_scaling"] = torch.empty(0)
+        super().restore(module, device)
+        if self.row_cache is not None:
+            self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
+
+    def sample(self, name: str) -> torch.Tensor | None:
+        last = self._now[name].last
+        return None if last is None else last.reshape(-1)
+
+    def stock(self, name: str) -> Iterable[torch.Tensor]:
+        known: tuple[Bits, ...] = ("checkpoint", "machine")
+        for frequencies in self.sets.values():
+            if name in (f"{frequencies.prefix}inv_freq", f"{frequencies.prefix}original_inv_freq"):
+                yield from (frequencies.spec.inv_freq(bits=bits) for bits in known)
+
+    def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
+        for frequencies in self.sets.values():
+            if name == f"{frequencies.prefix}inv_freq" and self._is_another_set(module, frequencies, values):
+                inv_freq = values.detach().to("cpu", torch.float32, copy=True)
+                frequencies.inv_freq = inv_freq
+                frequencies.table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+                self._now = self._pins(module)
+                return
+        self.overruled[name] = values.detach().clone()
+
+    def lose(self, module: nn.Module, name: str) -> None:
+        self.lost.add(name)
+        self.overruled[name] = torch.empty(0)
+
+    def _is_another_set(self, module: nn.Module, frequencies: Frequencies, values: torch.Tensor) -> bool:
+        """Whether ``values`` can replace a set's frequencies, and nothing else changes with them."""
+        return (
+            self.convention == "positions"
+            and not frequencies.spec.depends_on_length
+            and not _divides_positions(module, frequencies.spec)
+            and not self.shown
+            and values.shape == frequencies.inv_freq.shape
+            and values.dtype == torch.float32
+            and bool(values.isfinite().all())
+        )
+
+    def _pins(self, module: nn.Module) -> dict[str, _Pin]:
+        pins: dict[str, _Pin] = {}
+        for frequencies in self.sets.values():
+            for name, values in (
+                ("inv_freq", frequencies.inv_freq),
+                ("original_inv_freq", frequencies.original),
+            ):
+                if hasattr(module, frequencies.prefix + name):
+                    pins[frequencies.prefix + name] = _Pin(_copy_of(values), values)
+        for name, (cache, index) in self.shown.items():
+            pins[name] = _Pin(functools.partial(_shown_rows, cache, index), None)
+        if self.row_cache is not None:
+            for index, name in enumerate(("cos_cached", "sin_cached")):
+                last = self._rows[index][-1:] if self._rows is not None and self._rows[index].is_cpu else None
+                pins[name] = _Pin(functools.partial(_shown_rows, self.row_cache, index), last)
+        return pins
+
+    # ------------------------------------------------------------------ copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RotaryState:
+        duplicate = copy.copy(self)
+        duplicate.sets = {key: dataclasses.replace(value) for key, value in self.sets.items()}
+        duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
+        duplicate._placed, duplicate.overruled = {}, dict(self.overruled)
+        return duplicate
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_rows": None, "_now": {}}
+
+
+def _longrope_limit(spec: RopeSpec) -> int:
+    return spec.original_max_position_embeddings or spec.max_position_embeddings or 0
+
+
+def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor, bits: Bits) -> Table:
+    divisor = 1.0
+    if _divides_positions(module, spec):
+        if kind == "fp32":
+            divisor = spec.factor or 1.0
+        else:
+            inv_freq = spec.inv_freq(bits=bits)
+    table: Table = shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
+    return table
+
+
+def _divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
+    # Before 4.43 the linear classes had no rope_type and divided the position instead of inv_freq.
+    return (
+        spec.rope_type == "linear"
+        and getattr(module, "rope_type", None) is None
+        and not hasattr(module, "config")
+    )
+
+
+def _shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
+    return spec.unscaled() if _divides_positions(module, spec) else spec
+
+
+def _authoritative(true: torch.Tensor | None, spec: RopeSpec, expected: torch.Tensor) -> torch.Tensor:
+    """Return the true inv_freq; ``expected``, whose bits no CPU changes, where the two are the same.
+
+    Args:
+        true: what the module should hold, where that is known.
+        spec: what its config says.
+        expected: the frequencies of that spec.
+
+    """
+    if true is None or true.shape != expected.shape or true.dtype != torch.float32:
+        return expected
+    if torch.equal(true, expected) or torch.equal(true, spec.inv_freq(bits="machine")):
+        return expected
+    return true.detach().clone()
+
+
+def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tensor:
+    return cache.shown(device, index)
+
+
+def _copy_of(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:
+    # A copy: whoever writes into the buffer must not write into the truth.
+    def make(device: torch.device) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return values.to(device, copy=True)
+
+    return make

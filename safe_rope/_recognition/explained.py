@@ -1,0 +1,162 @@
+"""Whether the values of a table are explained by what its constructor gives and what happened to them since.
+
+A table is replaced only where that is so: its values are the constructor's to the bit, or those after the
+casts that happened, or what the same constructor gives under the conditions that it ran in. Whatever else
+stands there is somebody's intent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+import torch
+
+from safe_rope._base.dtypes import LOW
+
+Verdict = Literal["constructor", "built", "kept", "unfilled", "unknown"]
+
+UNTOLD = "its constructor cannot be run again, as its arguments are not known"
+"""Why nobody can say whether values are right."""
+_NEAR = 2.0**-7
+"""Relative: how far a few roundings to 16 bits move a value."""
+
+
+class Truth(NamedTuple):
+    """What a table should hold, and where that is known from.
+
+    ``verdict``: "constructor": what the constructor gives with nothing intercepted; "built": what it made, as
+    nothing was in the way; "kept": what stands there, though nothing explains it; "unfilled" and "unknown":
+    nothing can be said, ``reason`` says why.
+    """
+
+    values: torch.Tensor | None
+    verdict: Verdict
+    reason: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the report has to name the table."""
+        return self.verdict in ("kept", "unfilled", "unknown")
+
+
+def is_same(current: torch.Tensor, known: torch.Tensor) -> bool:
+    """Whether two tensors agree in shape, dtype and every value, NaN included."""
+    return current.shape == known.shape and current.dtype == known.dtype and _equal(current, known)
+
+
+def is_cast(current: torch.Tensor, known: torch.Tensor) -> bool:
+    """Whether ``current`` is what casts alone, one or two of them, make of ``known``."""
+    if not current.is_floating_point() and not current.is_complex():
+        return is_same(current, known)
+    if current.shape != known.shape:
+        return False
+    if known.is_complex() and current.is_complex():
+        there = not bool(current.imag.any()) or is_cast(current.imag, known.imag)
+        return is_cast(current.real, known.real) and there
+    if known.is_complex():
+        known = known.real  # a cast to a real dtype leaves the imaginary part behind
+    for first, second in itertools.product((None, *LOW), repeat=2):
+        through = known
+        for dtype in (first, second):
+            if dtype is not None and not through.is_complex():
+                through = through.to(dtype)
+        if _equal(current, through.to(current.dtype)):
+            return True
+    return False
+
+
+def is_blank(current: torch.Tensor) -> bool:
+    """Whether a tensor is empty, one number throughout, or holds what is no number."""
+    values = current.reshape(-1)
+    return not len(values) or bool(values.isnan().any()) or bool((values == values[0]).all())
+
+
+def is_unfilled(current: torch.Tensor, true: torch.Tensor) -> bool:
+    """Whether ``current`` looks like memory that nobody has written to, where ``true`` does not."""
+    if current.shape != true.shape or current.is_complex() != true.is_complex() or not current.numel():
+        return False
+    if current.is_complex():
+        current, true = torch.view_as_real(current), torch.view_as_real(true)
+    values, known = current.double(), true.double()
+    if bool((known.isfinite() & ~values.isfinite()).any()):
+        return True
+    if bool((known == known.reshape(-1)[0]).all()):
+        return False
+    if bool((values == values.reshape(-1)[0]).all()):
+        return True
+    values, known = values[known.isfinite()].abs(), known[known.isfinite()].abs()
+    if not len(values):
+        return False
+    smallest = known[known > 0].min() if bool((known > 0).any()) else values.new_tensor(1.0)
+    tiny = bool(((values > 0) & (values < min(1e-37, float(smallest) / 2))).any())
+    return tiny or bool(values.max() > 1e6 * known.max())
+
+
+def is_damage(current: torch.Tensor, known: torch.Tensor) -> bool:
+    """Whether later values are explained: by casts, by being made again in 16 bits, or as never filled."""
+    if is_cast(current, known):
+        return True
+    if current.shape != known.shape or current.is_complex() or known.is_complex():
+        return False
+    if is_unfilled(current, known):
+        return True
+    if not any(_equal(current, current.to(low).to(current.dtype)) for low in LOW):
+        return False
+    wide, true = current.double(), known.double()
+    return bool(((wide - true).abs() <= _NEAR * true.abs()).all())
+
+
+def find_truth(
+    current: torch.Tensor | None,
+    rebuilt: torch.Tensor | None,
+    *,
+    plain: bool,
+    certain: bool,
+    replays: Callable[[], Iterable[torch.Tensor | None]],
+) -> Truth:
+    """Say what a table should hold.
+
+    Args:
+        current: what it holds: on CPU, or on meta.
+        rebuilt: what its constructor gives with nothing intercepted, FP32 on CPU; None where it cannot run
+            again.
+        plain: whether nothing was in the way when it was built.
+        certain: whether it is certain what the constructor was called with.
+        replays: what the constructor gives under each of the conditions that it may have run in.
+
+    """
+    if current is None or current.is_meta:
+        if rebuilt is None:
+            return Truth(None, "unfilled", "its constructor cannot be run again, and nothing has filled it")
+        if not certain:
+            return Truth(None, "unfilled", "its constructor changes its arguments, and nothing has filled it")
+        return Truth(rebuilt, "constructor")
+    if rebuilt is not None and is_same(current, rebuilt):
+        return Truth(rebuilt, "constructor")
+    if rebuilt is not None and current.shape == rebuilt.shape:
+        if is_cast(current, rebuilt):
+            return Truth(rebuilt, "constructor")
+        for replay in () if plain else replays():
+            if replay is not None and is_cast(current, replay):
+                return Truth(rebuilt, "constructor")
+        if not plain and is_unfilled(current, rebuilt):
+            if certain:
+                return Truth(rebuilt, "constructor")
+            return Truth(
+                None, "unfilled", "nothing has filled it, and it is not certain what it was built with"
+            )
+    if rebuilt is None and current.isnan().any():
+        return Truth(None, "unfilled", "it holds no numbers, and its constructor cannot be run again")
+    if plain and (rebuilt is None or current.dtype not in LOW):
+        return Truth(current, "built")
+    if rebuilt is None:
+        return Truth(current, "kept", UNTOLD)
+    return Truth(current, "kept", "it holds values that its constructor does not give")
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype.is_floating_point or one.dtype.is_complex:
+        return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return torch.equal(one, other)

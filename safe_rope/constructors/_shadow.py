@@ -1,0 +1,296 @@
+"""The dtype that a tensor would have had without the guard, followed until it becomes a parameter.
+
+A truthful constructor returns FP32 where zero.Init would have returned BF16. A buffer should stay so; a
+parameter must not, or partitions, memory and optimizer groups change. So such a tensor is marked with its
+*shadow dtype*. A torch function mode applies torch's rules of type promotion to the shadow dtypes of every
+operation with a marked input, marks the outputs whose dtype comes out different, and ``nn.Parameter`` casts
+marked data once.
+
+The rules, and not the operation itself on meta tensors: on first use torch imports the Python code of its
+meta kernels, and that import fails half way while zero.Init has ``torch.Tensor.__new__`` replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from safe_rope.constructors import _surroundings
+
+logger = logging.getLogger(__name__)
+
+# Keyed by identity, beside the tensors: an attribute would be pickled, deep-copied and saved with them.
+_marks: dict[int, tuple[weakref.ref[torch.Tensor], torch.dtype]] = {}
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_LIKE_FIRST = {
+    torch.Tensor.__deepcopy__,
+    torch.Tensor.view_as,
+    torch.Tensor.expand_as,
+    torch.Tensor.reshape_as,
+}
+_CONVERSIONS = {
+    torch.Tensor.to,
+    torch.Tensor.type,
+    torch.Tensor.type_as,
+    torch.Tensor.float,
+    torch.Tensor.double,
+    torch.Tensor.half,
+    torch.Tensor.bfloat16,
+}
+
+
+def mark(tensor: torch.Tensor, shadow: torch.dtype | None) -> None:
+    """Note that ``tensor`` would have had the dtype ``shadow``; None or its own dtype takes the mark off."""
+    key = id(tensor)
+    if shadow is None or shadow == tensor.dtype:
+        _marks.pop(key, None)
+    else:
+        _marks[key] = (weakref.ref(tensor, lambda _: _marks.pop(key, None)), shadow)
+
+
+def shadow_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype ``tensor`` would have had, None if that is the one it has."""
+    entry = _marks.get(id(tensor))
+    if entry is None or entry[0]() is not tensor or entry[1] == tensor.dtype:
+        return None
+    return entry[1]
+
+
+def has_marks() -> bool:
+    """Whether any tensor would have had another dtype."""
+    return bool(_marks)
+
+
+class _ShadowMode(TorchFunctionMode):
+    """Passes every operation through; marks the outputs of those with marked inputs."""
+
+    users = 0
+    enabled = True
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        defaulted = _surroundings.thread.outer_default is not None
+        if not (self.enabled and _surroundings.thread.follow and (_marks or defaulted)):
+            return func(*args, **kwargs)
+        inputs = list(_tensors((args, kwargs)))
+        if not defaulted and not any(id(tensor) in _marks for tensor in inputs):
+            return func(*args, **kwargs)
+        if func == _SET_DATA:
+            return _set_data(func, *args)
+        result = func(*args, **kwargs)
+        if func in _CONVERSIONS and result is args[0]:
+            # Nothing to convert here, but without the guard this would be another tensor of another dtype.
+            result = result.view_as(result)
+        try:
+            _mark_outputs(func, args, kwargs, inputs, result)
+        except Exception:
+            logger.debug("no shadow dtype for the result of %s", func, exc_info=True)
+        return result
+
+
+def _set_data(func: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any:
+    shadow = shadow_dtype(value) if isinstance(value, torch.Tensor) else None
+    if shadow is not None and isinstance(tensor, torch.nn.Parameter):
+        return func(tensor, value.to(shadow))
+    result = func(tensor, value)
+    mark(tensor, shadow)
+    return result
+
+
+def _mark_outputs(
+    func: Callable[..., Any], args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], result: Any
+) -> None:
+    known = {id(tensor) for tensor in inputs}  # an in-place result keeps the mark it has
+    for output in _tensors(result):
+        if output.is_floating_point() and id(output) not in known:
+            mark(output, _output_shadow(func, args, kwargs, inputs, output.dtype))
+
+
+def _output_shadow(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    inputs: list[torch.Tensor],
+    actual: torch.dtype,
+) -> torch.dtype:
+    """Return the dtype that an output of dtype ``actual`` would have had."""
+    if func in _LIKE_FIRST:
+        return _dtype_without_guard(inputs[0])
+    if func in _CONVERSIONS and (len(inputs) > 1 or not _keeps_dtype(func, args, kwargs)):
+        return _dtype_without_guard(inputs[1]) if len(inputs) > 1 else actual
+    if any(hasattr(value, "dtype") and not isinstance(value, torch.Tensor) for value in args):
+        return actual  # a NumPy array brings its own
+    if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+        return actual
+    floating = [tensor for tensor in inputs if tensor.is_floating_point()]
+    if not floating:
+        outer = _surroundings.thread.outer_default
+        return outer if outer is not None and actual == torch.get_default_dtype() else actual
+    # A tensor of no dimensions does not take part where there is one that has some.
+    floating = [tensor for tensor in floating if tensor.dim() > 0] or floating
+    real = functools.reduce(torch.promote_types, [tensor.dtype for tensor in floating])
+    if actual != real:
+        return actual  # autocast, or an operation with a rule of its own
+    return functools.reduce(torch.promote_types, [_dtype_without_guard(tensor) for tensor in floating])
+
+
+def _dtype_without_guard(tensor: torch.Tensor) -> torch.dtype:
+    return shadow_dtype(tensor) or tensor.dtype
+
+
+def _keeps_dtype(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a conversion of one tensor names a device and no dtype."""
+    if func != torch.Tensor.to:
+        return False
+    return not any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+# ---- where tracking is on ------------------------------------------------------------------------------
+
+
+class _ThreadMode(threading.local):
+    mode: _ShadowMode | None = None
+
+
+_thread = _ThreadMode()
+_lock = threading.RLock()
+_scopes = 0
+_parameter_new: tuple[Any, Any] | None = None  # (the staticmethod that was there, ours)
+
+
+def start() -> _ShadowMode:
+    """Track shadow dtypes in this thread; give the result to `stop`. Nests."""
+    global _scopes
+    with _lock:
+        mode = _thread.mode
+        if mode is None or not mode.enabled:
+            if mode is not None:
+                _take_off_stack(mode)
+            mode = _ShadowMode()
+            _put_on_stack(mode)
+            _thread.mode = mode
+        mode.users += 1
+        _scopes += 1
+        if _scopes == 1:
+            _wrap_parameter()
+        return mode
+
+
+def stop(mode: _ShadowMode) -> None:
+    """Undo one `start`. Called from another thread, the mode stays on that thread's stack, without effect."""
+    global _scopes
+    with _lock:
+        mode.users -= 1
+        _scopes -= 1
+        if mode.users == 0:
+            mode.enabled = False
+            if _take_off_stack(mode) and _thread.mode is mode:
+                _thread.mode = None
+        if _scopes == 0:
+            _marks.clear()
+            _unwrap_parameter()
+
+
+def tracking() -> bool:
+    """Whether this thread tracks shadow dtypes."""
+    return _thread.mode is not None and _thread.mode.enabled
+
+
+def tidy() -> None:
+    """Take a mode that another thread has stopped off this thread's stack."""
+    mode = _thread.mode
+    if mode is not None and not mode.enabled and _take_off_stack(mode):
+        _thread.mode = None
+
+
+def _put_on_stack(mode: _ShadowMode) -> None:
+    # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. Only the mode of
+    # torch.set_default_device insists on being below everything; that of `with torch.device(...)` does not.
+    modes = _pop_all()
+    at = 1 if modes and isinstance(modes[0], DeviceContext) and _insists_on_bottom(modes[0]) else 0
+    _push_all([*modes[:at], mode, *modes[at:]])
+
+
+def _insists_on_bottom(context: DeviceContext) -> bool:
+    return hasattr(context, "prev_mode") and hasattr(context, "old_device")
+
+
+def _take_off_stack(mode: _ShadowMode) -> bool:
+    modes = _pop_all()
+    _push_all([other for other in modes if other is not mode])
+    return any(other is mode for other in modes)
+
+
+def _pop_all() -> list[Any]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
+
+
+def _push_all(modes: list[Any]) -> None:
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+# ---- nn.Parameter --------------------------------------------------------------------------------------
+
+
+def _wrap_parameter() -> None:
+    global _parameter_new
+    inner = torch.nn.Parameter.__new__
+
+    @functools.wraps(inner)
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (_cast(args[0]), *args[1:])
+        elif "data" in kwargs:
+            kwargs["data"] = _cast(kwargs["data"])
+        return inner(cls, *args, **kwargs)
+
+    _parameter_new = (torch.nn.Parameter.__dict__["__new__"], staticmethod(new))
+    torch.nn.Parameter.__new__ = _parameter_new[1]  # type: ignore[method-assign]
+
+
+def _unwrap_parameter() -> None:
+    global _parameter_new
+    if _parameter_new is None:
+        return
+    before, ours = _parameter_new
+    _parameter_new = None
+    # A wrapper that somebody put around ours stays; ours then finds no marks and passes everything through.
+    if torch.nn.Parameter.__dict__["__new__"] is ours:
+        torch.nn.Parameter.__new__ = before  # type: ignore[method-assign]
+
+
+def _cast(data: Any) -> Any:
+    shadow = shadow_dtype(data) if isinstance(data, torch.Tensor) else None
+    if shadow is None:
+        return data
+    try:
+        # In place, as DeepSpeed does it: the parameter and the caller's tensor keep sharing their storage.
+        data.data = data.data.to(shadow)
+    except RuntimeError:
+        return data.detach().to(shadow)
+    mark(data, None)
+    return data

@@ -1,0 +1,181 @@
+"""The wrapper that goes around one of zero.Init's constructors, and a set of them for one open Init."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from safe_rope.constructors import _shadow, _surroundings
+
+logger = logging.getLogger(__name__)
+
+CONSTRUCTORS = ("tensor", "empty", "zeros", "ones", "full", "arange", "eye", "randn")
+"""The functions of ``torch`` that zero.Init replaces, besides ``torch.Tensor.__new__``."""
+
+
+class _ThreadState(threading.local):
+    unguarded: int = 0
+
+
+_thread = _ThreadState()
+
+
+class Target(NamedTuple):
+    """A constructor to wrap: the attribute ``name`` of ``owner``, and what honours a dtype in its place."""
+
+    owner: Any
+    name: str
+    plain: Callable[..., Any]
+
+
+def new_tensor(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    """``torch.Tensor(...)`` with a dtype: plain torch takes none, zero.Init's does, as ``new_empty``."""
+    like = torch._C._VariableFunctions.empty(0, device=device)
+    return like.new_empty(*(args or (0,)), **kwargs)
+
+
+class _Policy(NamedTuple):
+    """What the function under ours does to a floating result."""
+
+    dtype: torch.dtype
+    device: torch.device | None
+
+
+class _DeviceProbe(TorchFunctionMode):
+    """Sees which device the function under ours asks torch for, before any ambient device takes part."""
+
+    device: torch.device | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") is not None:
+            self.device = torch.device(kwargs["device"])
+        elif getattr(func, "__name__", None) in CONSTRUCTORS:
+            kwargs["device"] = torch.device("cpu")  # never meta: see _shadow on importing its kernels here
+        return func(*args, **kwargs)
+
+
+def _learn(inner: Callable[..., Any], name: str) -> _Policy | None:
+    """Ask ``inner`` for empty FP32 and FP16 tensors; None if it lowers nothing or does not understand."""
+    sample: tuple[Any, ...] = {"tensor": ([],), "full": ((0,), 0.0), "__new__": (torch.Tensor, 0)}.get(
+        name, (0,)
+    )
+    try:
+        with torch.no_grad(), _DeviceProbe() as probe:
+            single, half = (inner(*sample, dtype=dtype) for dtype in (torch.float32, torch.float16))
+        return _Policy(single.dtype, probe.device) if single.dtype == half.dtype else None
+    except Exception:
+        logger.debug("cannot learn what %r does to a dtype; leaving it as it is", inner, exc_info=True)
+        return None
+
+
+def _requested(dtype: Any) -> torch.dtype | None:
+    """Return an explicitly requested floating dtype, None for everything else."""
+    if dtype is float:
+        return torch.float64
+    return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
+
+
+class Session:
+    """Our wrappers around zero.Init's constructors, for as long as one Init has them in place."""
+
+    def __init__(self) -> None:
+        self.live = True
+        self.truthful = False
+        self.dtype: torch.dtype | None = None
+        """What the constructors under ours lower a tensor to."""
+        self._installed: list[tuple[Any, str, Any, Any]] = []
+        self._modes: list[Any] = []
+
+    def install(self, targets: list[Target]) -> None:
+        """Put ours around every target; all of them or none."""
+        _surroundings.remember_device_constructors(name for owner, name, _ in targets if owner is torch)
+        try:
+            for owner, name, plain in targets:
+                before = vars(owner)[name]
+                ours = self._wrap(name, getattr(owner, name), plain)
+                self._installed.append((owner, name, before, ours))
+                setattr(owner, name, ours)
+            self._install_lazy_parameter()
+        except BaseException:
+            self.remove()
+            raise
+
+    def track(self) -> None:
+        """Follow shadow dtypes in the thread that calls."""
+        if not _shadow.tracking():
+            self._modes.append(_shadow.start())
+
+    def remove(self) -> None:
+        """Put back what ours covers; whatever somebody else put in its place stays."""
+        self.live = False
+        while self._installed:
+            owner, name, before, ours = self._installed.pop()
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, before)
+        while self._modes:
+            _shadow.stop(self._modes.pop())
+
+    def _wrap(self, name: str, inner: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+        true = (
+            torch._C.TensorBase.__new__ if name == "__new__" else getattr(torch._C._VariableFunctions, name)
+        )
+        policy = _learn(inner, name)
+        self.dtype = self.dtype or (policy.dtype if policy is not None else None)
+
+        @functools.wraps(inner)
+        def constructor(*args: Any, **kwargs: Any) -> Any:
+            if not self.live or _thread.unguarded or _called_by_deepspeed():
+                return inner(*args, **kwargs)
+            if _surroundings.thread.depth:
+                result = true(*args, **kwargs)
+                followed = policy is not None and _surroundings.thread.follow and kwargs.get("out") is None
+                if followed and policy is not None and result.is_floating_point():
+                    _shadow.mark(result, policy.dtype)
+                return result
+            dtype = _requested(kwargs.get("dtype"))
+            if (
+                not self.truthful
+                or policy is None
+                or dtype in (None, policy.dtype)
+                or kwargs.get("out") is not None
+            ):
+                return inner(*args, **kwargs)
+            if policy.device is not None and kwargs.get("device") is None:
+                kwargs["device"] = policy.device
+            result = plain(*args, **kwargs)
+            _shadow.mark(result, policy.dtype)
+            return result
+
+        return constructor
+
+    def _install_lazy_parameter(self) -> None:
+        # Its constructor makes its own data, so there is none to cast: leave that to zero.Init.
+        cls = torch.nn.UninitializedParameter
+        before, inner = vars(cls)["__new__"], cls.__new__
+
+        @functools.wraps(inner)
+        def new(*args: Any, **kwargs: Any) -> Any:
+            _thread.unguarded += 1
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                _thread.unguarded -= 1
+
+        self._installed.append((cls, "__new__", before, staticmethod(new)))
+        cls.__new__ = self._installed[-1][3]  # type: ignore[method-assign]
+
+
+def _called_by_deepspeed() -> bool:
+    # DeepSpeed partitions with torch.empty(n, dtype=param.dtype) and relies on getting its own dtype back.
+    name = sys._getframe(2).f_globals.get("__name__")
+    return isinstance(name, str) and name.startswith("deepspeed.")

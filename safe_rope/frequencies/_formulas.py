@@ -1,0 +1,260 @@
+"""The inverse frequencies of each RoPE variant, on CPU.
+
+A checkpoint was trained with what transformers computes: FP32 at every step. There, every function
+performs the sequence of FP32 operations that transformers performs, because the frequencies belong to the
+checkpoint: a better-rounded value would be another model. In float64 the same formulas give the frequencies
+that the config means. Python numbers stay Python numbers until they meet a tensor, so the default dtype never
+takes part.
+
+D is the rotary dimension; results have the arithmetic's dtype, ``[D // 2]``, the fastest frequency first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from safe_rope._base.originals import vector
+from safe_rope.frequencies import _powers
+
+YARN_BETA_FAST = 32.0
+YARN_BETA_SLOW = 1.0
+
+_VECTOR_CHUNK = 32
+"""PyTorch's vector code for AVX-512 takes 32 FP32 elements at a time and leaves the rest to scalar code."""
+
+Number = float | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How precisely to compute, and how to raise a number to a power.
+
+    Attributes:
+        dtype: of every tensor.
+        wavelengths: ``theta ** (2i / D)`` for i < count, from (theta, count, D).
+        power: one number raised to a float exponent.
+
+    """
+
+    dtype: torch.dtype
+    wavelengths: Callable[[Number, int, int], torch.Tensor]
+    power: Callable[[Number, float], Number]
+
+
+def _exponents(count: int, dim: int) -> torch.Tensor:
+    """Return 2i / dim for i < count, FP32 ``[count]``."""
+    return vector(range(0, 2 * count, 2), torch.float32) / dim
+
+
+def _machine_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
+    powers: torch.Tensor = theta ** _exponents(count, dim)
+    return powers
+
+
+def _machine_power(base: Number, exponent: float) -> Number:
+    power: Number = base**exponent
+    return power
+
+
+def _checkpoint_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
+    if isinstance(theta, torch.Tensor):
+        return _emulated_wavelengths(theta, count, dim)
+    return _usual_wavelengths(float(theta), count, dim).clone()
+
+
+@functools.lru_cache(maxsize=64)
+def _usual_wavelengths(theta: float, count: int, dim: int) -> torch.Tensor:
+    # The same few settings come with every load, and two dozen roundings each are not for nothing.
+    with torch.inference_mode(False), torch.no_grad():
+        return _emulated_wavelengths(theta, count, dim)
+
+
+def _emulated_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
+    exponents = _exponents(count, dim)
+    base = vector([float(theta)], torch.float32).reshape(())
+    chunks = count // _VECTOR_CHUNK * _VECTOR_CHUNK
+    rest = exponents[chunks:].tolist()
+    powers = _powers.vector_power(base, exponents[:chunks])
+    if not rest:
+        return powers
+    return torch.cat((powers, _powers.nearest_powers(base.item(), rest, torch.float32)))
+
+
+def _checkpoint_power(base: Number, exponent: float) -> Number:
+    if not isinstance(base, torch.Tensor):
+        return _powers.nearest_power(base, exponent, 53)
+    # PyTorch raises a single FP32 number to a Python number in double precision and rounds the result.
+    return _powers.nearest_powers(base.item(), [exponent], torch.float32).reshape(())
+
+
+def _exact_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
+    exponents = [Fraction(2 * i, dim) for i in range(count)]
+    return _powers.nearest_powers(float(theta), exponents, torch.float64)
+
+
+def _exact_power(base: Number, exponent: float) -> Number:
+    return _powers.nearest_power(float(base), exponent, 53)
+
+
+ARITHMETICS = {
+    "checkpoint": Arithmetic(torch.float32, _checkpoint_wavelengths, _checkpoint_power),
+    "exact": Arithmetic(torch.float64, _exact_wavelengths, _exact_power),
+    "machine": Arithmetic(torch.float32, _machine_wavelengths, _machine_power),
+}
+
+
+def geometric(arithmetic: Arithmetic, theta: Number, dim: int) -> torch.Tensor:
+    """Return theta**(-2i / D). Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
+    frequencies: torch.Tensor = 1.0 / arithmetic.wavelengths(theta, dim // 2, dim)
+    return frequencies
+
+
+def linear(arithmetic: Arithmetic, theta: float, dim: int, factor: float) -> torch.Tensor:
+    """Return the base frequencies over ``factor``. Source: position interpolation, arXiv:2306.15595."""
+    return geometric(arithmetic, theta, dim) / factor
+
+
+def dynamic(
+    arithmetic: Arithmetic,
+    theta: float,
+    dim: int,
+    factor: float,
+    trained_length: int,
+    length: int,
+    as_tensor: bool,
+) -> torch.Tensor:
+    """Return the NTK-aware frequencies of a sequence longer than the model was trained on.
+
+    Args:
+        arithmetic: how to compute.
+        theta: the base that the model was trained with.
+        dim: D.
+        factor: how far the base grows with the length.
+        trained_length: max_position_embeddings.
+        length: the current sequence length, greater than ``trained_length``.
+        as_tensor: raise the base in the arithmetic's dtype, as transformers does when the length comes from
+            ``position_ids``; otherwise in double precision, as it does for a Python integer.
+    Source: the dynamic form of NTK-aware scaling, arXiv:2309.00071, section 3.3 and appendix B.1.
+
+    """
+    current: Number = vector([length], arithmetic.dtype).reshape(()) if as_tensor else length
+    stretch = factor * current / trained_length - (factor - 1)
+    return geometric(arithmetic, theta * arithmetic.power(stretch, dim / (dim - 2)), dim)
+
+
+def _yarn_dim(rotations: float, theta: float, dim: int, trained_length: int) -> float:
+    """Return the (fractional) pair index whose phase turns ``rotations`` times over the trained length."""
+    return (dim * math.log(trained_length / (rotations * 2 * math.pi))) / (2 * math.log(theta))
+
+
+def yarn(
+    arithmetic: Arithmetic,
+    theta: float,
+    dim: int,
+    factor: float,
+    trained_length: int,
+    beta_fast: float | None,
+    beta_slow: float | None,
+    truncate: bool,
+) -> torch.Tensor:
+    """Return the NTK-by-parts frequencies: slow ones interpolated, fast ones kept, a ramp between.
+
+    Source: Peng et al. 2023, arXiv:2309.00071, section 3.2.
+    """
+    low = _yarn_dim(beta_fast or YARN_BETA_FAST, theta, dim, trained_length)
+    high = _yarn_dim(beta_slow or YARN_BETA_SLOW, theta, dim, trained_length)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # a ramp of no width would divide by zero
+    ramp = torch.clamp((vector(range(dim // 2), arithmetic.dtype) - low) / (high - low), 0, 1)
+
+    wavelengths = arithmetic.wavelengths(theta, dim // 2, dim)
+    kept = 1.0 / wavelengths
+    interpolated = 1.0 / (factor * wavelengths)
+    # 1 - (1 - ramp) is not ramp in FP32, and the stock code rounds twice.
+    keep = 1 - ramp
+    return interpolated * (1 - keep) + kept * keep
+
+
+def yarn_attention_scaling(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """Return the temperature of attention, 0.1 ln(factor) + 1. Source: arXiv:2309.00071, eq. 22."""
+
+    def temperature(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if mscale and mscale_all_dim:
+        return temperature(mscale) / temperature(mscale_all_dim)
+    return temperature(1.0)
+
+
+def longrope(
+    arithmetic: Arithmetic, theta: float, dim: int, rescale_factors: Sequence[float]
+) -> torch.Tensor:
+    """Return the base frequencies, each over its own searched factor.
+
+    Args:
+        arithmetic: how to compute.
+        theta: the base that the model was trained with.
+        dim: D.
+        rescale_factors: one divisor per pair, ``[D // 2]``.
+    Source: Ding et al. 2024, arXiv:2402.13753, eq. 3.
+
+    """
+    factors = vector(rescale_factors, arithmetic.dtype)
+    frequencies: torch.Tensor = 1.0 / (factors * arithmetic.wavelengths(theta, dim // 2, dim))
+    return frequencies
+
+
+def longrope_attention_scaling(factor: float, trained_length: int) -> float:
+    """Return sqrt(1 + ln(factor) / ln(trained_length)). Source: arXiv:2402.13753, section 3.3."""
+    return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
+
+
+def llama3(
+    arithmetic: Arithmetic,
+    theta: float,
+    dim: int,
+    factor: float,
+    trained_length: int,
+    low_freq_factor: float,
+    high_freq_factor: float,
+) -> torch.Tensor:
+    """Return the base frequencies with the slow ones divided by ``factor`` and a blend in between.
+
+    A phase that turns fewer than ``low_freq_factor`` times over the trained length is slow, one that turns
+    more than ``high_freq_factor`` times is fast.
+
+    Source: Llama 3.1's reference implementation, meta-llama/llama-models, ``apply_scaling``.
+    """
+    base = geometric(arithmetic, theta, dim)
+    wavelength = 2 * math.pi / base
+    slow = wavelength > trained_length / low_freq_factor
+    fast = wavelength < trained_length / high_freq_factor
+    scaled = torch.where(slow, base / factor, base)
+    blend = (trained_length / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    blended = (1 - blend) * scaled / factor + blend * scaled
+    return torch.where(~slow & ~fast, blended, scaled)
+
+
+def proportional(
+    arithmetic: Arithmetic, theta: float, dim: int, factor: float, proportion: float
+) -> torch.Tensor:
+    """Return head-wide frequencies of which only the first ``proportion`` turn; the others are zero.
+
+    Unlike partial rotary embeddings, the exponents are relative to the whole head.
+
+    Source: the text layers of Gemma 4, as transformers' rope type ``proportional`` computes them.
+    """
+    turning = int(proportion * dim // 2)
+    still = dim // 2 - turning
+    parts = [1.0 / arithmetic.wavelengths(theta, turning, dim)] if turning else []
+    parts += [vector([0.0] * still, arithmetic.dtype)] if still else []
+    return torch.cat(parts) / factor

@@ -1,0 +1,198 @@
+"""Apply the rotary embedding to q and k in FP32, with one rounding at the end.
+
+The tables that a protected module returns are `CosSin` tensors (`safe_rope.rotation._cos_sin`), which the
+application function recognises. So an unprotected model, whose tables are plain tensors, gets
+the stock function's result to the bit, and a protected one is rotated in FP32 wherever its tables travel
+(ZeRO-3's module hooks, activation checkpointing, accelerate's moves, FSDP's input casts, compiled regions).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from safe_rope._base.dtypes import LOW
+from safe_rope._base.positions import check_arguments
+from safe_rope.rotation._bodies import Body, can_sample, recognise
+from safe_rope.rotation._checks import check_states, check_tables
+from safe_rope.rotation._cos_sin import CosSin, is_marked, marked, plain
+from safe_rope.rotation.kernels import Form, rotate, rotate_
+
+__all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
+
+logger = logging.getLogger(__name__)
+
+Layout = Literal["half", "interleaved"]
+
+_SMALLEST = 1 << 15
+"""Elements of q and k together from which on a recognised function is not run itself."""
+
+
+def apply_rotary(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: Layout = "half",
+    unsqueeze_dim: int = 1,
+    *,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rotate q and k in FP32 and round once to their own dtype.
+
+    The same bits, forward and backward, from the eager, the compiled and the Triton implementation (see
+    `safe_rope.rotation.kernels`). Differentiable in q and k any number of times, and under `torch.func`.
+
+    Args:
+        q: bfloat16, float16 or float32, [..., head_dim], e.g. [batch, heads, length, head_dim]. Elements
+            from rotary_dim on pass through untouched.
+        k: as q; it may have fewer heads.
+        cos: FP32, as `RotaryTable.lookup` returns them: [..., rotary_dim // 2], e.g. [batch or 1,
+            length, rotary_dim // 2]; or as a protected module returns them, rotary_dim wide. No gradient.
+        sin: as cos.
+        layout: ``"half"`` pairs element i with i + rotary_dim / 2, ``"interleaved"`` 2i with 2i + 1.
+        unsqueeze_dim: where the heads' dimension goes into cos and sin: 1 for [batch, heads, length, ...],
+            2 for [batch, length, heads, ...].
+        inplace: write into q and k and return them: no memory is taken, and forward there is less to move.
+
+    Returns:
+        q and k rotated.
+
+    Raises:
+        TypeError: a dtype is not one of those above, or layout is unknown.
+        ValueError: shapes or devices do not fit, or cos or sin requires a gradient.
+        RuntimeError: inplace, and autograd does not allow it (a leaf that requires grad).
+    """
+    if layout not in ("half", "interleaved"):
+        raise TypeError(f'layout must be "half" or "interleaved", got {layout!r}')
+    # A protected module's tables have a column for each element, all others one for each pair.
+    form = Form(layout, layout, layout if is_marked(cos) and is_marked(sin) else "shared")
+    cos, sin = plain(cos), plain(sin)
+    check_tables(cos, sin, unsqueeze_dim)
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    for name, x in (("q", q), ("k", k)):
+        check_states(name, x, cos, form)
+    if inplace:
+        return rotate_(q, cos, sin, form), rotate_(k, cos, sin, form)
+    rotated_q, rotated_k = rotate((q, k), cos, sin, form)
+    return rotated_q, rotated_k
+
+
+def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an architecture's application function so that it rotates protected tables in FP32.
+
+    Called with plain tensors only, the result is the stock function's own. Called with `CosSin` tables, every
+    floating argument of lower precision is raised to FP32 (exact), the stock function runs with
+    autocast off, and each result is rounded once to the dtype of the argument it was made from. A function
+    that `safe_rope.rotation._bodies` has recognised is not run at all then: one kernel gives the same bits.
+
+    Raises:
+        TypeError: the function chooses rows by position_ids (before transformers 4.48), and those are no
+            integers.
+    """
+    chooses_rows = _chooses_rows(stock)
+    recognised = _Recognised(stock)
+    recognised.try_now()
+
+    @functools.wraps(stock)
+    def application(*args: Any, **kwargs: Any) -> Any:
+        if not any(is_marked(value) for value in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        if chooses_rows is not None:
+            ids: Any = kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows]
+            check_arguments(ids, torch.float32)
+        if not recognised.tried and not torch.compiler.is_compiling():
+            recognised.try_now()
+        if recognised.body is not None and _is_worthwhile(args, kwargs):
+            fast = recognised.body.rotate(
+                tuple(map(_unmark, args)), {name: _unmark(value) for name, value in kwargs.items()}
+            )
+            if fast is not None:
+                return fast
+        dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
+        args = tuple(_raise(value) for value in args)
+        kwargs = {name: _raise(value) for name, value in kwargs.items()}
+        device = next(v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
+        with without_autocast(device):
+            return round_results(stock(*args, **kwargs), dtypes)
+
+    return application
+
+
+_bodies: weakref.WeakKeyDictionary[Callable[..., Any], Body | None] = weakref.WeakKeyDictionary()
+
+
+class _Recognised:
+    """What is known of a function; it is tried when first there is an occasion to, and once."""
+
+    def __init__(self, stock: Callable[..., Any]) -> None:
+        self.stock = stock
+        self.tried = False
+        self.body: Body | None = None
+
+    def try_now(self) -> None:
+        if can_sample():
+            if self.stock not in _bodies:
+                _bodies[self.stock] = recognise(self.stock)
+            self.body = _bodies[self.stock]
+            self.tried = True
+            logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
+
+
+def _is_worthwhile(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # Eagerly, a few tokens cost more in a kernel's preparation than in the function itself.
+    if torch.compiler.is_compiling():
+        return True
+    elements = sum(v.numel() for v in (*args, *kwargs.values()) if _is_rotated(v))
+    return bool(elements >= _SMALLEST)
+
+
+def _unmark(value: Any) -> Any:
+    return plain(value) if isinstance(value, torch.Tensor) else value
+
+
+def _chooses_rows(stock: Callable[..., Any]) -> int | None:
+    """Return where among the arguments of ``stock`` the position_ids are, if it needs any."""
+    parameters = list(inspect.signature(stock).parameters.values())
+    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
+    return [p.name for p in parameters].index("position_ids") if "position_ids" in needed else None
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Switch autocast off for a type of device, where it is on."""
+    if device != "meta" and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _is_rotated(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_marked(value) and value.is_floating_point()
+
+
+def _raise(value: Any) -> Any:
+    if is_marked(value):
+        return plain(value)
+    if _is_rotated(value) and value.dtype in LOW:
+        return value.to(torch.float32)
+    return value
+
+
+def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:
+    """Round each of an application's results to the dtype of the argument that it was made from."""
+    if not dtypes:
+        return result
+    if isinstance(result, torch.Tensor):
+        return result.to(dtypes[0])
+    # The functions return their rotated arguments in order; where they return more, the first dtype fits the
+    # rest.
+    padded = [*dtypes, *[dtypes[0]] * len(result)]
+    pairs = zip(result, padded, strict=False)
+    return type(result)(item.to(dtype) if isinstance(item, torch.Tensor) else item for item, dtype in pairs)

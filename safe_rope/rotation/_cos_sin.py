@@ -1,0 +1,269 @@
+"""`CosSin`: a table on its way from a position module to whoever uses it, exact until it meets the model.
+
+A protected module returns cos and sin as `CosSin`. An FP32-aware application function (`safe_rope.rotation`)
+takes the FP32 table out of it; any other code sees a tensor that computes in FP32 as long as only positions
+take part, and that is rounded once, to the dtype that the stock model has at that place, when it meets a
+tensor of the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+from safe_rope._base.dtypes import LOW
+from safe_rope.errors import PrecisionWarning
+
+_MARK = "_safe_rope_cos_sin"
+_aten = torch.ops.aten
+_tree = torch.utils._pytree
+
+# What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases. Of a table
+# whose nominal dtype is not known, other arithmetic gives plain tensors.
+_KEEP_THE_MARK = frozenset(
+    {
+        _aten._to_copy,
+        _aten._unsafe_view,
+        _aten.alias,
+        _aten.as_strided,
+        _aten.cat,
+        _aten.clone,
+        _aten.cos,
+        _aten.detach,
+        _aten.expand,
+        _aten.gather,
+        _aten.index,
+        _aten.index_select,
+        _aten.permute,
+        _aten.repeat,
+        _aten.select,
+        _aten.sin,
+        _aten.slice,
+        _aten.split,
+        _aten.split_with_sizes,
+        _aten.squeeze,
+        _aten.stack,
+        _aten.t,
+        _aten.transpose,
+        _aten.unbind,
+        _aten.unsqueeze,
+        _aten.view,
+    }
+)
+
+
+_ENDS_A_PHASE = frozenset({_aten.cos, _aten.sin, _aten.polar, _aten.exp, _aten.log, _aten.tanh})
+
+
+class CosSin(torch.Tensor):
+    """An FP32 (or wider) position tensor, with the dtype that it has in the stock model.
+
+    Shape and values are those of ``table``, which holds the memory. A cast to bfloat16 or float16 leaves it
+    as it is and notes the dtype (a move to another device is done); whoever needs a plain tensor calls
+    `plain`.
+
+    Args:
+        table: the values.
+        nominal: the dtype in the stock model, to which the values are rounded where they meet a tensor of
+            the model; None where that is not known: then FP32 meets the model.
+        faced: whether ``dtype`` says the nominal dtype, and not the table's.
+        phase: the name of the frequencies that it was made from, as long as it is to go through cos and sin.
+    """
+
+    table: torch.Tensor
+    nominal: torch.dtype | None
+    faced: bool
+    phase: str | None
+    source: torch.Tensor
+    """The table that a view is one of: what writes to the view writes to it."""
+
+    @staticmethod
+    def __new__(
+        cls,
+        table: torch.Tensor,
+        nominal: torch.dtype | None = None,
+        faced: bool = False,
+        phase: str | None = None,
+    ) -> CosSin:
+        dtype = nominal if faced and nominal is not None else table.dtype
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, table.size(), strides=table.stride(), dtype=dtype, device=table.device
+        )
+        self.table, self.nominal, self.faced, self.phase = table, nominal, faced, phase
+        self.source = table
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        leaves = [leaf for leaf in _tree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
+        if func.overloadpacket is _aten._to_copy:
+            return _converted(func, args[0], kwargs)
+        if func._schema.is_mutable:
+            return _written(func, args, kwargs)
+        nominal = _common_dtype(tables)
+        others = [leaf for leaf in leaves if not isinstance(leaf, CosSin) and _takes_part(leaf)]
+        if nominal is not None and any(other.dtype in LOW for other in others):
+            _warn_of_phases(tables)
+            args, kwargs = _tree.tree_map_only(CosSin, rounded, (args, kwargs))
+            return func(*args, **kwargs)
+        args, kwargs = _tree.tree_map_only(CosSin, _table_of, (args, kwargs))
+        result = func(*args, **kwargs)
+        keeps = not others if nominal is not None else func.overloadpacket in _KEEP_THE_MARK
+        phase = None if func.overloadpacket in _ENDS_A_PHASE else tables[0].phase
+        if not keeps:
+            return result
+        moves = func.overloadpacket in _KEEP_THE_MARK and func.overloadpacket not in _ENDS_A_PHASE
+        return _marked_alike(result, tables, nominal, phase, moves=moves)
+
+    # What lets torch.compile take such a tensor as an input of a compiled region.
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["table"], (self.nominal, self.faced, self.phase)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> CosSin:
+        return CosSin(inner["table"], *context)
+
+    # What torch refuses to subclasses, or answers wrongly for them, is asked of the table itself.
+    def numpy(self, **kwargs: Any) -> Any:
+        return self.table.numpy(**kwargs)
+
+    def tolist(self) -> Any:
+        return self.table.tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.table.numpy() if dtype is None else self.table.numpy().astype(dtype)
+        return array.copy() if copy else array
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The table, without autograd; what is assigned or written to it is written to the module's table."""
+        same = CosSin(self.table, self.nominal, self.faced, self.phase)
+        same.source = self.source
+        return same
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self.table.data = plain(value)
+        torch.autograd.graph.increment_version(self.source)
+
+    def data_ptr(self) -> int:
+        if self.faced and not hasattr(self, "_rounded"):
+            self._rounded = rounded(self)  # a kernel reads the dtype that the tensor says it has
+        return self._rounded.data_ptr() if self.faced else self.table.data_ptr()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"CosSin({self.table!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return CosSin, (self.table, self.nominal, self.faced, self.phase)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
+        return CosSin(self.table.clone(), self.nominal, self.faced, self.phase)
+
+
+def _takes_part(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a say in type promotion: as in torch, a number in a tensor does not."""
+    return tensor.dim() > 0 and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _common_dtype(tables: list[CosSin]) -> torch.dtype | None:
+    known = [table.nominal for table in tables if table.nominal is not None]
+    return functools.reduce(torch.promote_types, known) if len(known) == len(tables) else None
+
+
+def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tensor:
+    dtype = kwargs.get("dtype")
+    if dtype in LOW:
+        return CosSin(func(source.table, **{**kwargs, "dtype": None}), dtype, source.faced, source.phase)
+    moved: torch.Tensor = func(source.table, **kwargs)
+    if dtype is None or (source.nominal is None and dtype == source.table.dtype):
+        return CosSin(moved, source.nominal, source.faced, source.phase)
+    return moved
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator that writes: into the table's own memory, or into another tensor."""
+    target = args[0] if args else None
+    values = _tree.tree_map_only(CosSin, _table_of, (args, kwargs))
+    result = func(*values[0], **values[1])
+    if isinstance(target, CosSin):
+        torch.autograd.graph.increment_version(target.source)
+    return target if isinstance(target, CosSin) and isinstance(result, torch.Tensor) else result
+
+
+def _warn_of_phases(tables: list[CosSin]) -> None:
+    for table in tables:
+        if table.phase is not None and table.numel() > 1:
+            warnings.warn(
+                f"{table.phase} meets positions or activations of low precision before cos and sin: phases "
+                "are rounded there, as in the stock model. Compute them in torch.float32",
+                PrecisionWarning,
+                stacklevel=2,
+            )
+
+
+def _marked_alike(
+    result: Any, tables: list[CosSin], nominal: torch.dtype | None, phase: str | None, *, moves: bool
+) -> Any:
+    # What is computed from a table has the dtype of the stock model, also where the table shows its own.
+    faced = any(table.faced for table in tables) or (nominal is not None and not moves)
+
+    def mark(tensor: torch.Tensor) -> torch.Tensor:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        result = CosSin(tensor, nominal, faced, phase)
+        if moves and len(tables) == 1 and _share_memory(tensor, tables[0].source):
+            result.source = tables[0].source
+        return result
+
+    return _tree.tree_map_only(torch.Tensor, mark, result)
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor of torch.func has none
+        return False
+
+
+def _table_of(tensor: CosSin) -> torch.Tensor:
+    return tensor.table
+
+
+def rounded(tensor: CosSin) -> torch.Tensor:
+    """Return a plain tensor in the dtype that the stock model has there, rounded once."""
+    return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` without the `CosSin` mark, as a view of the same memory."""
+    return tensor.table if isinstance(tensor, CosSin) else tensor
+
+
+def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:
+    """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory.
+
+    Args:
+        tensor: the table.
+        nominal: the dtype that the stock model's table has here.
+
+    """
+    if not torch.compiler.is_compiling():
+        return CosSin(tensor, nominal)
+    # Inside a graph an attribute serves on the way from one function to the next, and costs nothing.
+    setattr(tensor, _MARK, True)
+    return tensor
+
+
+def is_marked(value: Any) -> bool:
+    """Whether ``value`` is a table that a protected module returned."""
+    return isinstance(value, torch.Tensor) and (isinstance(value, CosSin) or hasattr(value, _MARK))

@@ -1,0 +1,220 @@
+"""Keep an architecture's application function FP32-aware for as long as a protected model needs it.
+
+This is the one change that outlives the guard. A plain function stays the object that it is, under its name
+and wherever somebody holds a reference to it: what it runs is replaced. So a model that keeps it as an
+attribute is copied and pickled as before, also in a process without a guard. What is no plain function (a
+scripted one, a closure of a kernel library) is replaced under its name.
+
+Every function counts the modules that need it; what it ran before is put back when the last one is gone,
+unless somebody else has changed it meanwhile.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from safe_rope.rotation import fp32_application
+
+# Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
+_lock = threading.RLock()
+_installed: dict[Any, _Replacement] = {}
+_GLOBAL = "__safe_rope_{}"
+
+
+class _Replacement:
+    """What is FP32-aware now, and how many modules need it."""
+
+    users = 0
+
+    def put_back(self) -> None:
+        """Undo the replacement, unless somebody else has replaced it meanwhile."""
+        raise NotImplementedError
+
+    def is_in_place(self) -> bool:
+        raise NotImplementedError
+
+
+class _OwnCode(_Replacement):
+    """A plain function, which runs the FP32-aware one: its code is replaced, the object stays."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.function = function
+        self.code = function.__code__
+        self.wrapped = vars(function).get("__wrapped__")
+        stock = types.FunctionType(
+            self.code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        stock.__kwdefaults__ = function.__kwdefaults__
+        stock.__qualname__, stock.__module__ = function.__qualname__, function.__module__
+        self.name = _GLOBAL.format(f"{id(function):x}")
+        function.__globals__[self.name] = fp32_application(stock)
+        self.ours = _calling(self.name, stock)
+        function.__code__ = self.ours
+        function.__wrapped__ = stock  # type: ignore[attr-defined]
+
+    def put_back(self) -> None:
+        self.function.__globals__.pop(self.name, None)
+        if self.function.__code__ is not self.ours:
+            return
+        self.function.__code__ = self.code
+        if self.wrapped is None:
+            vars(self.function).pop("__wrapped__", None)
+        else:
+            self.function.__wrapped__ = self.wrapped  # type: ignore[attr-defined]
+
+    def is_in_place(self) -> bool:
+        return self.function.__code__ is self.ours
+
+
+class _Name(_Replacement):
+    """Whatever else can be called: another function stands under its name."""
+
+    def __init__(self, owner: Any, attribute: str, stock: Callable[..., Any]) -> None:
+        self.owner, self.attribute, self.stock = owner, attribute, stock
+        self.wrapper = fp32_application(stock)
+        setattr(owner, attribute, self.wrapper)
+
+    def put_back(self) -> None:
+        if self.is_in_place():
+            setattr(self.owner, self.attribute, self.stock)
+
+    def is_in_place(self) -> bool:
+        return getattr(self.owner, self.attribute, None) is self.wrapper
+
+
+Places = Iterable[tuple[str, str]]
+"""Names of Python modules, and of functions in them (dotted, for a method of a class)."""
+
+
+def acquire(user: object, places: Places) -> None:
+    """Keep the functions at ``places`` FP32-aware until ``user`` is garbage-collected."""
+    with _lock:
+        keys = []
+        for place in places:
+            key = _install(*_find(*place))
+            if key is not None and key not in keys:
+                keys.append(key)
+                _installed[key].users += 1
+        weakref.finalize(user, _release, keys).atexit = False
+
+
+def _install(owner: Any, attribute: str) -> Any:
+    """Make what stands there FP32-aware; return the key of the replacement, None where nothing stands."""
+    # Whatever stands there now is the function to replace: a kernel library may have replaced the stock one.
+    current = getattr(owner, attribute, None)
+    if current is None:
+        return None
+    key = _key(owner, attribute, current)
+    known = _installed.get(key)
+    if known is not None and known.is_in_place():
+        return key
+    users = 0 if known is None else known.users
+    replacement: _Replacement
+    if isinstance(current, types.FunctionType) and not current.__closure__:
+        replacement = _OwnCode(current)
+    else:
+        replacement = _Name(owner, attribute, current)
+    replacement.users = users
+    _installed[key] = replacement
+    return key
+
+
+def _key(owner: Any, attribute: str, current: Any) -> Any:
+    if isinstance(current, types.FunctionType) and not current.__closure__:
+        return current
+    return owner, attribute
+
+
+def _find(module_name: str, name: str) -> tuple[Any, str]:
+    """Return what holds an application function, and under which name; None where it does not exist."""
+    owner: Any = sys.modules.get(module_name)
+    *classes, attribute = name.split(".")
+    for part in classes:
+        owner = vars(owner).get(part) if owner is not None else None
+    return owner, attribute
+
+
+def _calling(name: str, stock: types.FunctionType) -> types.CodeType:
+    """Return code that takes what ``stock`` takes and passes it to the global ``name``."""
+    takes, gives = [], []
+    parameters = list(inspect.signature(stock, follow_wrapped=False).parameters.values())
+    for index, parameter in enumerate(parameters):
+        stars: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        star = stars.get(parameter.kind, "")
+        keyword = f"{parameter.name}=" if parameter.kind == parameter.KEYWORD_ONLY else ""
+        before = parameters[index - 1].kind if index else None
+        if keyword and before not in (parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY):
+            takes.append("*")
+        takes.append(star + parameter.name)
+        gives.append(keyword + star + parameter.name)
+        if parameter.kind == parameter.POSITIONAL_ONLY and (
+            parameter is parameters[-1] or parameters[index + 1].kind != parameter.POSITIONAL_ONLY
+        ):
+            takes.append("/")
+    scope: dict[str, Any] = {}
+    # Names of parameters and one of ours, nothing else. The defaults belong to the function, not to its code.
+    exec(f"def call({', '.join(takes)}):\n    return {name}({', '.join(gives)})", scope)
+    ours: types.CodeType = scope["call"].__code__
+    code = stock.__code__
+    return ours.replace(
+        co_name=code.co_name, co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+    )
+
+
+class _NextCollection:
+    """Garbage from the start: what is tied to it happens when the garbage collector runs again."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+
+def _compiler_is_at_work() -> bool:
+    # The compile context also spans the making of guards, after the tracing context has closed.
+    contexts = (getattr(torch._guards, name, None) for name in ("CompileContext", "TracingContext"))
+    return any(context is not None and context.try_get() is not None for context in contexts)
+
+
+def _release(keys: Iterable[Any]) -> None:
+    if _compiler_is_at_work():
+        # Dynamo may be tracing one of these functions: nothing is swapped before the next collection.
+        weakref.finalize(_NextCollection(), _release, keys).atexit = False
+        return
+    with _lock:
+        for key in keys:
+            replacement = _installed[key]
+            replacement.users -= 1
+            if not replacement.users:
+                del _installed[key]
+                replacement.put_back()
+
+
+def installed(places: Places) -> bool:
+    """Whether every function at ``places`` that exists is FP32-aware at this moment."""
+    for place in places:
+        owner, attribute = _find(*place)
+        current = getattr(owner, attribute, None)
+        if current is None:
+            continue
+        known = _installed.get(_key(owner, attribute, current))
+        if known is None or not known.is_in_place():
+            return False
+    return True
+
+
+def exists(module_name: str, name: str) -> bool:
+    """Whether there is a function of that name to make FP32-aware."""
+    owner, attribute = _find(module_name, name)
+    return getattr(owner, attribute, None) is not None
+
+
+def users() -> dict[Any, int]:
+    """How many modules need each function that is FP32-aware now."""
+    return {key: replacement.users for key, replacement in _installed.items()}

@@ -1,0 +1,22 @@
+"""The arithmetic of rotary position embedding on q and k, in three implementations that agree bit for bit.
+
+For each pair (x1, x2) of elements and its angle, in FP32:
+
+    out1 = x1 * cos - x2 * sin
+    out2 = x2 * cos + x1 * sin
+
+Every product and every sum is an IEEE operation of its own (no fused multiply-add, which would give other
+bits on another device), and out1 and out2 are rounded once to x's dtype. The gradient is the rotation of
+the output's gradient by the negative angle, in the same arithmetic.
+
+* ``_eager``: plain torch, in blocks that stay in the cache. Any device.
+* ``_compiled``: one inductor kernel on CPU, floating-point contraction switched off.
+* ``_triton``: one Triton kernel on CUDA, compiled with ``enable_fp_fusion=False``.
+
+Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
+"""
+
+from safe_rope.rotation.kernels._form import Form
+from safe_rope.rotation.kernels._operator import rotate, rotate_
+
+__all__ = ["Form", "rotate", "rotate_"]
