@@ -17,10 +17,11 @@ from typing import Any, Literal
 from torch import nn
 
 from safe_rope._protection.frozen import frozen_positions
-from safe_rope._protection.plan import Options, Protection, References, Unprotectable, concerns, prepare
+from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport, warn_unprotected
-from safe_rope._protection.rewrite import is_pinned, is_protected, stock_class
+from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._protection.watch import ConstructionWatch
+from safe_rope._recognition.reference import References, stock_class
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
 

@@ -9,11 +9,10 @@ done to them.
 from __future__ import annotations
 
 import copyreg
-import dataclasses
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,15 +20,16 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
+from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import is_inside
 from safe_rope._recognition.rebuild import is_frequency
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 from safe_rope.errors import UnsupportedModelError
-from safe_rope.frequencies import Bits
-from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed
 from safe_rope.rotation._cos_sin import CosSin, marked
 from safe_rope.tables._rows import checked_once
@@ -65,48 +65,10 @@ def settle(modules: Iterable[nn.Module]) -> None:
                 keep_up(module)
 
 
-def plan(
-    module: nn.Module,
-    patch: RopePatch,
-    *,
-    tables: str,
-    apply: str,
-    true: Mapping[str, torch.Tensor] | None = None,
-    inv_freq: Bits = "checkpoint",
-) -> RotaryState:
-    """Work out everything that protecting ``module`` needs, and change nothing.
-
-    Args:
-        module: a rotary module that ``patch`` covers.
-        patch: the patch that covers it.
-        tables: ``"exact"`` or ``"fp32"``.
-        apply: ``"fp32"`` or ``"stock"``.
-        true: what its tables should hold, by name, where that is known; inv_freq among them is authoritative.
-        inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
-
-    Raises:
-        ConfigError: the module's configuration contradicts itself.
-        UnsupportedModelError: the module's class is not called as rotary modules are.
-    """
-    stock = stock_class(module)
-    convention = calling_convention(stock)
-    if convention is None:
-        raise UnsupportedModelError(
-            f"{stock.__module__}.{stock.__name__}.forward takes neither position_ids nor seq_len; "
-            f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
-        )
-    return RotaryState.read(
-        module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
-    )
-
-
-def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> None:
+def protect_module(module: nn.Module, state: RotaryState) -> None:
     """Make ``module`` draw its cos and sin from ``state`` for the rest of its life."""
-    stock = stock_class(module)
-    state.patch = patch
     _take_over(module, ProtectedRotary, state)
-    if type(module) is not stock:
-        _installed.acquire(module, patch.functions)
+    _acquire(module, state)
     state.restore(module)
     _show_properties(module)
 
@@ -122,10 +84,7 @@ def keep_up(module: Any) -> None:
     for name, values in state.overruled.items():
         if name in tables:
             tables[name] = (values, tables[name][1])
-    patch = state.patch
-    if patch is not None:
-        patch = None if state.apply == "stock" else dataclasses.replace(patch, source="results")
-    pinned = PinnedState(module, tables, patch)
+    pinned = PinnedState(module, tables, None if state.apply == "stock" else state.applied)
     pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
     pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
     module.__class__ = _protected_class(stock_class(module), PinnedPositions)
@@ -135,7 +94,7 @@ def keep_up(module: Any) -> None:
 
 
 def pin_module(
-    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], patch: RopePatch | None = None
+    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], applied: Applications | None = None
 ) -> None:
     """Keep the named ``tables`` of ``module`` for the rest of its life.
 
@@ -143,14 +102,14 @@ def pin_module(
         module: any module; its class becomes a subclass of the stock class with the same name.
         tables: for each buffer or attribute its true values, on CPU, and whether they are ready for use
             (`safe_rope._recognition.provenance.Origin.FINISHED`).
-        patch: how the cos and sin that the module returns or holds are applied in FP32; None where they are
-            applied as the stock model does it.
+        applied: how the cos and sin that the module returns or holds are applied in FP32; None where they
+            are applied as the stock model does it.
 
     Raises:
         UnsupportedModelError: the class cannot be derived from.
 
     """
-    state = PinnedState(module, tables, patch)
+    state = PinnedState(module, tables, applied)
     try:
         _take_over(module, PinnedPositions, state)
     except TypeError as error:
@@ -158,10 +117,7 @@ def pin_module(
         raise UnsupportedModelError(
             f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
         ) from error
-    if patch is not None and patch.source == "states":
-        _add_methods(type(module), patch)
-    elif patch is not None:
-        _installed.acquire(module, patch.functions)
+    _acquire(module, state)
     state.restore(module)
     _show_properties(module)
 
@@ -172,10 +128,14 @@ def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> No
     module.__dict__[_STATE] = state
 
 
-def stock_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the module had before it was protected."""
-    cls = type(module)
-    return cls._safe_rope_stock if issubclass(cls, ProtectedModule) else cls
+def _acquire(module: nn.Module, state: Keeper) -> None:
+    """Have what applies the positions of ``module`` do so in FP32 as long as it lives."""
+    if state.applied is None:
+        return
+    if state.applied.how == "methods":
+        _add_methods(type(module), state.applied.methods)
+    else:
+        _installed.acquire(module, state.applied.places)
 
 
 def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> type[nn.Module]:
@@ -255,9 +215,9 @@ def _is_code_of_a_module(frame: Any) -> bool:
     return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)
 
 
-def _add_methods(cls: Any, patch: RopePatch) -> None:
+def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
     """Give a pinned class the methods that rotate in FP32, besides forward."""
-    for name in patch.applications:
+    for name in methods:
         if name != "forward" and name not in vars(cls) and hasattr(cls._safe_rope_stock, name):
             setattr(cls, name, rotating_method(cls._safe_rope_stock, name))
 
@@ -371,10 +331,7 @@ class ProtectedModule:
         device = attributes.pop(f"{_STATE}_device").device
         super().__setstate__(attributes)  # type: ignore[misc]
         state = state_of(self)  # type: ignore[arg-type]
-        if state.patch is not None and state.patch.source == "states":
-            _add_methods(type(self), state.patch)
-        elif state.patch is not None:
-            _installed.acquire(self, state.patch.functions)
+        _acquire(self, state)  # type: ignore[arg-type]
         state.restore(self, device)
         _show_properties(self)
 

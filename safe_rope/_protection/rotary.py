@@ -91,7 +91,7 @@ class RotaryState(Keeper):
     def read(
         cls,
         module: nn.Module,
-        patch: RopePatch,
+        patch: RopePatch | None,
         convention: Convention,
         *,
         tables: str,
@@ -99,7 +99,23 @@ class RotaryState(Keeper):
         true: Mapping[str, torch.Tensor] | None = None,
         inv_freq: Bits = "checkpoint",
     ) -> RotaryState:
-        """Read the state from a rotary module, changing nothing. See `safe_rope._protection.rewrite.plan`."""
+        """Read the state from a rotary module, changing nothing.
+
+        Args:
+            module: a module with a calling convention.
+            patch: a patch that covers it.
+            convention: its calling convention.
+            tables: ``"exact"`` or ``"fp32"``.
+            apply: ``"fp32"`` or ``"stock"``.
+            true: what its tables should hold, by name, where that is known; inv_freq among them is
+                authoritative.
+            inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
+
+        Raises:
+            ConfigError: the module's configuration contradicts itself.
+            UnsupportedModelError: neither a config nor the usual attributes tell its frequencies.
+
+        """
         true = true or {}
         # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
         bits: Bits = "machine" if tables == "fp32" else inv_freq
@@ -118,7 +134,8 @@ class RotaryState(Keeper):
                 long = spec.inv_freq(_longrope_limit(spec) + 1, bits)
                 sets[layer_type].long = long
                 sets[layer_type].long_table = _table(tables, module, spec, long, bits)
-        state = cls(sets, convention, patch.layout, tables, apply, bits)
+        layout = patch.layout if patch is not None else "half"
+        state = cls(sets, convention, layout, tables, apply, bits)
         if convention == "length":
             state._grow_rows(module, cached_length(module))
         else:

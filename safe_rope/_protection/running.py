@@ -76,13 +76,12 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     watched = is_watched()
     if not watched:
         state.restore(module)
-    patch = state.patch
     if state.rotates("forward"):
         return _rotate(module, state, forward, args, kwargs, watched)
-    if patch is not None and patch.source == "tables":
+    if state.how == "tables":
         return _on_twin(module, state, forward, args, kwargs, _marked, watched)
     low = any(state.differs(name) for name in state.pins)
-    if patch is not None and patch.source == "results":
+    if state.how == "results":
         return _run_in_fp32(module, state, forward, args, kwargs, watched, applied=True)
     if not low and not (_has_low(args, kwargs) and _makes_positions(module)):
         return _run_as_it_is(module, state, forward, args, kwargs, watched)
@@ -452,9 +451,9 @@ def _run_in_graph(module: Any, state: Any, forward: Callable[..., Any], args: An
     """Run ``forward`` while Dynamo traces it: one thread, whose writes to the module are recorded."""
     if state.rotates("forward"):
         return run_in_fp32(module, forward, args, kwargs, rotates=True)
-    if state.patch is not None and state.patch.source == "results":
+    if state.how == "results":
         return run_in_fp32(module, forward, args, kwargs, rotates=False)
-    if state.patch is not None and state.patch.source == "tables":
+    if state.how == "tables":
         with _shown_in_graph(module, state, marked=True):
             return forward(module, *args, **kwargs)
     low = [name for name in state.pins if state.differs(name)]
