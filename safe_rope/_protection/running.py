@@ -191,20 +191,27 @@ def _followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torc
     if state.pins[name].finished or nominal not in LOW or table.dtype in LOW or table.is_complex():
         return _rounded(state, name, table, watched)
     if watched:
-        warn_rounded(state, name)
+        _warn_rounded(state.owner, name, state.nominal[name])
         return _rounded(state, name, table, watched)
     return CosSin(table, nominal, faced=True, phase=f"{state.owner}.{name}")
 
 
-def warn_rounded(state: Any, name: str) -> None:
+def _warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
     """Warn that frequencies are rounded for once, as in the stock model."""
     warnings.warn(
-        f"{state.owner} computes from {name} with weights of {state.nominal[name]}, in a graph or under a "
-        "transformation, where nothing can follow its frequencies: they are rounded there, as in the stock "
-        "model. Compute cos and sin in a module of their own",
+        f"{owner} computes from {name} with weights of {dtype}, in a graph or under a transformation, where "
+        "nothing can follow its frequencies: they are rounded there, as in the stock model. Compute cos and "
+        "sin in a module of their own",
         PrecisionWarning,
         stacklevel=2,
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _told_in_graph(owner: str, name: str, dtype: torch.dtype) -> bool:
+    """Warn while Dynamo traces, which runs this once and leaves no trace of it in the graph."""
+    _warn_rounded(owner, name, dtype)
+    return True
 
 
 def _as_returned(table: CosSin) -> torch.Tensor:
@@ -461,6 +468,9 @@ def _run_in_graph(module: Any, state: Any, forward: Callable[..., Any], args: An
         return forward(module, *args, **kwargs)
     only_positions = _only_makes_positions(module)
     if not only_positions or all(state.pins[name].finished for name in low):
+        for name in low:
+            if not state.pins[name].finished and state.nominal[name] in LOW:
+                _told_in_graph(state.owner, name, state.nominal[name])
         with _shown_in_graph(module, state, marked=False):
             return forward(module, *args, **kwargs)
     if state.stores:
