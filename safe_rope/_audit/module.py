@@ -243,7 +243,7 @@ class ModuleAuditor:
 
     def _severity(self, certain: bool) -> Severity:
         # A class that no patch covers may have a formula of its own that its config does not tell.
-        return "damaged" if certain or self.patch is not None or self.result.protected else "unknown"
+        return "damaged" if certain or self.patch is not None or is_protected(self.module) else "unknown"
 
     def _audit_cache(self, reference: Reference, sources: dict[str, _Cause]) -> None:
         names = self._names(reference, ("cos_cached", "sin_cached"))

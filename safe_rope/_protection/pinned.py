@@ -21,7 +21,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection import running
+from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.holdings import get_table
@@ -65,7 +65,7 @@ class PinnedState(Keeper):
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = f"{type(module).__module__}.{type(module).__qualname__}"
         self.stores = bytecode.stores_in_forward(stock_class(module))
-        self.runner = running.Runner()
+        self.runner = stand_ins.Runner()
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
 
     @property
@@ -131,11 +131,11 @@ class PinnedState(Keeper):
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
-        duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, running.Runner()
+        duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "runner": running.Runner(), "marked": {}}
+        return {**super().__getstate__(), "runner": stand_ins.Runner(), "marked": {}}
 
 
 def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:

@@ -100,7 +100,7 @@ def concerns(module: nn.Module) -> bool:
 
 
 def _only_makes_positions(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is None and bytecode.counts_in_forward(type(module))
+    return next(module.parameters(), None) is None and bytecode.computes_positions_in_forward(type(module))
 
 
 def prepare(

@@ -97,8 +97,9 @@ def _answer(
 def _probe(
     reference: nn.Module, patch: RopePatch | None, convention: Convention
 ) -> tuple[Channels, bool] | None:
+    reference = copied(reference)
     true = {name: value for name, value in entries(reference) if isinstance(value, torch.Tensor)}
-    state = RotaryState.read(copied(reference), patch, convention, tables="fp32", apply="stock", true=true)
+    state = RotaryState.read(reference, patch, convention, tables="fp32", apply="stock", true=true)
     if convention == "length":
         return _probe_rows(reference, state)
     answers: list[Channels] = []

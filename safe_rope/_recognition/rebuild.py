@@ -137,7 +137,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     if not (counted or _POSITION.search(name.lower())):
         return False
     values = tensor.reshape(-1)
-    if tensor.is_floating_point() and values.numel() < 4096 and len(set(values.tolist())) < 3 and not counted:
+    few = tensor.is_floating_point() and 3 <= values.numel() < 4096 and len(set(values.tolist())) < 3
+    if few and not counted:
         return False  # one constant, or a mask
     return not bool((values == values[0]).all()) and bool(torch.isfinite(values.abs()).all())
 
