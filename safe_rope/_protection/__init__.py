@@ -1,9 +1,8 @@
 """`guard` and `protect`: the two ways to make a model's position tables right and keep them so.
 
 `guard` is a context manager around the lines that build or load a model. While it is open, zero.Init's
-constructors tell the truth (`safe_rope.constructors`), position modules are built with nothing intercepted,
-and every one that the registry knows is rewritten as soon as it is built. `protect` does the last for a
-model that exists already.
+constructors tell the truth (`safe_rope.constructors`), and every module that holds positions is protected as
+soon as it is built. `protect` does the same for a model that exists already.
 """
 
 from __future__ import annotations

@@ -10,35 +10,28 @@ from __future__ import annotations
 
 import copyreg
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
+from safe_rope._protection.shown import STATE, Shown
 from safe_rope._recognition.applications import Applications
-from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import is_inside
-from safe_rope._recognition.rebuild import is_frequency
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.rotation import _installed
-from safe_rope.rotation._cos_sin import CosSin, marked
+from safe_rope.rotation._cos_sin import marked
 from safe_rope.tables._rows import checked_once
 
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
-_STATE = "_safe_rope"
-_MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
-"""What carries tensors about and computes nothing with them."""
-_INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
 
 
 def is_protected(module: nn.Module) -> bool:
@@ -88,7 +81,7 @@ def keep_up(module: Any) -> None:
     pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
     pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
     module.__class__ = _protected_class(stock_class(module), PinnedPositions)
-    vars(module)[_STATE] = pinned
+    vars(module)[STATE] = pinned
     pinned.restore(module)
     _show_properties(module)
 
@@ -113,7 +106,7 @@ def pin_module(
     try:
         _take_over(module, PinnedPositions, state)
     except TypeError as error:
-        module.__dict__.pop(_STATE, None)
+        module.__dict__.pop(STATE, None)
         raise UnsupportedModelError(
             f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
         ) from error
@@ -125,7 +118,7 @@ def pin_module(
 def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
     if not isinstance(module, kind):
         module.__class__ = _protected_class(stock_class(module), kind)
-    module.__dict__[_STATE] = state
+    module.__dict__[STATE] = state
 
 
 def _acquire(module: nn.Module, state: Keeper) -> None:
@@ -159,60 +152,7 @@ def _show_properties(module: Any) -> None:
     cls = type(module)
     for name in state_of(module).names(module):
         if not is_inside(name) and name not in vars(cls) and not hasattr(cls._safe_rope_stock, name):
-            setattr(cls, name, _Shown(name))
-
-
-class _Shown:
-    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: Any, cls: type) -> Any:
-        if module is None:
-            return self
-        attributes = vars(module)
-        state = attributes.get(_STATE)
-        for place in (attributes, attributes["_buffers"], attributes["_parameters"]):
-            if self.name in place:
-                return self._seen(module, state, place[self.name])
-        raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
-
-    def _seen(self, module: Any, state: Any, table: Any) -> Any:
-        nominal = state.nominal.get(self.name) if state is not None else None
-        if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
-            return table
-        if torch.compiler.is_compiling() or (nominal == table.dtype and not table.is_meta):
-            return table
-        frame = sys._getframe(2)
-        if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
-            return table
-        if frame.f_code.co_name in _INITIALISE:
-            return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
-        if table.is_meta:
-            return CosSin(table, nominal)
-        if not _is_code_of_a_module(frame):
-            return CosSin(table, nominal) if nominal in LOW else table
-        if nominal not in LOW:
-            return table.to(nominal)
-        # A module computes with it, and decides by its dtype what else it makes.
-        phase = f"{type(module).__module__}.{type(module).__qualname__}.{self.name}"
-        return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
-
-    def __set__(self, module: Any, value: Any) -> None:
-        vars(module)[self.name] = value
-
-    def __delete__(self, module: Any) -> None:
-        if self.name not in vars(module):
-            raise AttributeError(f"{type(module).__name__!r} object has no attribute {self.name!r}")
-        del vars(module)[self.name]
-
-
-def _is_code_of_a_module(frame: Any) -> bool:
-    if not frame.f_code.co_argcount:
-        return False
-    owner = first_argument(frame)
-    return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)
+            setattr(cls, name, Shown(name))
 
 
 def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
@@ -282,7 +222,13 @@ def _deliver(
     return cos.to(x.device, dtype), sin.to(x.device, dtype)
 
 
-class ProtectedModule:
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object  # the stock class follows in the order of resolution
+
+
+class ProtectedModule(_Module):
     """What a protected or pinned module does differently from its stock class, besides ``forward``."""
 
     _safe_rope_stock: type[nn.Module]
@@ -294,44 +240,44 @@ class ProtectedModule:
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
-        state = state_of(self)  # type: ignore[arg-type]
+        state = state_of(self)
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
-            result = super()._apply(fn)  # type: ignore[misc]
+            result = super()._apply(fn)  # type: ignore[no-untyped-call]
             state.follow(self)
             keep_up(self)
             return result
         with state.buffers_aside(self, fn):
-            result = super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
+            result = super()._apply(fn, *(() if recurse else (False,)))  # type: ignore[no-untyped-call]
         keep_up(self)
         return result
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
-        state = state_of(self)  # type: ignore[arg-type]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        state = state_of(self)
         for name in state.names(self):
             table = destination.get(prefix + name)
             if isinstance(table, torch.Tensor) and not isinstance(table, nn.Parameter):
                 destination[prefix + name] = state.saved(name, table)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
-        state_of(self).settle(self, prefix, state_dict)  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        state_of(self).settle(self, prefix, state_dict)
         keep_up(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
-        _is_overruled(self)  # type: ignore[arg-type]  # what was written to a table goes along
-        attributes = state_of(self).portable(self)  # type: ignore[arg-type]
+        _is_overruled(self)  # what was written to a table goes along
+        attributes = state_of(self).portable(self)
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
-        device = attributes.pop(f"{_STATE}_device").device
-        super().__setstate__(attributes)  # type: ignore[misc]
-        state = state_of(self)  # type: ignore[arg-type]
-        _acquire(self, state)  # type: ignore[arg-type]
+        device = attributes.pop(f"{STATE}_device").device
+        super().__setstate__(attributes)  # type: ignore[no-untyped-call]
+        state = state_of(self)
+        _acquire(self, state)
         state.restore(self, device)
         _show_properties(self)
 

@@ -147,11 +147,11 @@ class RotaryState(Keeper):
                 state.nominal[name] = shadow_dtype(current) or current.dtype
         return state
 
-    def of_another(self, module: nn.Module) -> RotaryState:
+    def of_another(self, module: Any) -> RotaryState:
         """Return the state of a ``module`` of the same class that was built from the same arguments."""
         state = copy.deepcopy(self)
         if state.row_cache is not None:
-            module.max_seq_len_cached = state.row_cache.length  # type: ignore[assignment]
+            module.max_seq_len_cached = state.row_cache.length
         return state
 
     # ------------------------------------------------------------------ cos and sin
@@ -184,9 +184,9 @@ class RotaryState(Keeper):
             self._show(module, frequencies, inv_freq, table)  # type: ignore[arg-type]
         return frequencies.table.lookup(position_ids)
 
-    def rows(self, module: nn.Module, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables [at least length, rotary_dim] of a module that is called with a length."""
-        if length > module.max_seq_len_cached:  # type: ignore[operator]
+        if length > module.max_seq_len_cached:
             frequencies = self.sets[None]
             spec = frequencies.spec
             if spec.depends_on_length and length > (spec.max_position_embeddings or 0):
@@ -205,7 +205,7 @@ class RotaryState(Keeper):
             return torch.cat((half, half), dim=-1)
         return half.repeat_interleave(2, dim=-1)
 
-    def _follow_dynamic_ntk(self, module: nn.Module, frequencies: Frequencies, length: torch.Tensor) -> None:
+    def _follow_dynamic_ntk(self, module: Any, frequencies: Frequencies, length: torch.Tensor) -> None:
         spec = frequencies.spec
         if not hasattr(module, "original_max_seq_len"):
             # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
@@ -216,10 +216,10 @@ class RotaryState(Keeper):
         name = f"{frequencies.prefix}max_seq_len_cached"
         trained = spec.max_position_embeddings or 0
         cached = getattr(module, name, module.max_seq_len_cached)
-        if length > cached:  # type: ignore[operator]
+        if length > cached:
             self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             setattr(module, name, int(length))
-        elif length < trained and cached > trained:  # type: ignore[operator]
+        elif length < trained and cached > trained:
             self._set_inv_freq(module, frequencies, frequencies.original)
             setattr(module, name, trained)
 
@@ -236,12 +236,12 @@ class RotaryState(Keeper):
         if not is_watched():
             self.restore(module)
 
-    def _grow_rows(self, module: nn.Module, length: int) -> None:
+    def _grow_rows(self, module: Any, length: int) -> None:
         frequencies = self.sets[None]
         self.row_cache, self._rows = shared_rows(frequencies.table, length, self.layout), None
         self._placed.pop("cos_cached", None)
         self._placed.pop("sin_cached", None)
-        module.max_seq_len_cached = length  # type: ignore[assignment]
+        module.max_seq_len_cached = length
 
     def _show_tables(self, module: nn.Module) -> None:
         # transformers 4.38 computes from inv_freq, and keeps tables besides for whoever asks for them.

@@ -394,8 +394,8 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
         if watch is not None:
             try:
                 watch.note(self, sys._getframe(1))
-            except Exception:  # whatever a constructor's frames look like, the module must be built
-                logger.debug("cannot tell what %s is built with", type(self).__name__, exc_info=True)
+            except Exception:
+                logger.warning("cannot tell what %s is built with", type(self).__name__, exc_info=True)
 
     return init
 
