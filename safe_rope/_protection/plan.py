@@ -27,9 +27,9 @@ from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications, around, of_pinned
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope._recognition.holdings import get_table
-from safe_rope._recognition.rebuild import may_hold_positions
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
+from safe_rope._recognition.tables import may_hold_positions
 from safe_rope._recognition.truths import is_understood, truths_of
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits

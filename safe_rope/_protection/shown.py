@@ -10,7 +10,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.arguments import first_argument
-from safe_rope._recognition.rebuild import is_frequency
+from safe_rope._recognition.tables import is_frequency
 from safe_rope.rotation._cos_sin import CosSin
 
 STATE = "_safe_rope"

@@ -37,10 +37,12 @@ from safe_rope._protection.report import ProtectionReport
 from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.arguments import Arguments, arguments_in, first_argument, infer_arguments
+from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
-from safe_rope._recognition.rebuild import Conditions, may_hold_positions, rebuilding
+from safe_rope._recognition.rebuild import rebuilding
 from safe_rope._recognition.reference import Again, Reference, stock_class
+from safe_rope._recognition.tables import may_hold_positions
 from safe_rope.constructors import _shadow
 from safe_rope.errors import UnsupportedModelError
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from safe_rope._recognition.arguments import Arguments, infer_arguments
+from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.holdings import get_table
-from safe_rope._recognition.rebuild import Conditions, Rebuilt, rebuild
+from safe_rope._recognition.rebuild import Rebuilt, rebuild
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from safe_rope._recognition.ask import made_in_first_forward
 from safe_rope._recognition.explained import Truth, find_truth
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin
-from safe_rope._recognition.rebuild import (
+from safe_rope._recognition.reference import Reference
+from safe_rope._recognition.tables import (
     is_empty_table,
     is_frequency,
     is_position_table,
     made_later,
     own_tensors,
 )
-from safe_rope._recognition.reference import Reference
 from safe_rope.registry import RopePatch
 
 
