@@ -23,7 +23,7 @@ from safe_rope._recognition.specs import Convention, cached_length, layer_types,
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.registry import RopePatch
-from safe_rope.tables import RotaryTable, StockTable, shared_table
+from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
 
 logger = logging.getLogger(__name__)
@@ -163,26 +163,26 @@ class RotaryState(Keeper):
         frequencies = self.sets[layer_type]
         spec = frequencies.spec
         if not spec.depends_on_length or position_ids.numel() == 0:
-            return frequencies.table.lookup(position_ids)
+            return _fractions.lookup(frequencies.table, position_ids)
         length = position_ids.max() + 1
         if frequencies.long_table is None:
             self._follow_dynamic_ntk(module, frequencies, length)
             if frequencies.table is frequencies.original_table:
-                return frequencies.table.lookup(position_ids)
+                return _fractions.lookup(frequencies.table, position_ids)
             # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
-            cos, sin = frequencies.table.lookup(position_ids.cpu())
+            cos, sin = _fractions.lookup(frequencies.table, position_ids.cpu())
             return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
             # Asking which set applies would stop the device: both are looked up, one is chosen.
-            long = frequencies.long_table.lookup(position_ids)
-            short = frequencies.original_table.lookup(position_ids)
+            long = _fractions.lookup(frequencies.long_table, position_ids)
+            short = _fractions.lookup(frequencies.original_table, position_ids)
             return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])
         table = frequencies.long_table if is_long else frequencies.original_table
         if table is not frequencies.table:
             inv_freq = frequencies.long if is_long else frequencies.original
             self._show(module, frequencies, inv_freq, table)  # type: ignore[arg-type]
-        return frequencies.table.lookup(position_ids)
+        return _fractions.lookup(frequencies.table, position_ids)
 
     def rows(self, module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables [at least length, rotary_dim] of a module that is called with a length."""
