@@ -79,7 +79,7 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    if origin & Origin.LITERAL and not counted and _oscillates(tensor):
+    if not counted and _oscillates(tensor):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
