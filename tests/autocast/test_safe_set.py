@@ -38,11 +38,11 @@ class Silent(nn.Module):
 def test_auto_traces_with_the_inputs_that_there_are() -> None:
     everything = {"linear.weight", "linear.bias", "raw"}
     x = torch.randn(2, 8)
-    sources: list[dict[str, Any]] = [{"example": x}, {"training_data": TensorDataset(x, torch.ones(2))}]
+    sources: list[tuple[Any, ...]] = [(x,), (None, TensorDataset(x, torch.ones(2)))]
     for source in sources:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PrecisionWarning)
-            names, report = choose_parameters(Silent(), settings(), **source)
+            names, report = choose_parameters(Silent(), settings(), *source)
         assert names == report.safe == everything
 
 

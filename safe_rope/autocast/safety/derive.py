@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from safe_rope.autocast.safety import moves
+from safe_rope._base.tensors import tensors
+from safe_rope.autocast._operators import Watch
 from safe_rope.autocast.safety.borrowed import borrowed
 from safe_rope.autocast.safety.flow import Flow, Modules
 from safe_rope.autocast.safety.parameters import Shared, device_of, shared_parameters
@@ -28,7 +29,7 @@ from safe_rope.autocast.safety.report import SafetyReport
 from safe_rope.autocast.safety.siblings import called_like, unreached_siblings
 from safe_rope.autocast.safety.stand_ins import FakeStandIns, StandIns, fake_tensors
 from safe_rope.autocast.safety.undo import Undo
-from safe_rope.autocast.safety.verdicts import make_report
+from safe_rope.autocast.safety.verdicts import report_on_flow
 from safe_rope.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def derive_safe_parameters(
             flow, notes = trace.run(fake=False)
         except Exception as second:
             raise second from error
-    return make_report(model, groups, flow, dtype, notes)
+    return report_on_flow(model, groups, flow, dtype, notes)
 
 
 @dataclass
@@ -136,11 +137,11 @@ class _Trace:
     def _step(self, flow: Flow, modules: Modules, stand_ins: StandIns, notes: list[str]) -> None:
         args, kwargs = tree_map_only(Tensor, stand_ins.value, (self.args, self.kwargs))
         low = autocast(self.device, self.dtype)
-        with torch.enable_grad(), flow:
+        with torch.enable_grad(), Watch(flow.run):
             with low:
                 output = self.model(*args, **kwargs)
             flow.read(output, "the model's output")
-            ends = [end for end in moves.tensors(output) if end.requires_grad]
+            ends = [end for end in tensors(output) if end.requires_grad]
             weights = stand_ins.trainable()
             if not (ends and weights):
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._pytree import tree_map_only
 
-from safe_rope.autocast.safety.borrowed import borrowed
-from safe_rope.autocast.safety.flow import Flow, Modules
-from safe_rope.autocast.safety.parameters import device_of, shared_parameters
-from safe_rope.autocast.safety.stand_ins import FakeStandIns, StandIns, fake_tensors
-from safe_rope.autocast.safety.undo import Undo
 from safe_rope.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +20,6 @@ _SAMPLES = 2  # of the training data
 _BATCH, _LENGTH = 2, 8
 _IMAGE = 224
 _WAVE = 4000  # a quarter of a second of speech, more than any feature encoder's stride
-_DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 @dataclass(frozen=True)
@@ -40,46 +31,44 @@ class ExampleInputs:
     source: Literal["example_inputs", "training_data", "model"] = "example_inputs"
 
 
-def find_example_inputs(
+def example_inputs(
     model: nn.Module,
-    example_inputs: Any = None,
+    given: Any = None,
     training_data: Any = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> ExampleInputs | None:
-    """Return inputs for ``model``'s forward, from the first source that there is.
+) -> Iterator[ExampleInputs]:
+    """Yield inputs that the signature of ``model``'s forward accepts, the likeliest ones first.
 
     Args:
         model: the model; its forward's signature tells how a batch is passed.
-        example_inputs: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
+        given: a mapping of keyword arguments, a tuple or list of positional ones, or the only one; where
+            there is one, nothing else is tried.
         training_data: a dataset. Its first samples are read; an iterator, which can be read once
             only, is left alone.
         collate_fn: makes a batch of samples, as in a DataLoader.
 
-    Returns:
-        ExampleInputs; None where nothing is given and the model does not say what it takes.
-
     Raises:
-        ConfigError: example_inputs do not fit the signature of the model's forward.
+        ConfigError: ``given`` does not fit the signature of the model's forward.
 
     """
-    if example_inputs is not None:
-        args, kwargs = _as_arguments(example_inputs)
+    if given is not None:
+        args, kwargs = _as_arguments(given)
         misfit = _misfit(model, args, kwargs)
         if misfit:
             raise ConfigError(
                 f"expected example_inputs that {type(model).__name__}.forward takes (a mapping of keyword "
-                f"arguments, or a tuple of positional ones), got {_kinds(example_inputs)}: {misfit}"
+                f"arguments, or a tuple of positional ones), got {_kinds(given)}: {misfit}"
             )
-        return ExampleInputs(args, kwargs, "example_inputs")
+        yield ExampleInputs(args, kwargs, "example_inputs")
+        return
     batch = _first_batch(training_data, collate_fn) if training_data is not None else None
     if batch is not None:
         for args, kwargs in _readings(batch):
-            if not _misfit(model, args, kwargs) and _takes(model, args, kwargs):
-                return ExampleInputs(args, kwargs, "training_data")
+            if not _misfit(model, args, kwargs):
+                yield ExampleInputs(args, kwargs, "training_data")
     for own in _described(model):
-        if not _misfit(model, (), own) and _takes(model, (), own):
-            return ExampleInputs((), own, "model")
-    return None
+        if not _misfit(model, (), own):
+            yield ExampleInputs((), own, "model")
 
 
 def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -135,41 +124,6 @@ def _kinds(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"{len(value)} values"
     return type(value).__name__
-
-
-# ---- whether a model takes certain inputs ---------------------------------------------------------------
-
-
-def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``model(*args, **kwargs)`` comes to an end, as far as can be told cheaply.
-
-    Where fake tensors are stopped by what only values can tell, the inputs count as taken.
-    """
-    for fake in (True, False):
-        try:
-            _run(model, args, kwargs, fake)
-        except _DEPENDS_ON_VALUES:
-            return True
-        except Exception:  # a model may object in any way, and so may fake tensors
-            logger.debug("the model does not take %s %s", args, kwargs, exc_info=True)
-        else:
-            return True
-    return False
-
-
-def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool) -> None:
-    groups = shared_parameters(model)
-    undo = Undo(active=not fake)
-    with contextlib.ExitStack() as stack:
-        stack.callback(undo.restore)
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        if fake:
-            stack.enter_context(fake_tensors())
-        kind = FakeStandIns if fake else StandIns
-        stand_ins = kind(groups, None, device_of(groups))
-        given, named = tree_map_only(Tensor, stand_ins.value, (args, kwargs))
-        with borrowed(model, stand_ins, None), torch.no_grad(), Flow(torch.bfloat16, Modules(model), undo):
-            model(*given, **named)
 
 
 # ---- what a transformers model says about its inputs: its main input's name, its config, its signature ----

@@ -56,17 +56,22 @@ def _join_overlapping(groups: list[Shared]) -> list[Shared]:
     return [group for group in groups if id(group) not in joined]
 
 
+def storage_of(tensor: Tensor) -> Any:
+    """Return the tensor's storage, whose ``_cdata`` is its key; None for a wrapper of other tensors."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def memory_range(tensor: Tensor) -> tuple[int, int, int] | None:
     """Return the key of the tensor's storage and the first and last byte + 1 in it; None if it has none."""
-    try:
-        key = tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # a wrapper, whose values lie elsewhere
-        return None
-    if not tensor.numel():
+    storage = storage_of(tensor)
+    if storage is None or not tensor.numel():
         return None
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * tensor.element_size()
-    return key, start, start + int(span) * tensor.element_size()
+    return storage._cdata, start, start + int(span) * tensor.element_size()
 
 
 def is_partitioned(parameter: Tensor) -> bool:

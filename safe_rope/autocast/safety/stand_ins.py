@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
+from safe_rope.autocast.safety.flow import Flow
 from safe_rope.autocast.safety.parameters import Shared, full_shape, is_partitioned
-
-if TYPE_CHECKING:
-    from safe_rope.autocast.safety.flow import Flow
 
 _CONSTANT = 2.0**-10
 """What every element is of a parameter that is not here; small, so that no activation grows."""
@@ -28,21 +26,20 @@ class StandIns:
 
     Args:
         groups: the parameters.
-        flow: told to follow each of them and its stand-in; None if nothing is to be followed.
+        flow: told to follow each of them and its stand-in.
         device: where the step runs.
 
     """
 
-    def __init__(self, groups: list[Shared], flow: Flow | None, device: torch.device) -> None:
+    def __init__(self, groups: list[Shared], flow: Flow, device: torch.device) -> None:
         self.real_bytes = 0
         self._device = device
         self._made: dict[int, nn.Parameter] = {}
         for group in groups:
             for parameter in group.parameters:
                 self._made[id(parameter)] = stand_in = self._make(parameter)
-                if flow is not None:
-                    flow.follow(parameter, group)
-                    flow.follow(stand_in, group)
+                flow.follow(parameter, group)
+                flow.follow(stand_in, group)
 
     def parameter(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the stand-in of a parameter of the model; always the same."""
@@ -86,16 +83,12 @@ class StandIns:
 def fake_tensors() -> Iterator[None]:
     """Let tensors hold no memory; keep torch from logging as an error what is tried on real ones next."""
     torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
-
-    def nothing(_: logging.LogRecord) -> bool:
-        return False
-
-    torch_logger.addFilter(nothing)
+    torch_logger.addFilter(_nothing)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        torch_logger.removeFilter(nothing)
+        torch_logger.removeFilter(_nothing)
 
 
 class FakeStandIns(StandIns):
@@ -115,6 +108,10 @@ class FakeStandIns(StandIns):
     def _make(self, parameter: nn.Parameter) -> nn.Parameter:
         fake = torch.empty(full_shape(parameter), dtype=parameter.dtype, device=self._place(parameter))
         return nn.Parameter(fake, parameter.requires_grad)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _forget_gradient(stand_in: Tensor) -> None:
