@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -20,14 +20,12 @@ from safe_rope.autocast.settings import (
     REDUCE_BUCKET_SIZE,
     SECTION,
     AutocastSettings,
-    is_enabled,
 )
-from safe_rope.errors import ConfigError, IncompatibleVersionError
+from safe_rope.errors import ConfigError
 
 KEYS = ("enabled", "dtype", "lower_precision_safe_modules")
 QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 EXCLUSIVE = ("fp16", "bf16", "bfloat16", "amp")
-ALIKE = 0.8  # the ratio of difflib above which an unknown key counts as a misspelled one
 
 
 def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
@@ -41,34 +39,37 @@ def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
             DeepSpeed does wrong; the message says what to change.
 
     """
-    _check_section_name(config)
+    _check_spelling(config, [SECTION], 0.8)
     section = config.get(SECTION)
     if section is None:
         return None
-    if not isinstance(section, Mapping):
-        raise ConfigError(
-            f'{SECTION} must be an object such as {{"enabled": true, "dtype": "bfloat16"}}, got {section!r}'
-        )
-    _check_keys(section, KEYS, SECTION)
-    if not isinstance(section.get("enabled", False), bool):
-        raise ConfigError(f"{SECTION}.enabled must be true or false, got {section['enabled']!r}")
-    if not section.get("enabled", False):
+    _check_object(section, SECTION, '{"enabled": true, "dtype": "bfloat16"}')
+    for key in section:
+        if key not in KEYS:
+            raise ConfigError(f"{SECTION} has an unknown key {key!r}{_nearest(str(key), KEYS)}")
+    enabled = section.get("enabled", False)
+    if not isinstance(enabled, bool):
+        raise ConfigError(f"{SECTION}.enabled must be true or false, got {enabled!r}")
+    if not enabled:
         return None
-    _check_top_level(config)
-    zero = _zero_section(config)
-    stage = _stage(zero)
+    _check_spelling(config, _deepspeed.known_config_keys(), 0.86)
+    zero = config.get("zero_optimization", {})
+    _check_object(zero, "zero_optimization", '{"stage": 2}')
+    stage = zero.get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ConfigError(f"zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
     accumulation = _accumulation_steps(config)
     dtype = _dtype(section)
-    _check_exclusive(config)
-    _check_quantised(zero)
-    _check_release(stage, accumulation, dtype, zero)
+    _check_exclusive(config, zero)
+    _check_release(int(stage), accumulation, dtype, zero)
+    bucket_size = zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)
     return AutocastSettings(
         dtype=dtype,
         safe_modules=_safe_modules(section),
-        stage=stage,
+        stage=int(stage),
         accumulation_steps=accumulation,
         reduce_dtype=_reduce_dtype(config, dtype),
-        reduce_bucket_size=_bucket_size(zero),
+        reduce_bucket_size=_whole(bucket_size, "zero_optimization.reduce_bucket_size"),
     )
 
 
@@ -92,7 +93,8 @@ def check_model(model: nn.Module) -> None:
     wrong = [
         f"{name} ({parameter.dtype})"
         for name, parameter in model.named_parameters()
-        if (parameter.requires_grad and parameter.dtype != torch.float32) or not _is_plain(parameter)
+        if (parameter.requires_grad and parameter.dtype != torch.float32)
+        or not (parameter.is_floating_point() or parameter.is_complex())
     ]
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
@@ -100,10 +102,6 @@ def check_model(model: nn.Module) -> None:
             f"{SECTION} is enabled: trained parameters must be torch.float32, autocast casts them where "
             f"that is safe; got {shown}. Load the model with dtype=torch.float32, or call model.float()"
         )
-
-
-def _is_plain(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def import_classes(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
@@ -119,14 +117,14 @@ def import_classes(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
 def _import_class(name: str) -> type[nn.Module]:
     where = f"{SECTION}.lower_precision_safe_modules"
     package, _, cls = name.rpartition(".")
+    if not package:
+        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
     try:
-        module = importlib.import_module(package) if package else None
+        module = importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(f"{where} names {name!r}, which cannot be imported: {error}") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}: {name!r} is no qualified class name such as torch.nn.Linear") from error
-    if module is None:
-        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
     found = getattr(module, cls, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
@@ -137,37 +135,23 @@ def _import_class(name: str) -> type[nn.Module]:
 # ---- one check each ------------------------------------------------------------------------------------
 
 
-def _check_section_name(config: Mapping[str, Any]) -> None:
-    for key in config:
-        if key != SECTION and isinstance(key, str) and _is_like(key, SECTION):
-            raise ConfigError(f"the DeepSpeed config has an unknown key {key!r}; did you mean {SECTION!r}?")
-
-
-def _is_like(key: str, known: str) -> bool:
-    return difflib.SequenceMatcher(None, key.lower(), known).ratio() >= ALIKE
-
-
-def _check_top_level(config: Mapping[str, Any]) -> None:
-    """A key of one's own is allowed; one that is nearly DeepSpeed's is not, since DeepSpeed ignores both."""
-    known = _deepspeed.known_config_keys()
+def _check_spelling(config: Mapping[str, Any], known: Collection[str], alike: float) -> None:
+    """A key of one's own is allowed; one that is nearly a known one is not, since DeepSpeed ignores both."""
     for key in config:
         if isinstance(key, str) and key not in known:
-            near = difflib.get_close_matches(key.lower(), known, 1, 0.86)
-            if near:
+            for near in difflib.get_close_matches(key.lower(), known, 1, alike):
                 raise ConfigError(
                     f"the DeepSpeed config has an unknown key {key!r}, which DeepSpeed ignores; did you mean "
-                    f"{near[0]!r}?"
+                    f"{near!r}?"
                 )
 
 
-def _check_keys(section: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for key in section:
-        if key not in known:
-            raise ConfigError(f"{where} has an unknown key {key!r}{_nearest(str(key), known)}")
+def _check_object(value: Any, where: str, example: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be an object such as {example}, got {value!r}")
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
+def _nearest(word: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(word, known, 1, 0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
@@ -201,20 +185,6 @@ def _safe_modules(section: Mapping[str, Any]) -> Literal["auto"] | tuple[str, ..
     return tuple(value)
 
 
-def _zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    zero = config.get("zero_optimization", {})
-    if not isinstance(zero, Mapping):
-        raise ConfigError(f'zero_optimization must be an object such as {{"stage": 2}}, got {zero!r}')
-    return zero
-
-
-def _stage(zero: Mapping[str, Any]) -> int:
-    stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise ConfigError(f"zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
-    return int(stage)
-
-
 def _whole(value: Any, where: str) -> int:
     if value == "auto":
         raise ConfigError(f'{where} is still "auto", which only the HF Trainer fills in; give a number')
@@ -238,20 +208,14 @@ def _accumulation_steps(config: Mapping[str, Any]) -> int:
     )
 
 
-def _bucket_size(zero: Mapping[str, Any]) -> int:
-    return _whole(zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE), "zero_optimization.reduce_bucket_size")
-
-
-def _check_exclusive(config: Mapping[str, Any]) -> None:
+def _check_exclusive(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
     for name in EXCLUSIVE:
-        if is_enabled(config, name):
+        section = config.get(name)
+        if isinstance(section, Mapping) and section.get("enabled", False):
             raise ConfigError(
                 f"the sections {SECTION} and {name} are both enabled: {SECTION} keeps parameters FP32, casts "
                 f"where it is safe, {name} turns them all low; remove {name}, or disable {SECTION}"
             )
-
-
-def _check_quantised(zero: Mapping[str, Any]) -> None:
     for name in QUANTISED:
         if zero.get(name):
             raise ConfigError(
@@ -291,12 +255,7 @@ def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapp
         )
     if dtype == torch.float16:
         _check_float16(release, stage, zero)
-    missing = _deepspeed.missing()
-    if missing:
-        raise IncompatibleVersionError(
-            f"DeepSpeed {release} has none of the hook points {', '.join(missing)} that {SECTION} needs; "
-            f"releases {releases.FIRST_RELEASE} to {releases.NEWEST_TESTED} do"
-        )
+    _deepspeed.mark_name()
 
 
 def _check_float16(release: str, stage: int, zero: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ on, whatever device is used, and only warns.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -41,9 +40,14 @@ def restore_first(engine: Any, gather: Gather) -> None:
     An export of the module or of a part of it is refused while they are rounded.
     """
     engine.low_precision_gather = gather
+
+    def restored(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        gather.restore()
+        return original(*args, **kwargs)
+
     for name in _RESTORING:
         if hasattr(engine, name):
-            setattr(engine, name, _restoring(getattr(engine, name), gather))
+            _deepspeed.around(engine, name, restored)
 
     def refuse_export(*_: Any) -> None:
         if gather.rounded:
@@ -91,12 +95,7 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
 
 
 def refuse_autocast(engine: Any) -> None:
-    """Make the forward of ``engine``, which has no autocast of its own, raise under one entered outside.
-
-    Raises:
-        ConfigError: at each forward under torch.autocast for the device of the engine.
-
-    """
+    """Let ``engine``, which has no autocast, raise ConfigError at each forward under somebody else's."""
     device = _deepspeed.device_type()
 
     def refuse(module: Any, inputs: Any) -> None:
@@ -139,12 +138,3 @@ def _message(what: str) -> str:
         "the model's weights were gathered in the autocast dtype, which training does not notice, and now "
         f"{what}: expected FP32 weights. Call safe_rope.autocast.full_precision(engine) on every rank before"
     )
-
-
-def _restoring(method: Callable[..., Any], gather: Gather) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def restored(*args: Any, **kwargs: Any) -> Any:
-        gather.restore()
-        return method(*args, **kwargs)
-
-    return restored

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 FIRST_RELEASE = "0.17.2"
 """The first DeepSpeed that has the section ``torch_autocast``."""
 
@@ -34,7 +36,7 @@ class Fault:
     def concerns(self, release: str, stage: int, accumulation_steps: int, overlap: bool) -> bool:
         """Whether the fault happens in ``release`` with these settings."""
         return (
-            parse(self.first) <= parse(release) <= parse(self.last)
+            Version(self.first).release <= Version(release).release <= Version(self.last).release
             and stage in self.stages
             and (accumulation_steps > 1 or not self.accumulation)
             and (overlap or not self.overlap)
@@ -82,17 +84,6 @@ FAULTS = (
         remedy="use DeepSpeed 0.19.3 or newer, or zero_optimization.stage 3",
     ),
 )
-
-
-def parse(release: str) -> tuple[int, ...]:
-    """Return the numbers of a release, without what follows them: ``0.17.6+cpu`` is (0, 17, 6)."""
-    numbers: list[int] = []
-    for part in release.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
 
 
 def faults(release: str, stage: int, accumulation_steps: int, overlap: bool = False) -> list[Fault]:
