@@ -22,7 +22,6 @@ from safe_rope.errors import IncompatibleVersionError, MissingDependencyError
 
 _MARKS = ("comm_dtype", "autocast_dtype")  # from 0.17.6 on, and before
 _MARK_NAME = "PARAM_COMM_DTYPE_ATTR_NAME"
-_GLOBALS = ("TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
 
 
 def deepspeed() -> Any:
@@ -75,18 +74,22 @@ def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
     setattr(owner, name, replaced)
 
 
+@contextlib.contextmanager
+def meanwhile(owner: Any, **values: Any) -> Iterator[None]:
+    """Let those of these attributes that ``owner`` has be ``values``, and put back what they were."""
+    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
+    for name in before:
+        setattr(owner, name, values[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 def device_type() -> str:
     """The kind of device that engines run on, as torch.autocast names it."""
-    from deepspeed.accelerator import get_accelerator
-
-    return str(get_accelerator().device_name())
-
-
-def is_pipeline(model: nn.Module) -> bool:
-    """Whether ``model`` is one of DeepSpeed's pipelines."""
-    from deepspeed.runtime.pipe.module import PipelineModule
-
-    return isinstance(model, PipelineModule)
+    return str(deepspeed().accelerator.get_accelerator().device_name())
 
 
 # ---- the marks of parameters, and the state that engines share ------------------------------------------
@@ -113,7 +116,7 @@ def mark_name() -> str:
 
     """
     module = _autocast_module()
-    require(module, *_GLOBALS)
+    require(module, "TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
     if hasattr(module, "has_autocast_dtype") and not hasattr(module, _MARK_NAME):
         return "autocast_dtype"
     require(module, _MARK_NAME)
@@ -139,18 +142,9 @@ def is_marked(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, mark_name())
 
 
-@contextlib.contextmanager
-def own_globals() -> Iterator[None]:
+def own_globals() -> contextlib.AbstractContextManager[None]:
     """Hide the autocast state of other engines, and leave none behind."""
-    module = _autocast_module()
-    before = {name: getattr(module, name) for name in _GLOBALS if hasattr(module, name)}
-    for name in before:
-        setattr(module, name, False if isinstance(before[name], bool) else None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
+    return meanwhile(_autocast_module(), TORCH_AUTOCAST_INITIALIZED=False, TORCH_AUTOCAST_DTYPE=None)
 
 
 def reduce_in(optimizer: Any, dtype_of: Callable[[nn.Parameter], torch.dtype]) -> None:
@@ -194,10 +188,9 @@ def reduces_without_buffer() -> bool:
 
     Releases up to 0.19.5 look for tensor types that a CPU does not have, find none, and reduce nothing.
     """
-    from deepspeed.accelerator import get_accelerator
-
     split = getattr(_gather_module(), "split_half_float_double", None)
-    return split is None or bool(split([torch.zeros(1, device=get_accelerator().current_device_name())]))
+    device = deepspeed().accelerator.get_accelerator().current_device_name()
+    return split is None or bool(split([torch.zeros(1, device=device)]))
 
 
 # ---- the gather of ZeRO 1 and 2 ------------------------------------------------------------------------
@@ -221,16 +214,10 @@ def can_replace_gather(optimizer: Any) -> bool:
     )
 
 
-@contextlib.contextmanager
-def replaced_gather(gather: Callable[..., Any]) -> Iterator[None]:
+def replaced_gather(gather: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Let the gather after a ZeRO 1 or 2 step be ``gather(original, **arguments)`` meanwhile."""
     module = _gather_module()
-    original = getattr(module, _GATHER)
-    around(module, _GATHER, gather)
-    try:
-        yield
-    finally:
-        setattr(module, _GATHER, original)
+    return meanwhile(module, **{_GATHER: functools.partial(gather, getattr(module, _GATHER))})
 
 
 def gather_groups(optimizer: Any) -> None:
@@ -246,8 +233,7 @@ def gather_groups(optimizer: Any) -> None:
 
 def broadcast(tensor: torch.Tensor, group_rank: int, group: Any) -> None:
     """Broadcast through DeepSpeed's layer, so that its communication log sees it."""
-    from deepspeed import comm
-
+    comm = deepspeed().comm
     comm.broadcast(tensor, comm.get_global_rank(group, group_rank), group=group)
 
 
@@ -283,12 +269,8 @@ def is_gathered(parameter: Any) -> bool:
 def before_gathers(parameter: Any, in_fp32: Callable[..., Any], as_marked: Callable[..., Any]) -> None:
     """Call these with the parameters that ``parameter`` is about to gather.
 
-    Args:
-        parameter: any of an engine's.
-        in_fp32: before ``all_gather``, for GatheredParameters say: it gathers what is partitioned, in FP32,
-            and leaves alone what is not.
-        as_marked: before the gather for a forward or backward, in the marks' dtypes.
-
+    ``in_fp32`` comes before ``all_gather``, for GatheredParameters say, which gathers what is partitioned in
+    FP32; ``as_marked`` before the gather for a forward or backward, in the marks' dtypes.
     """
 
     def all_gather(original: Any, param_list: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -314,8 +296,7 @@ def fetch(parameters: Iterable[nn.Parameter]) -> None:
 
 def gather_in_place(parameters: Iterable[Any]) -> None:
     """Give gathered parameters the exact values of their partitions."""
-    from deepspeed import comm
-
+    comm = deepspeed().comm
     for parameter in parameters:
         own = parameter.ds_tensor.to(parameter.device).contiguous()
         group = parameter.ds_process_group

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed, gather3, gather12, preflight, reads
-from safe_rope.autocast.safety import choose_parameters, parameters_named
+from safe_rope.autocast.safety import choose_parameters
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
 logger = logging.getLogger(__name__)
@@ -88,8 +88,7 @@ def initialize(
     if model is None or read is None or settings is None:
         return _plain(arguments)
     preflight.check_model(model)
-    names, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
-    safe = parameters_named(model, names)
+    safe, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
     arguments |= {"args": without_config(args), "config": read, "config_params": None}
     built = _with_autocast(arguments, settings, safe, low_precision_gather)
     built[0].safety_report = report

@@ -88,11 +88,8 @@ def _with_zero(optimizer: Any, stage: int) -> None:
         return result
 
     def check_as_float16(check: Any, *args: Any, **kwargs: Any) -> Any:
-        dtype, optimizer.dtype = optimizer.dtype, torch.float16
-        try:
+        with _deepspeed.meanwhile(optimizer, dtype=torch.float16):
             return check(*args, **kwargs)
-        finally:
-            optimizer.dtype = dtype
 
     _deepspeed.around(optimizer, "load_state_dict", load_state_dict)
     if stage == 3:  # which looks for an overflow where its parameters are float16, and these are FP32

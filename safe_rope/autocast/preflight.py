@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -80,7 +80,7 @@ def check_model(model: nn.Module) -> None:
         ConfigError: naming the first parameters that are not.
 
     """
-    if _deepspeed.is_pipeline(model):
+    if isinstance(model, _deepspeed.deepspeed().PipelineModule):
         raise ConfigError(
             f"{SECTION} is enabled and the model is a PipelineModule, whose engine does not enter autocast "
             f"as others do; remove the section {SECTION}, or train without pipeline parallelism"
@@ -102,34 +102,6 @@ def check_model(model: nn.Module) -> None:
             f"{SECTION} is enabled: trained parameters must be torch.float32, autocast casts them where "
             f"that is safe; got {shown}. Load the model with dtype=torch.float32, or call model.float()"
         )
-
-
-def import_classes(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
-    """Import the module classes of an explicit list.
-
-    Raises:
-        ConfigError: a name cannot be imported, or is no module class.
-
-    """
-    return tuple(_import_class(name) for name in names)
-
-
-def _import_class(name: str) -> type[nn.Module]:
-    where = f"{SECTION}.lower_precision_safe_modules"
-    package, _, cls = name.rpartition(".")
-    if not package:
-        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
-    try:
-        module = importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(f"{where} names {name!r}, which cannot be imported: {error}") from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: {name!r} is no qualified class name such as torch.nn.Linear") from error
-    found = getattr(module, cls, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"{where}: {package} has no module class {cls!r}{_nearest(cls, classes)}")
-    return found
 
 
 # ---- one check each ------------------------------------------------------------------------------------
@@ -163,26 +135,42 @@ def _dtype(section: Mapping[str, Any]) -> torch.dtype:
     if "dtype" not in section:
         raise ConfigError(f'{SECTION}.dtype is missing: {expected}; add "dtype": "bfloat16"')
     value = section["dtype"]
-    try:
-        return DTYPES[value.lower() if isinstance(value, str) else value]
-    except (KeyError, TypeError):
-        names = [name for name in DTYPES if isinstance(name, str)]
-        near = _nearest(value, names) if isinstance(value, str) else ""
-        raise ConfigError(f"{SECTION}.dtype: {expected}, got {value!r}{near}") from None
+    found = DTYPES.get(str(value).lower())
+    if found is None:
+        near = _nearest(value, DTYPES) if isinstance(value, str) else ""
+        raise ConfigError(f"{SECTION}.dtype: {expected}, got {value!r}{near}")
+    return found
 
 
-def _safe_modules(section: Mapping[str, Any]) -> Literal["auto"] | tuple[str, ...]:
+def _safe_modules(section: Mapping[str, Any]) -> Literal["auto"] | tuple[type[nn.Module], ...]:
     value = section.get("lower_precision_safe_modules", "auto")
     if value is None or value == "auto":
         return "auto"
-    where = f"{SECTION}.lower_precision_safe_modules"
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
+        where = f"{SECTION}.lower_precision_safe_modules"
         raise ConfigError(f'{where} must be "auto" or a list of class names, got {value!r}')
-    for name in value:
-        if not isinstance(name, str):
-            raise ConfigError(f"{where} must hold class names such as 'torch.nn.Linear', got {name!r}")
-    import_classes(value)
-    return tuple(value)
+    return tuple(map(import_class, value))
+
+
+def import_class(name: Any) -> type[nn.Module]:
+    """Import a module class by its qualified name; raise ConfigError where that is none."""
+    where = f"{SECTION}.lower_precision_safe_modules"
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} must hold class names such as 'torch.nn.Linear', got {name!r}")
+    package, _, cls = name.rpartition(".")
+    if not package:
+        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{where} names {name!r}, which cannot be imported: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {name!r} is no qualified class name such as torch.nn.Linear") from error
+    found = getattr(module, cls, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"{where}: {package} has no module class {cls!r}{_nearest(cls, classes)}")
+    return found
 
 
 def _whole(value: Any, where: str) -> int:
@@ -198,14 +186,12 @@ def _accumulation_steps(config: Mapping[str, Any]) -> int:
     """The steps that the config names, or that follow from its batch sizes once the world is known."""
     if "gradient_accumulation_steps" in config:
         return _whole(config["gradient_accumulation_steps"], "gradient_accumulation_steps")
-    whole, part = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
-    if whole is None or part is None:
+    if config.get("train_batch_size") is None or config.get("train_micro_batch_size_per_gpu") is None:
         return 1
-    return max(
-        1,
-        _whole(whole, "train_batch_size")
-        // (_whole(part, "train_micro_batch_size_per_gpu") * _deepspeed.data_parallel_size(config)),
+    whole, part = (
+        _whole(config[name], name) for name in ("train_batch_size", "train_micro_batch_size_per_gpu")
     )
+    return max(1, whole // (part * _deepspeed.data_parallel_size(config)))
 
 
 def _check_exclusive(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:

@@ -68,14 +68,9 @@ def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
 
 
 def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
-    """Let ZeRO 3 have FP32 weights wherever the model runs without autocast to ``dtype``.
+    """Let ZeRO 3, where a forward is a collective anyway, have FP32 weights outside of autocast to ``dtype``.
 
-    Args:
-        engine: at ZeRO 3, where a forward is a collective anyway.
-        safe: the marked parameters, which a forward under autocast gathers in ``dtype``.
-        dtype: the autocast dtype.
-        gather: what a forward finds gathered already.
-
+    A forward under autocast gathers those of ``safe`` in ``dtype``, and finds what ``gather`` has gathered.
     """
     unmarked: list[bool] = []
 
@@ -113,19 +108,17 @@ def refuse_autocast(engine: Any) -> None:
 def mention_autocast(engine: Any, dtype: torch.dtype) -> None:
     """Say once, on rank 0, that the engine's own settings replace those of a surrounding torch.autocast."""
     device = _deepspeed.device_type()
-    said = False
 
     def mention(module: Any, inputs: Any) -> None:
-        nonlocal said
-        if not said and torch.is_autocast_enabled(device):
-            said = True
+        if torch.is_autocast_enabled(device):
+            handle.remove()
             if engine.global_rank == 0:
-                logger.info(
-                    "torch.autocast is enabled around the engine; its own torch_autocast settings (%s) hold",
-                    dtype,
+                text = (
+                    "torch.autocast is enabled around the engine; its own torch_autocast settings (%s) hold"
                 )
+                logger.info(text, dtype)
 
-    engine.register_forward_pre_hook(mention)
+    handle = engine.register_forward_pre_hook(mention)
 
 
 def _runs_in(dtype: torch.dtype) -> bool:

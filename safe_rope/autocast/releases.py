@@ -33,15 +33,6 @@ class Fault:
     accumulation: bool = False
     overlap: bool = False
 
-    def concerns(self, release: str, stage: int, accumulation_steps: int, overlap: bool) -> bool:
-        """Whether the fault happens in ``release`` with these settings."""
-        return (
-            Version(self.first).release <= Version(release).release <= Version(self.last).release
-            and stage in self.stages
-            and (accumulation_steps > 1 or not self.accumulation)
-            and (overlap or not self.overlap)
-        )
-
 
 FAULTS = (
     Fault(
@@ -88,4 +79,11 @@ FAULTS = (
 
 def faults(release: str, stage: int, accumulation_steps: int, overlap: bool = False) -> list[Fault]:
     """Return every known fault of ``release`` with these settings."""
-    return [fault for fault in FAULTS if fault.concerns(release, stage, accumulation_steps, overlap)]
+    return [
+        fault
+        for fault in FAULTS
+        if Version(fault.first).release <= Version(release).release <= Version(fault.last).release
+        and stage in fault.stages
+        and (accumulation_steps > 1 or not fault.accumulation)
+        and (overlap or not fault.overlap)
+    ]

@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from safe_rope.errors import ConfigError
 
 SECTION = "torch_autocast"
-DTYPES: dict[Any, torch.dtype] = {
-    name: dtype
-    for dtype, names in {
-        torch.bfloat16: (torch.bfloat16, "torch.bfloat16", "bf16", "bfloat16"),
-        torch.float16: (torch.float16, "torch.float16", "fp16", "float16", "half"),
-    }.items()
-    for name in names
+DTYPES = {
+    **dict.fromkeys(("torch.bfloat16", "bf16", "bfloat16"), torch.bfloat16),
+    **dict.fromkeys(("torch.float16", "fp16", "float16", "half"), torch.float16),
 }
 COMMUNICATION_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -37,13 +34,13 @@ _IN_ARGS = ("deepspeed_config", "deepscale_config")
 class AutocastSettings:
     """What ``torch_autocast`` and the sections around it ask for.
 
-    ``safe_modules`` is ``"auto"`` (derive them) or the qualified names of module classes;
+    ``safe_modules`` is ``"auto"`` (derive them) or the classes of modules whose parameters are meant;
     ``reduce_dtype`` is FP32 where ``communication_data_type`` asks for it, else ``dtype``, and holds for
     the parameters that are safe; ``reduce_bucket_size`` is in elements.
     """
 
     dtype: torch.dtype
-    safe_modules: Literal["auto"] | tuple[str, ...]
+    safe_modules: Literal["auto"] | tuple[type[nn.Module], ...]
     stage: int
     accumulation_steps: int
     reduce_dtype: torch.dtype

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safe_rope.autocast import derive_safe_parameters
-from safe_rope.autocast.preflight import import_classes
+from safe_rope.autocast.preflight import import_class
 from safe_rope.autocast.safety.choose import check_safe_modules, default_safe_parameters
 from safe_rope.errors import PrecisionWarning
 
@@ -89,6 +89,6 @@ def test_a_class_that_the_model_does_not_have_is_named_with_the_nearest_one() ->
 def test_a_listed_class_stands_for_its_subclasses_by_any_of_its_names() -> None:
     model = nn.Sequential(Plain(8, 8))
     report = derive_safe_parameters(model, small_modules.example())
-    named = import_classes(["torch.nn.Linear", "torch.nn.modules.linear.Linear"])
+    named = map(import_class, ("torch.nn.Linear", "torch.nn.modules.linear.Linear"))
     for cls in (*named, nn.Linear, Plain):
         assert check_safe_modules(model, [cls], report) == ({"0.weight", "0.bias"}, [])

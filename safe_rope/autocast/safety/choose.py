@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope.autocast import _deepspeed, preflight
+from safe_rope.autocast import _deepspeed
 from safe_rope.autocast.safety.derive import derive_safe_parameters
 from safe_rope.autocast.safety.inputs import ExampleInputs, example_inputs
 from safe_rope.autocast.safety.parameters import Shared, shared_parameters
 from safe_rope.autocast.safety.report import SafetyReport, short
 from safe_rope.autocast.safety.verdicts import by_dtype, make_entries
 from safe_rope.autocast.settings import AutocastSettings
-from safe_rope.errors import ConfigError, PrecisionWarning
+from safe_rope.errors import PrecisionWarning
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,11 @@ _SHOWN = 3
 
 def choose_parameters(
     model: nn.Module, settings: AutocastSettings, *sources: Any
-) -> tuple[frozenset[str], SafetyReport]:
+) -> tuple[list[nn.Parameter], SafetyReport]:
     """Choose the parameters that the engine communicates in the autocast dtype.
 
-    Args:
-        model: the model.
-        settings: what the config asks for.
-        *sources: of inputs to trace the model with, as for `example_inputs`.
-
-    Returns:
-        their names, and the report that they come from.
+    ``sources`` are those of `example_inputs`. Returns the parameters, each once, and the report that they
+    come from.
 
     Raises:
         ConfigError: the example inputs are not what the model's forward takes.
@@ -59,13 +54,15 @@ def choose_parameters(
     report = found[1] if found is not None else default_safe_parameters(model, settings.dtype)
     for text in report.warnings:
         logger.info("%s", text)
-    if settings.safe_modules == "auto":
-        return report.safe, report
-    safe, complaints = check_safe_modules(model, preflight.import_classes(settings.safe_modules), report)
-    if complaints:
-        message = "lower_precision_safe_modules: " + "\n".join(complaints)
-        warnings.warn(message, PrecisionWarning, stacklevel=4)
-    return safe, report
+    names = report.safe
+    if settings.safe_modules != "auto":
+        names, complaints = check_safe_modules(model, settings.safe_modules, report)
+        if complaints:
+            message = "lower_precision_safe_modules: " + "\n".join(complaints)
+            warnings.warn(message, PrecisionWarning, stacklevel=4)
+    known = dict(model.named_parameters(remove_duplicate=False))
+    chosen = {id(known[name]): known[name] for name in sorted(names)}
+    return [parameter for parameter in chosen.values() if parameter.is_floating_point()], report
 
 
 def traced(model: nn.Module, dtype: torch.dtype, *sources: Any) -> tuple[ExampleInputs, SafetyReport] | None:
@@ -82,36 +79,15 @@ def traced(model: nn.Module, dtype: torch.dtype, *sources: Any) -> tuple[Example
     return None
 
 
-def parameters_named(model: nn.Module, names: frozenset[str]) -> list[nn.Parameter]:
-    """Return the floating parameters of these names, each once.
-
-    Raises:
-        ConfigError: the model has no parameter of one of the names.
-
-    """
-    known = dict(model.named_parameters(remove_duplicate=False))
-    lacking = sorted(names - known.keys())
-    if lacking:
-        raise ConfigError(f"{type(model).__name__} has no parameters {', '.join(lacking[:3])}")
-    found = {id(known[name]): known[name] for name in sorted(names)}
-    return [parameter for parameter in found.values() if parameter.is_floating_point()]
-
-
 def default_safe_parameters(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> SafetyReport:
     """Call safe the parameters that one module alone holds, of one of DeepSpeed's default classes.
 
     A subclass counts where it has its base's forward; one with its own may read the weight in any way. A
     parameter that is tied to another, shares memory with one, or is held by several modules is left out.
-
-    Args:
-        model: any model, partitioned or not; nothing is run.
-        dtype: the low dtype.
-
-    Returns:
-        SafetyReport: with the same warning as below.
+    Nothing is run.
 
     Warns:
-        PrecisionWarning: always, with how to do better.
+        PrecisionWarning: always, with how to do better, which the report says too.
 
     """
     low = short(dtype)
@@ -135,11 +111,7 @@ def of_classes(
 ) -> frozenset[str]:
     """Return the names of the parameters that modules of ``classes``, or of subclasses, hold themselves.
 
-    Args:
-        model: the model.
-        classes: module classes.
-        inherited_forward: leave out modules whose class has a forward that is none of ``classes``'.
-
+    With ``inherited_forward``, only of modules whose class has the forward of one of ``classes``.
     """
     forwards = {cls.forward for cls in classes}
     return frozenset(
@@ -156,10 +128,8 @@ def check_safe_modules(
 ) -> tuple[frozenset[str], list[str]]:
     """Compare the parameters of ``classes``, which stand for their subclasses too, with what ``report`` says.
 
-    Returns:
-        the names of those that are safe, and what is wrong with the list: each class of which the model has
-        no module, and the parameters that are not safe, with what reads them.
-
+    Returns the names of the safe ones, and a complaint for each class of which the model has no module, and
+    one about all parameters that are not safe, with what reads them.
     """
     listed = tuple(cls for cls in classes if any(isinstance(module, cls) for module in model.modules()))
     complaints = [_unknown(model, cls) for cls in classes if cls not in listed]

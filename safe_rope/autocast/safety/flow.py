@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +21,10 @@ _CASTING = frozenset({"_to_copy", "copy_", "copy"})
 
 @dataclass
 class Uses:
-    """How the traced step used one parameter.
+    """How the traced step used one parameter."""
 
-    Attributes:
-        casts: how often its values were rounded to the low dtype.
-        reads: where its values were read as they are, in words, without repetition.
-        read_operators: the names of the operators that did.
-    """
-
-    casts: int = 0
-    reads: list[str] = field(default_factory=list)
+    casts: int = 0  # how often its values were rounded to the low dtype
+    reads: list[str] = field(default_factory=list)  # where its values were read as they are, in words
     read_operators: set[str] = field(default_factory=set)
 
     @property
@@ -39,7 +34,7 @@ class Uses:
 
 
 class Modules:
-    """Where in the model an operator runs, told by hooks on all modules; a context manager."""
+    """Where in the model an operator runs, told by hooks on all modules while `watched` is open."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -47,18 +42,15 @@ class Modules:
         self.called: set[str] = set()
         self.in_backward = False
 
-    def __enter__(self) -> Modules:
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notice each call of a module."""
         hooks = nn.modules.module
-        self._handles = (
+        with (
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._inside.clear()
+        ):
+            yield
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))

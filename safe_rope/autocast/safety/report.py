@@ -97,15 +97,14 @@ def _lines(entries: list[ParameterSafety]) -> list[str]:
     for entry in entries:
         key = (_NUMBER.sub("*", entry.name), entry.safe, _NUMBER.sub("*", entry.reason))
         grouped.setdefault(key, []).append(entry)
-    rows = [_cells(key, members) for key, members in grouped.items()]
+    rows = []
+    for (name, safe, reason), members in grouped.items():
+        if len(members) == 1:
+            name, reason = members[0].name, members[0].reason
+        else:
+            name = f"{name} ({len(members)})"
+        rows.append((name, "yes" if safe else "no", f"{sum(entry.bytes for entry in members):,}", reason))
     return table(("parameter", "safe", "bytes", "why"), rows, numbers={"bytes"})
-
-
-def _cells(key: tuple[str, bool, str], members: list[ParameterSafety]) -> tuple[str, str, str, str]:
-    single = len(members) == 1
-    name = members[0].name if single else f"{key[0]} ({len(members)})"
-    total = sum(entry.bytes for entry in members)
-    return name, "yes" if key[1] else "no", f"{total:,}", members[0].reason if single else key[2]
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numbers: Collection[str]) -> list[str]:

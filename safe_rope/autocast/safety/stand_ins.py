@@ -22,13 +22,7 @@ class StandIns:
     """Parameters on the memory of the real ones, without their hooks and gradients; copies of buffers.
 
     A parameter that is not there as a whole (partitioned, on another device) becomes one number, seen in its
-    full shape.
-
-    Args:
-        groups: the parameters.
-        flow: told to follow each of them and its stand-in.
-        device: where the step runs.
-
+    full shape. ``flow`` follows each parameter of ``groups`` and its stand-in; the step runs on ``device``.
     """
 
     def __init__(self, groups: list[Shared], flow: Flow, device: torch.device) -> None:

@@ -12,9 +12,7 @@ from safe_rope.autocast.safety.parameters import WeakStorage, storage_of
 class Undo:
     """Copies of the storages that existed before and were written to; `restore` writes them back.
 
-    Args:
-        active: false where tensors hold no memory, so that there is nothing to put back.
-
+    Not ``active`` where tensors hold no memory, so that there is nothing to put back.
     """
 
     def __init__(self, active: bool) -> None:

@@ -17,10 +17,9 @@ _EXPERTS = re.compile(r"expert|grouped_mm|moe", re.IGNORECASE)
 _SHOWN = 2
 
 
-def report_on_flow(
-    model: nn.Module, groups: list[Shared], flow: Flow, dtype: torch.dtype, notes: list[str]
-) -> SafetyReport:
+def report_on_flow(model: nn.Module, groups: list[Shared], flow: Flow, notes: list[str]) -> SafetyReport:
     """Return the report on ``groups``, the parameters of ``model``, from their uses in ``flow``."""
+    dtype = flow.low
     experts: dict[str, list[str]] = defaultdict(list)
 
     def verdict(group: Shared) -> tuple[bool, str, str | None]:
