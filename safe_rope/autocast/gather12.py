@@ -84,17 +84,16 @@ class LowPrecisionGather:
 
     def _layout(self, index: int, flat: Tensor) -> list[list[Piece]]:
         """Find the parameters in the flat buffer by where their storage lies, padding by what is left."""
-        bounds = []
-        for parameter in self._optimizer.bit16_groups[index]:
-            start = parameter.data.storage_offset() - flat.storage_offset()
-            if parameter.numel():
-                bounds.append((start, start + parameter.numel(), id(parameter) in self._safe))
-        bounds.sort()
-        partitions = []
-        for partition in self._optimizer.parallel_partitioned_bit16_groups[index]:
-            start = partition.storage_offset() - flat.storage_offset()
-            partitions.append(_cut(bounds, start, start + partition.numel()))
-        return partitions
+
+        def span(tensor: Tensor) -> tuple[int, int]:
+            start = int(tensor.storage_offset() - flat.storage_offset())
+            return start, start + tensor.numel()
+
+        parameters = [parameter for parameter in self._optimizer.bit16_groups[index] if parameter.numel()]
+        bounds = sorted((*span(p.data), id(p) in self._safe) for p in parameters)
+        return [
+            _cut(bounds, *span(part)) for part in self._optimizer.parallel_partitioned_bit16_groups[index]
+        ]
 
 
 def _cut(bounds: list[Piece], start: int, end: int) -> list[Piece]:

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed, releases
-from safe_rope.autocast.settings import (
-    COMMUNICATION_DTYPES,
-    DTYPES,
-    REDUCE_BUCKET_SIZE,
-    SECTION,
-    AutocastSettings,
-)
+from safe_rope.autocast.settings import SECTION, AutocastSettings
 from safe_rope.errors import ConfigError
 
 KEYS = ("enabled", "dtype", "lower_precision_safe_modules")
 QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+DTYPES = {
+    **dict.fromkeys(("torch.bfloat16", "bf16", "bfloat16"), torch.bfloat16),
+    **dict.fromkeys(("torch.float16", "fp16", "float16", "half"), torch.float16),
+}
+COMMUNICATION_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+REDUCE_BUCKET_SIZE = 500_000_000  # elements, what DeepSpeed takes where the config says nothing
 EXCLUSIVE = ("fp16", "bf16", "bfloat16", "amp")
 
 

@@ -18,15 +18,6 @@ from torch import nn
 from safe_rope.errors import ConfigError
 
 SECTION = "torch_autocast"
-DTYPES = {
-    **dict.fromkeys(("torch.bfloat16", "bf16", "bfloat16"), torch.bfloat16),
-    **dict.fromkeys(("torch.float16", "fp16", "float16", "half"), torch.float16),
-}
-COMMUNICATION_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-# What DeepSpeed takes where the config says nothing; both are numbers of elements.
-REDUCE_BUCKET_SIZE = 500_000_000
-
 _IN_ARGS = ("deepspeed_config", "deepscale_config")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ def borrowed(model: nn.Module, stand_ins: StandIns, training: bool | None) -> It
             # DeepSpeed's dict of parameters wants to gather each that is taken out of it.
             module.__dict__["_parameters"] = dict(module._parameters.items())
             _replace(module._parameters, stand_ins.parameter, {})
-            _replace(module._buffers, stand_ins.buffer, buffers)
+            _replace(module._buffers, functools.partial(stand_ins.value, own=True), buffers)
             for kind in _HOOKS:
                 hooks: dict[int, Any] = module.__dict__.get(kind) or {}
                 for key, hook in list(hooks.items()):

@@ -121,7 +121,7 @@ class Flow:
             return
         if moves.reads_shapes_only(func):
             return
-        name, where = moves.qualified(func), self._modules.describe()
+        name, where = func._schema.name.replace("::", "."), self._modules.describe()
         for group in self._parameters_in(moves.written(func, args, keywords)):
             self._record(group, "", f"{name} (which writes to it){where}", name)
         sources = list(tensors((args[1:], keywords) if moves.overwrites(func) else (args, keywords)))

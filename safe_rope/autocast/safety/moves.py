@@ -42,11 +42,6 @@ _SHAPES = frozenset(
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_"})
 
 
-def qualified(operator: Operator) -> str:
-    """Return the operator's name as messages show it: ``aten.embedding``."""
-    return str(operator._schema.name).replace("::", ".")
-
-
 def is_view(operator: Operator) -> bool:
     """Whether the results share the storage of an argument and nothing is written."""
     returned = [result.alias_info for result in operator._schema.returns]

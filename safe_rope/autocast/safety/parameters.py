@@ -69,11 +69,6 @@ def full_shape(parameter: Any) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def full_numel(parameter: Tensor) -> int:
-    """Return the number of elements of the whole parameter."""
-    return int(torch.Size(full_shape(parameter)).numel())
-
-
 def device_of(groups: list[Shared]) -> torch.device:
     """Return where a model of these parameters runs; one on meta where an accelerator is, if there is one."""
     for group in groups:

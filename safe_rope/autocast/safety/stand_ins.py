@@ -43,18 +43,13 @@ class StandIns:
         """Return the stand-ins that want gradients."""
         return [stand_in for stand_in in self._made.values() if stand_in.requires_grad]
 
-    def buffer(self, buffer: Tensor) -> Tensor:
-        """Return what the step may write to in place of a buffer."""
-        if buffer.is_meta:
-            return torch.zeros_like(buffer, device=self._device)
-        return buffer.detach().to(self._place(buffer), copy=True)
-
-    def value(self, argument: Tensor) -> Tensor:
-        """Return what the model gets in place of an argument."""
-        if argument.is_meta:
-            return torch.zeros_like(argument, device=self._device)
+    def value(self, tensor: Tensor, own: bool = False) -> Tensor:
+        """Return what the step gets in place of a tensor; ``own`` memory where it may write to it."""
+        if tensor.is_meta:
+            return torch.zeros_like(tensor, device=self._device)
         # A tensor made in inference mode cannot take part in autograd; its copy can.
-        return argument.to(self._place(argument), copy=argument.is_inference())
+        value = tensor.detach() if own else tensor
+        return value.to(self._place(tensor), copy=own or tensor.is_inference())
 
     def _place(self, tensor: Tensor) -> torch.device:
         # A model can be spread over several devices of the kind; one that is elsewhere will be moved there.
@@ -88,16 +83,11 @@ def fake_tensors() -> Iterator[None]:
 class FakeStandIns(StandIns):
     """Tensors without memory; to be made and used inside `fake_tensors`."""
 
-    def buffer(self, buffer: Tensor) -> Tensor:
-        """Return a fake tensor like the buffer."""
-        return self.value(buffer)
-
-    def value(self, argument: Tensor) -> Tensor:
-        """Return a fake tensor like the argument, on the device of the step."""
-        fake = torch.empty_strided(
-            argument.size(), argument.stride(), dtype=argument.dtype, device=self._place(argument)
-        )
-        return fake.requires_grad_(argument.requires_grad)
+    def value(self, tensor: Tensor, own: bool = False) -> Tensor:
+        """Return a fake tensor like the tensor, on the device of the step."""
+        place = self._place(tensor)
+        fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=place)
+        return fake.requires_grad_(tensor.requires_grad)
 
     def _make(self, parameter: nn.Parameter) -> nn.Parameter:
         fake = torch.empty(full_shape(parameter), dtype=parameter.dtype, device=self._place(parameter))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from safe_rope.autocast.safety.flow import Flow, Uses
-from safe_rope.autocast.safety.parameters import Shared, full_numel, full_shape
+from safe_rope.autocast.safety.parameters import Shared, full_shape
 from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport, short
 
 _EXPERTS = re.compile(r"expert|grouped_mm|moe", re.IGNORECASE)
@@ -25,8 +26,9 @@ def report_on_flow(model: nn.Module, groups: list[Shared], flow: Flow, notes: li
     def verdict(group: Shared) -> tuple[bool, str, str | None]:
         uses = flow.uses.get(group, Uses())
         safe, reason = by_dtype(group, dtype) or _by_uses(uses, dtype)
-        for operator in () if safe else sorted(uses.read_operators):
-            if _runs_experts(group, operator):
+        stacked = len(full_shape(group.parameters[0])) >= 3
+        for operator in sorted(uses.read_operators) if stacked and not safe else ():
+            if any(_EXPERTS.search(text) for text in (operator, *group.names)):
                 experts[operator] += group.names
         return safe, reason, None if safe else next(iter(uses.reads), None)
 
@@ -42,7 +44,7 @@ def make_entries(
     entries = {}
     for group in groups:
         safe, reason, read_by = verdict(group)
-        numel = full_numel(group.parameters[0])
+        numel = math.prod(full_shape(group.parameters[0]))
         size = numel * group.parameters[0].element_size()
         for name in group.names:
             others = tuple(other for other in group.names if other != name)
@@ -69,11 +71,6 @@ def _by_uses(uses: Uses, dtype: torch.dtype) -> tuple[bool, str]:
         more = f"; and {len(forward) - _SHOWN} more" if len(forward) > _SHOWN else ""
         return False, f"read in float32 by {'; '.join(forward[:_SHOWN])}{more}"
     return True, f"every use goes through a cast to {short(dtype)}"
-
-
-def _runs_experts(group: Shared, operator: str) -> bool:
-    stacked = len(full_shape(group.parameters[0])) >= 3
-    return stacked and any(_EXPERTS.search(text) for text in (operator, *group.names))
 
 
 def _about_experts(experts: dict[str, list[str]], low: str) -> list[str]:
