@@ -21,7 +21,7 @@ from safe_rope.autocast import _deepspeed
 
 
 class LowPrecisionFetches:
-    """The gathers of one ZeRO 3 engine's safe parameters in ``dtype``.
+    """The gathers of one ZeRO 3 engine's safe parameters in the autocast dtype.
 
     Args:
         engine: of ZeRO 3; what it gathers is watched from now on.
