@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from safe_rope.autocast.safety import moves
+from safe_rope._base.tensors import tensors
+from safe_rope.autocast._operators import Operator, Watch, named_arguments, packet
+from safe_rope.autocast.safety.report import short, table
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _COLLECTIVES = re.compile(
@@ -83,7 +84,7 @@ class Traffic:
         return sum(
             row.bytes
             for row in self.rows
-            if (dtype is None or row.dtype == _short(dtype)) and (op is None or row.op == op)
+            if (dtype is None or row.dtype == short(dtype)) and (op is None or row.op == op)
         )
 
     def share(self, dtype: torch.dtype) -> float:
@@ -100,48 +101,30 @@ class Traffic:
         if not rows:
             return "no collective was called"
         total = self.bytes()
-        cells = [("collective", "dtype", "calls", "bytes", "share")]
-        cells += [
+        cells = [
             (r.op, r.dtype, f"{r.calls:,}", f"{r.bytes:,}", f"{r.bytes / total:.1%}" if total else "-")
             for r in rows
         ]
         cells.append(("in all", "", f"{sum(r.calls for r in rows):,}", f"{total:,}", ""))
-        widths = [max(len(row[column]) for row in cells) for column in range(5)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in cells
-        )
+        names = ("collective", "dtype", "calls", "bytes", "share")
+        return "\n".join(table(names, cells, numbers={"calls", "bytes", "share"}))
 
-    def _add(self, op: str, tensors: list[Tensor]) -> None:
+    def _run(self, operator: Operator, arguments: Any, keywords: Any) -> Any:
+        """Count the operator if it is a collective, and run it."""
+        if getattr(operator, "namespace", None) in _NAMESPACES:
+            name = packet(operator).strip("_")
+            if _COLLECTIVES.match(name):
+                op = _NAMES.get(name, name)
+                self._add(op, _payload(op, operator, arguments, keywords))
+        return operator(*arguments, **keywords)
+
+    def _add(self, op: str, payload: list[Tensor]) -> None:
         with self._lock:
-            dtypes = list(dict.fromkeys(_short(tensor.dtype) for tensor in tensors)) or [_NOTHING]
+            dtypes = list(dict.fromkeys(short(tensor.dtype) for tensor in payload)) or [_NOTHING]
             for place, dtype in enumerate(dtypes):
                 counts = self._counts.setdefault((op, dtype), [0, 0])
                 counts[0] += place == 0  # one call, even where it coalesces several dtypes
-                counts[1] += sum(t.nbytes for t in tensors if _short(t.dtype) == dtype)
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    supports_higher_order_operators = True
-
-    def __init__(self, seen: Traffic) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._seen = seen
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Count the operator if it is a collective, and run it."""
-        keywords = kwargs or {}
-        if getattr(func, "namespace", None) in _NAMESPACES:
-            name = moves.packet(func).strip("_")
-            if _COLLECTIVES.match(name):
-                op = _NAMES.get(name, name)
-                self._seen._add(op, _payload(op, func, args, keywords))
-        return func(*args, **keywords)
+                counts[1] += sum(t.nbytes for t in payload if short(t.dtype) == dtype)
 
 
 @contextlib.contextmanager
@@ -162,25 +145,16 @@ def traffic() -> Iterator[Traffic]:
 
     """
     seen = Traffic()
-    with _Counter(seen):
+    with Watch(seen._run, higher_order=True):
         yield seen
 
 
-def _payload(op: str, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Tensor]:
+def _payload(op: str, operator: Operator, arguments: Any, keywords: Any) -> list[Tensor]:
     if op == "barrier":
         return []
-    named: dict[str, Any] = {
-        argument.name: args[index] if index < len(args) else keywords.get(argument.name)
-        for index, argument in enumerate(func._schema.arguments)
-    }
-    received = [t for name, value in named.items() if name.startswith("out") for t in moves.tensors(value)]
-    handed_in = [
-        t for name, value in named.items() if not name.startswith("out") for t in moves.tensors(value)
-    ]
+    named = {argument.name: value for argument, value in named_arguments(operator, arguments, keywords)}
+    received = list(tensors({name: value for name, value in named.items() if name.startswith("out")}))
+    handed_in = list(tensors({name: value for name, value in named.items() if not name.startswith("out")}))
     if op.startswith("all_gather") and not received:  # functional: the output does not exist yet
         return [t for t in handed_in for _ in range(int(named["group_size"]))]
-    return max(received, handed_in, key=lambda tensors: sum(t.nbytes for t in tensors))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return max(received, handed_in, key=lambda part: sum(t.nbytes for t in part))
