@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
-import os
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from safe_rope import constructors
 from safe_rope._audit.forward import UnmeasurableError, call
-from safe_rope._audit.reference import Reference, halves
+from safe_rope._audit.reference import PhaseReference, halves
 from safe_rope._protection.rewrite import stock_class
-from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, position_buffers
+from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types
 from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.registry import find
 
 Tables = dict[str, dict[str, Tensor]]
-"""For each rotary embedding of a model: "positions" int64 [n], "cos" and "sin" [n, rotary_dim // 2]."""
+"""For each rotary embedding: "positions" int64 [n], rising, "cos" and "sin" FP32 [n, rotary_dim // 2]."""
 
 FORMAT = "safe_rope.tables/1"
 
 
-def gather(model: nn.Module, positions: Iterable[int], dtype: torch.dtype = torch.float32) -> Tables:
-    """Return what each rotary module hands out for ``positions``, called with an ``x`` of ``dtype``.
+def gather(model: nn.Module, positions: Iterable[int]) -> Tables:
+    """Return what each rotary module hands out for ``positions``, called with an FP32 ``x``.
 
     The values are widened to FP32, which changes none; a module's copy answers, and nothing is changed.
     """
@@ -42,45 +45,41 @@ def gather(model: nn.Module, positions: Iterable[int], dtype: torch.dtype = torc
             for layer_type in layer_types(module):
                 name = path if layer_type is None else f"{path}:{layer_type}"
                 try:
-                    reference = Reference(module, patch, layer_type, convention)
-                    parts = call(module, reference, asked, _device_of(module), dtype)
+                    reference = PhaseReference(module, patch, layer_type, convention)
+                    parts = call(module, reference, asked, torch.float32)
                 except (UnmeasurableError, SafeRopeError):
                     continue  # the audit says why
-                pairs, layout = len(reference.base), reference.layouts[0]
                 tables[name] = {
                     "positions": torch.cat([part.positions for part in parts]),
-                    "cos": torch.cat([_first_of_pairs(part.cos, pairs, layout) for part in parts]),
-                    "sin": torch.cat([_first_of_pairs(part.sin, pairs, layout) for part in parts]),
+                    "cos": torch.cat([_first_of_pairs(part.cos, reference) for part in parts]),
+                    "sin": torch.cat([_first_of_pairs(part.sin, reference) for part in parts]),
                 }
     return tables
 
 
-def _device_of(module: nn.Module) -> torch.device:
-    tensors = (getattr(module, name) for name in position_buffers(module))
-    return next((t.device for t in tensors if isinstance(t, Tensor) and not t.is_meta), torch.device("cpu"))
-
-
-def _first_of_pairs(table: Tensor, pairs: int, layout: str) -> Tensor:
-    return halves(table, pairs, layout)[0].to("cpu", torch.float32).contiguous()
+def _first_of_pairs(table: Tensor, reference: PhaseReference) -> Tensor:
+    first = halves(table, len(reference.base), reference.layouts[0])[0]
+    return first.to("cpu", torch.float32).contiguous()
 
 
 def save(file: Path, groups: Mapping[str, Tables]) -> None:
-    """Write ``groups`` (a name for each set of tables) as safetensors, at once or not at all."""
-    from safetensors.torch import save_file
-
+    """Write ``groups`` (a name for each set of tables) as safetensors."""
     tensors = {
         f"{group}/{name}/{part}": tensor
         for group, tables in groups.items()
         for name, table in tables.items()
         for part, tensor in table.items()
     }
-    notes = {"format": FORMAT, "environment": json.dumps(environment())}
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        save_file(tensors, partial, metadata=notes)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
+    _write(file, tensors)
+
+
+def _write(file: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, file, metadata={"format": FORMAT, "environment": json.dumps(environment())})
+
+
+def merge(files: Iterable[Path], target: Path) -> None:
+    """Put the groups of several files into one."""
+    _write(target, {key: tensor for file in files for key, tensor in load_file(file).items()})
 
 
 def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
@@ -89,8 +88,6 @@ def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
     Raises:
         ConfigError: the file is none of these.
     """
-    from safetensors import SafetensorError, safe_open
-
     groups: dict[str, Tables] = {}
     try:
         with safe_open(file, framework="pt") as opened:
@@ -101,29 +98,15 @@ def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
                 rest, _, part = key.rpartition("/")
                 group, _, name = rest.partition("/")
                 groups.setdefault(group, {}).setdefault(name, {})[part] = opened.get_tensor(key)
-    except FileNotFoundError:
-        raise ConfigError(f"{file} does not exist; expected a dump of tables") from None
     except SafetensorError as error:
         raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error
     return groups, json.loads(notes.get("environment", "{}"))
 
 
-def merge(files: Iterable[Path], target: Path) -> None:
-    """Put the groups of several files into one."""
-    groups: dict[str, Tables] = {}
-    for file in files:
-        groups.update(load(file)[0])
-    save(target, groups)
-
-
 def environment() -> dict[str, str]:
     """What the tables may depend on: versions, processor."""
-    import importlib.metadata
-
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in ("torch", "transformers", "deepspeed", "safe-rope"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
