@@ -64,14 +64,13 @@ class Finding:
     def describe(self) -> str:
         """Return the finding in one line, without its path."""
         parts = [f"{self.severity}: {self.what}: {self.source}"]
-        if self.phase_error_rad is not None:
-            parts.append(f"phase error {self.phase_error_rad:.3g} rad")
-        if self.cos_error is not None:
-            parts.append(f"cos error {self.cos_error:.3g}")
-        if self.first_damaged_position is not None:
-            parts.append(f"wrong from position {self.first_damaged_position}")
-        if self.first_bad_position is not None:
-            parts.append(f"over 0.1 rad from {self.first_bad_position}")
+        measured = (
+            ("phase error {:.3g} rad", self.phase_error_rad),
+            ("cos error {:.3g}", self.cos_error),
+            ("wrong from position {}", self.first_damaged_position),
+            ("over 0.1 rad from {}", self.first_bad_position),
+        )
+        parts += [said.format(value) for said, value in measured if value is not None]
         return "; ".join(parts)
 
 

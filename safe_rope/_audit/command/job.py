@@ -110,7 +110,13 @@ def load_deepspeed_config(path: str) -> dict[str, Any]:
     stage = stage_of(config)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
-    enabled = [name for name in ("bf16", "fp16") if _section(path, config, name).get("enabled") is True]
+    sections = {name: config.get(name, {}) for name in ("bf16", "fp16")}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"{path}: {name} must be an object such as {{'enabled': true}}, got {section!r}"
+            )
+    enabled = [name for name, section in sections.items() if section.get("enabled") is True]
     if len(enabled) > 1:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; keep one")
     return config
@@ -171,13 +177,6 @@ def choose_dtype(asked: str | None, model: dict[str, Any], deepspeed: dict[str, 
         if named in DTYPES and DTYPES[named] != "float32":
             return DTYPES[named]
     return "bfloat16"
-
-
-def _section(path: str, config: dict[str, Any], name: str) -> dict[str, Any]:
-    section = config.get(name, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{path}: {name} must be an object such as {{'enabled': true}}, got {section!r}")
-    return section
 
 
 def _json_object(path: Path, what: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -50,6 +49,7 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="safe-rope-") as name, _termination_as_interrupt():
         folder = Path(name)
+        (folder / "job").write_bytes(pickle.dumps(asked))
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "safe_rope._audit.command.worker", name],
@@ -59,10 +59,14 @@ def measure(
                 env=_environment(folder, alone=isinstance(asked, Job)),
                 start_new_session=True,
             )
-        try:
-            result = _follow(process, asked, folder / "log", listen)
-        finally:
-            _end(process)
+        with process:
+            try:
+                result = _follow(process, folder / "log", listen)
+            finally:
+                # Nobody writes into the folder any more once the worker and what it forked have ended.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         collect(folder)
         return result
 
@@ -83,19 +87,19 @@ def _environment(folder: Path, alone: bool) -> dict[str, str]:
     return environment
 
 
-def _follow(process: subprocess.Popen[bytes], asked: Any, log: Path, listen: Listener) -> Any:
-    assert process.stdin is not None
+def _follow(process: subprocess.Popen[bytes], log: Path, listen: Listener) -> Any:
     assert process.stdout is not None
-    with contextlib.suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # it has ended
-        pickle.dump(asked, process.stdin)
-        process.stdin.flush()
-        while True:
+    while True:
+        try:
             message = pickle.load(process.stdout)
-            if "error" in message:
-                raise failure(message["error"], message["trace"])
-            if "result" in message:
-                return message["result"]
-            listen(message)
+        except Exception:  # it has ended, or something else was written to its stdout
+            process.stdout.read()
+            break
+        if "error" in message:
+            raise failure(message["error"], message["trace"])
+        if "result" in message:
+            return message["result"]
+        listen(message)
     status = process.wait()
     said = log.read_text(errors="replace").strip()
     how = f"signal {-status}" if status < 0 else f"status {status}"
@@ -103,23 +107,9 @@ def _follow(process: subprocess.Popen[bytes], asked: Any, log: Path, listen: Lis
     raise failure(f"the process that measures ended with {how}: {last}", said)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the worker and what it forked; wait, so that nobody writes into the folder any more."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
 @contextlib.contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
     """Let SIGTERM and SIGHUP clean up as an interrupt does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

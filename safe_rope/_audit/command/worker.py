@@ -1,8 +1,8 @@
 """The process that `safe-rope audit` and `compare` measure in, run with ``-m`` and the folder of a job.
 
-It reads what was asked from stdin, imports the libraries once and forks: every load path, stock and guarded,
-has a process of its own, so that none sees what another left behind. Pickled messages on stdout say how far
-it is; one with "result" or "error" is the last. It ends when its stdin does.
+It reads what was asked from ``FOLDER/job``, imports the libraries once and forks: every load path, stock and
+guarded, has a process of its own, so that none sees what another left behind. Pickled messages on stdout say
+how far it is; one with "result" or "error" is the last. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(folder: Path) -> int:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # what libraries print goes to the log that stderr is
         try:
-            asked = pickle.load(sys.stdin.buffer)
+            asked = pickle.loads((folder / "job").read_bytes())
             work = _audit if isinstance(asked, Job) else _compare
             _say(out, result=work(asked, folder, out))
         except (_GoneError, BrokenPipeError):
