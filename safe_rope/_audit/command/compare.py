@@ -16,7 +16,6 @@ from safe_rope._audit.reference import TOLERANCE
 from safe_rope._protection import protect
 from safe_rope.errors import ConfigError, UnsupportedModelError
 
-_ROWS = 8192
 _SHOWN = 24
 
 
@@ -115,14 +114,10 @@ def _difference(
     common = one["positions"][in_one]
     if not len(common):
         raise ConfigError(f"{title}: the two sides have no position in common")
-    shared = [
-        side[part][mask] for side, mask in ((one, in_one), (other, in_other)) for part in ("cos", "sin")
-    ]
-    radians, ulps = [], []
-    for cos, sin, other_cos, other_sin in zip(*(torch.split(table, _ROWS) for table in shared), strict=True):
-        radians.append(_angle(cos.double(), sin.double(), other_cos.double(), other_sin.double()))
-        ulps.append(torch.maximum(_ulps(cos, other_cos), _ulps(sin, other_sin)))
-    off, steps = torch.cat(radians), torch.cat(ulps)
+    cos, sin = one["cos"][in_one], one["sin"][in_one]
+    other_cos, other_sin = other["cos"][in_other], other["sin"][in_other]
+    off = _angle(cos.double(), sin.double(), other_cos.double(), other_sin.double())
+    steps = torch.maximum(_ulps(cos, other_cos), _ulps(sin, other_sin))
     allowed = TOLERANCE * common.double().clamp(min=1.0)
     if request["tolerance"] is not None:
         allowed = torch.full_like(allowed, request["tolerance"])
