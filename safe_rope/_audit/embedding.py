@@ -11,7 +11,15 @@ from torch import Tensor
 
 from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
 from safe_rope._audit.forward import UnmeasurableError, call, device_of
-from safe_rope._audit.reference import TOLERANCE, CosSinTable, Errors, PhaseReference, compare, relative_error
+from safe_rope._audit.reference import (
+    TOLERANCE,
+    CosSinTable,
+    Errors,
+    PhaseReference,
+    compare,
+    halves,
+    relative_error,
+)
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.specs import layer_types, position_buffers
@@ -163,11 +171,24 @@ class EmbeddingAuditor:
         for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
             row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type)
             self._owner.result.rows.append(row)
+        self._keep(tables)
         if errors.damaged:
             self._add_forward(errors, tables)
         else:
             self._excuse()
         self._note_rounding(tables)
+
+    def _keep(self, tables: list[CosSinTable]) -> None:
+        """Put one value of each pair into the report."""
+        pairs, layout = len(self._reference.base), self._reference.layouts[0]
+        path, layer_type = self._owner.result.path, self._reference.layer_type
+        cos = [halves(table.cos, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
+        sin = [halves(table.sin, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
+        self._owner.report.tables[path if layer_type is None else f"{path}:{layer_type}"] = {
+            "positions": torch.cat([table.positions for table in tables]),
+            "cos": torch.cat(cos),
+            "sin": torch.cat(sin),
+        }
 
     def _excuse(self) -> None:
         """Call a damaged tensor a note where forward, which was measured, gives what is right without it."""

@@ -6,11 +6,15 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from safe_rope._base.text import aligned
 from safe_rope.errors import DamagedTablesError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tables: TypeAlias = "dict[str, dict[str, Tensor]]"
 Severity = Literal["damaged", "note", "unknown"]
 Verdict = Literal["ok", "damaged", "unknown"]
 Where = Literal[
@@ -131,6 +135,8 @@ class AuditReport:
     Attributes:
         model_class: the class of the model that was audited, without what is wrapped around it.
         wrappers: the classes around it, from the outside in: an engine, FSDP, PEFT, a compiled model.
+        tables: for each rotary embedding, by its module's path, what ``forward`` returned: "positions" int64
+            CPU ``[n]``, rising, "cos" and "sin" FP32 CPU ``[n, rotary_dim // 2]``, one value of each pair.
         tolerance: relative to a phase, and absolute for phases below 1 rad.
         findings: what was found, in the order of the modules.
         modules: one entry a rotary module, whether something was found or not.
@@ -141,6 +147,7 @@ class AuditReport:
     findings: list[Finding] = field(default_factory=list)
     modules: list[ModuleAudit] = field(default_factory=list)
     wrappers: tuple[str, ...] = ()
+    tables: Tables = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
