@@ -22,6 +22,7 @@ from safe_rope._audit.reference import (
 )
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
 from safe_rope._base.dtypes import LOW
+from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.rotation import plain
 
@@ -83,7 +84,8 @@ class EmbeddingAuditor:
 
     def _severity(self, certain: bool) -> Severity:
         # A class that no patch covers may have a formula of its own that its config does not tell.
-        return "damaged" if certain or self._owner.patch is not None else "unknown"
+        known = self._owner.patch is not None or is_protected(self._module)
+        return "damaged" if certain or known else "unknown"
 
     def _audit_inv_freq(self) -> None:
         for name in filter(self._has_values, self._names("inv_freq")):
