@@ -48,7 +48,12 @@ def demo(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     environment = Environment(named_pair(options.pair))
     with environment.ready():
-        command: list[str | Path] = [environment.python, TOOLS / "_demo.py", "--format", options.format]
+        command: list[str | Path] = [
+            environment.python,
+            TOOLS / "laboratory/demo/__init__.py",
+            "--format",
+            options.format,
+        ]
         return run(command, env=environment.variables(), limit=DEMO_LIMIT)
 
 
@@ -70,7 +75,7 @@ def bench_autocast(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     environment = Environment(named_pair(options.pair))
     with environment.ready():
-        script = TOOLS / "_bench_autocast.py"
+        script = TOOLS / "laboratory/bench/autocast.py"
         chosen = ["--format", options.format, "--parity", options.parity]
         command: list[str | Path] = [environment.python, script, *chosen]
         limit = GRID_LIMIT if options.parity == "grid" else BENCH_LIMIT
@@ -145,7 +150,7 @@ def wheel(arguments: Sequence[str]) -> int:
     parser.parse_args(arguments)
     environment = Environment(newest_pair())
     with environment.ready():
-        command = [environment.python, TOOLS / "_wheel_check.py"]
+        command = [environment.python, TOOLS / "laboratory/wheel/__init__.py"]
         return run(command, env=environment.variables(), limit=WHEEL_LIMIT)
 
 

@@ -10,7 +10,7 @@ from _commands import ENVIRONMENT_HELP, named_pair
 from _environment import Environment, pairs
 from _process import ToolError, exit_on_sigterm, run, say
 
-SCRIPT = Path(__file__).resolve().parent / "_quality.py"
+SCRIPT = Path(__file__).resolve().parent / "laboratory/quality/__init__.py"
 LIMIT = 3600.0
 
 

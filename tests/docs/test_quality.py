@@ -10,7 +10,7 @@ import torch
 from markdown import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
-import _quality_task as task
+from laboratory.quality import task
 
 
 @pytest.mark.parametrize("stride", [1, 16])

@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-import _verify_tables as verifier  # noqa: E402
+from laboratory.verify_tables import check as verifier  # noqa: E402
 
 FIRST = 9_990_000
 

@@ -18,8 +18,8 @@ from small_families import FAMILIES, build, present
 import safe_rope
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from _zoo_bodies import bodies, body_of
-from _zoo_rotated import Recorder, errors
+from laboratory.zoo.bodies import bodies, body_of
+from laboratory.zoo.rotated import Recorder, errors
 
 CASES = FAMILIES | BODIES
 UNCOVERED = {

@@ -1,0 +1,1 @@
+"""How `safe-rope scan` does on whole releases of transformers."""

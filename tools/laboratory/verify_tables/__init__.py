@@ -1,0 +1,1 @@
+"""Every entry of the exact tables against a correctly rounded reference."""
