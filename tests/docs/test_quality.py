@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 import torch
-from markdown import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
 from laboratory.quality import task
 
 

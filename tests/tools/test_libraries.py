@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 from laboratory.libraries import cell, judge
 from laboratory.libraries.subject import Subject, floats
+from torch import nn
 
 BF16 = torch.bfloat16
 LENGTH = 512

@@ -8,11 +8,12 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from laboratory.ranks import own_port
 
 Work = Callable[[], dict[str, Any]]
 
@@ -20,11 +21,7 @@ Work = Callable[[], dict[str, Any]]
 def one_rank() -> None:
     """Make this process rank 0 of 1, on CPU, and its libraries quiet."""
     names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in names.items():
-        os.environ[name] = value
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.update(names)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["TQDM_DISABLE"] = "1"
 
@@ -42,13 +39,18 @@ def in_child(work: Work, limit: float, memory: int, *, distributed: bool = True)
         the result, or ``{"status": "timeout" or "crash", "reason": why}``.
 
     """
+    with own_port() if distributed else contextlib.nullcontext() as port:
+        return _in_child(work, limit, memory, port)
+
+
+def _in_child(work: Work, limit: float, memory: int, port: int | None) -> dict[str, Any]:
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _child(work, writer, memory, distributed)
+        _child(work, writer, memory, port)
     os.close(writer)
     try:
         text = _receive(reader, time.monotonic() + limit)
@@ -65,7 +67,7 @@ def in_child(work: Work, limit: float, memory: int, *, distributed: bool = True)
     return result
 
 
-def _child(work: Work, writer: int, memory: int, distributed: bool) -> None:
+def _child(work: Work, writer: int, memory: int, port: int | None) -> None:
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -75,8 +77,11 @@ def _child(work: Work, writer: int, memory: int, distributed: bool) -> None:
         import torch
 
         torch.set_num_threads(1)  # made anew after a fork: a race, once there are threads
-        if distributed:
-            _initialize()
+        if port is not None:
+            os.environ["MASTER_PORT"] = str(port)
+            import deepspeed
+
+            deepspeed.init_distributed("gloo", verbose=False)
         try:
             row = work()
         except BaseException as error:
@@ -90,15 +95,6 @@ def _child(work: Work, writer: int, memory: int, distributed: bool) -> None:
             data = data[os.write(writer, data) :]
     finally:
         os._exit(0)
-
-
-def _initialize() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
-    import deepspeed
-
-    deepspeed.init_distributed("gloo", verbose=False)
 
 
 def _receive(reader: int, deadline: float) -> str | None:

@@ -14,12 +14,11 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from laboratory.bench.others import others
-from laboratory.bench.timing import Row, clock
+from laboratory.bench.timing import Row, best_times
 from safe_rope.rotation import apply_rotary
 from safe_rope.tables import RotaryTable
 
 Run = Callable[[], Any]
-ROUNDS = 5
 
 
 class Shape(NamedTuple):
@@ -90,27 +89,6 @@ def implementations(inputs: Inputs) -> dict[str, Callable[[Tensor, Tensor], Any]
     }
 
 
-def best_times(runs: dict[str, Run], device: str, rounds: int = ROUNDS) -> dict[str, float]:
-    """Return each run's best round in seconds."""
-    on_gpu = device.startswith("cuda")
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    now = clock(device)
-    flush = torch.empty(1 << 28, dtype=torch.int8, device=device) if on_gpu else None
-    for index in range(rounds + 1):
-        for name, run in runs.items():
-            if flush is not None:
-                flush.zero_()  # what an earlier run left in the cache helps nobody
-                torch.cuda.synchronize()
-            began = now()
-            result = run()
-            if on_gpu:
-                torch.cuda.synchronize()
-            if index:  # by then everything is compiled
-                samples[name].append(now() - began)
-            del result
-    return {name: min(values) for name, values in samples.items()}
-
-
 def application(shape: Shape, device: str) -> list[Row]:
     """Measure forward, and forward with backward."""
     inputs = Inputs(shape, device)
@@ -145,7 +123,9 @@ def application(shape: Shape, device: str) -> list[Row]:
             runs["copy"] = copy
         else:
             runs["copy"] = lambda: (copy(), copy())
-        rows += _rows(f"{shape.name}, {what}", what, best_times(runs, device), shape, device)
+        times = best_times(list(runs.values()), device, seconds=0, cold=True)
+        by_name = dict(zip(runs, times, strict=True))
+        rows += _rows(f"{shape.name}, {what}", what, by_name, shape, device)
     return rows
 
 

@@ -1,27 +1,26 @@
 """Engines with torch.autocast on two ranks: how far from DDP, and what they send and hold.
 
-Two ranks train small models with gloo on CPU (see _bench_autocast_worker.py, which also says what is
-counted, and tests/autocast/parity.py, which trains the reference). The exit status is 0 if every case ran.
+Two ranks train small models with gloo on CPU (autocast_worker.py, which also says what is counted, and
+tests/autocast/parity.py, which trains the reference). The exit status is 0 if every case ran.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from _process import say
 from rich.table import Table
 
-TOOLS = Path(__file__).resolve().parent
-TESTS = TOOLS.parent / "tests" / "autocast"
+from laboratory.ranks import run_ranks
+from laboratory.report import versions, wide_console
+
+TESTS = Path(__file__).resolve().parents[3] / "tests" / "autocast"
 MODELS = ("llama", "llama tied", "gpt2", "mixtral eager", "mixtral batched")  # tests/autocast/tiny_models.py
 RANKS = 2
 LIMIT = 540.0
@@ -29,48 +28,25 @@ GRID_LIMIT = 3000.0
 Row = dict[str, Any]
 
 
-class RanksError(Exception):
-    """A rank ended without a result; the message is the end of what it printed."""
-
-
-def run_ranks(folder: Path, script: Path, *arguments: str, limit: float = LIMIT) -> Any:
-    """Return what rank 0 wrote to the file that is the script's first argument.
+def measure(program: list[str | Path], *arguments: str, limit: float = LIMIT) -> Any:
+    """Return what rank 0 wrote to the file that is the program's first argument.
 
     Raises:
-        RanksError: a rank crashed, or they ran past the time limit.
+        ToolError: a rank crashed, or they ran past the time limit (in seconds).
 
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": str(RANKS), "LOCAL_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1"}
-    world |= {"MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    world |= {"SECONDS_TO_DUMP": str(limit)}
-    world["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-    ranks = []
-    try:
-        for rank in range(RANKS):
-            command = [sys.executable, str(script), str(folder / f"{rank}.json"), *arguments]
-            ids = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with (folder / f"{rank}.log").open("wb") as log:
-                ranks.append(
-                    subprocess.Popen(
-                        command, env={**os.environ, **world, **ids}, stdout=log, stderr=subprocess.STDOUT
-                    )
-                )
-        for process in ranks:
-            process.wait(timeout=limit)
-    except subprocess.TimeoutExpired:
-        raise RanksError(f"no result after {limit:.0f} s") from None
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    for rank, process in enumerate(ranks):
-        if process.returncode != 0:
-            text = (folder / f"{rank}.log").read_text(errors="replace")
-            raise RanksError("\n".join(text.splitlines()[-12:]) or f"exit status {process.returncode}")
-    return json.loads((folder / "0.json").read_text())
+    # Of tests/autocast, for the reference that its programs train.
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)]),
+        "SECONDS_TO_DUMP": str(limit),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+
+        def command(rank: int) -> list[str | Path]:
+            return [*program, Path(folder, f"{rank}.json"), *arguments]
+
+        run_ranks(command, ranks=RANKS, limit=limit, env=env)
+        return json.loads(Path(folder, "0.json").read_text())
 
 
 def shares_table(rows: list[Row]) -> Table:
@@ -137,48 +113,33 @@ def staging_table(rows: list[Row]) -> Table:
     return table
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--format", choices=["text", "json"], default="text")
-    parser.add_argument(
-        "--parity",
-        choices=["none", "covering", "grid"],
-        default="covering",
-        help="which combinations of stage, accumulation, clipping and buffers to compare with DDP; the grid "
-        "takes about half an hour (default: %(default)s)",
-    )
-    options = parser.parse_args()
-    names = ("transformers", "deepspeed", "torch", "safe-rope")
-    versions = {name: importlib.metadata.version(name) for name in names}
-    print("training small models on two ranks ...", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            seen: Row = run_ranks(Path(folder), TOOLS / "autocast_worker.py")
-            seen["parity"] = []
-            if options.parity != "none":
-                pairs = [word for dtype in ("bfloat16", "float16") for m in MODELS for word in (m, dtype)]
-                limit = GRID_LIMIT if options.parity == "grid" else LIMIT
-                script = TESTS / "parity_worker.py"
-                cases = run_ranks(Path(folder), script, options.parity, *pairs, limit=limit)
-                seen["parity"] = parity_rows(cases)
-        except RanksError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+def run(options: argparse.Namespace) -> int:
+    """Measure what the options say and print it; return 1 if a case did not run.
+
+    Raises:
+        ToolError: a rank failed.
+
+    """
+    say("training small models on two ranks ...")
+    seen: Row = measure(["-m", "laboratory.bench.autocast_worker"])
+    seen["parity"] = []
+    if options.parity != "none":
+        pairs = [word for dtype in ("bfloat16", "float16") for m in MODELS for word in (m, dtype)]
+        limit = GRID_LIMIT if options.parity == "grid" else LIMIT
+        seen["parity"] = parity_rows(
+            measure([TESTS / "parity_worker.py"], options.parity, *pairs, limit=limit)
+        )
     if options.format == "json":
-        print(json.dumps({"versions": versions} | seen, indent=1))
+        print(json.dumps({"versions": versions()} | seen, indent=1))
     else:
-        # Not narrower than the tables where the output is no terminal.
-        console = Console(width=None if sys.stdout.isatty() else 110)
-        console.print(", ".join(f"{name} {version}" for name, version in versions.items()))
-        console.print(shares_table(seen["shares"]))
-        console.print(bytes_table(seen["bytes"]))
-        console.print(staging_table(seen["staging"]))
-        if seen["parity"]:
-            console.print(parity_table(seen["parity"]))
+        console = wide_console()
+        console.print(", ".join(f"{name} {version}" for name, version in versions().items()))
+        for name, table in TABLES.items():
+            if seen[name]:
+                console.print(table(seen[name]))
     for failure in seen["failures"]:
-        print(f"failed: {failure}", file=sys.stderr)
+        say(f"failed: {failure}")
     return 1 if seen["failures"] else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+TABLES = {"shares": shares_table, "bytes": bytes_table, "staging": staging_table, "parity": parity_table}

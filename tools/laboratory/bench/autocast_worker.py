@@ -1,6 +1,6 @@
-"""One rank of bench_autocast: what may travel in bfloat16, and what does in one step, for each model.
+"""One rank of the measurement of autocast: what may travel in bfloat16, and what does in one step.
 
-Usage: _bench_autocast_worker.py RESULT.json, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+Usage: python -m laboratory.bench.autocast_worker RESULT.json, with the variables of a rank set.
 
 ``default`` is deepspeed.initialize with its default list of safe modules, ``derived`` safe_rope.initialize
 with its default, "auto". Bytes are those of the second step, as safe_rope.autocast.traffic counts them.

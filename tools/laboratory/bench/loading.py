@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
 import statistics
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
+from _process import ToolError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import safe_rope
 from laboratory.bench.timing import Row
+from laboratory.forked import in_child
 
 TARGET = 1.02
 FIRST = 7
 LATER = 15
+FORK_LIMIT = 1800.0
+FORK_MEMORY = 1 << 40
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 32_000, "num_hidden_layers": 24}
 DTYPES = {"as it is": torch.bfloat16, "to FP32": torch.float32}
 
@@ -83,22 +83,13 @@ def _turns(
 
 
 def _in_fork(work: Callable[[], list[list[float]]]) -> list[list[float]]:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)  # made anew after a fork: a race, once there are threads
-            silence = os.open(os.devnull, os.O_WRONLY)  # no progress bars
-            os.dup2(silence, 2)
-            os.write(writer, json.dumps(work()).encode())
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    if not text:
-        raise RuntimeError("a load failed; see its traceback above")
-    return json.loads(text)  # type: ignore[no-any-return]
+    """Return what ``work`` does in a fork of this process.
+
+    Raises:
+        ToolError: it failed there.
+
+    """
+    found = in_child(lambda: {"seconds": work()}, FORK_LIMIT, FORK_MEMORY, distributed=False)
+    if "seconds" not in found:
+        raise ToolError(f"a load failed: {found['reason']}")
+    return found["seconds"]  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 import safe_rope
-from laboratory.bench.timing import Row, clock
+from laboratory.bench.timing import Row, clock, wait
 
 ROUNDS = 24
 CONTROLS = ("without it", "without it, again", "without it, once more")
@@ -32,33 +32,20 @@ def measure(device: str) -> list[Row]:
     orders = list(itertools.permutations(steps))
     for index in range(-2, ROUNDS):
         for name in orders[index * 7 % len(orders)]:
-            _wait(device)
+            wait(device)
             began = now()
             steps[name]()
-            _wait(device)
+            wait(device)
             if index >= 0:
                 times[name].append(now() - began)
     medians = {name: statistics.median(values) for name, values in times.items()}
     without = statistics.median([value for name in CONTROLS for value in times[name]])
     noise = max(abs(medians[name] / without - 1) for name in CONTROLS)
-    rows = [
-        Row(
-            "a training step with the guard",
-            "all without it",
-            medians["with the guard"],
-            without,
-            1.0,
-            noise,
-        )
-    ]
-    return rows + [
-        Row(f"a training step {name}", "all without it", medians[name], without) for name in CONTROLS
-    ]
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    row = Row(
+        "a training step with the guard", "all without it", medians["with the guard"], without, 1.0, noise
+    )
+    controls = [Row(f"a training step {name}", "all without it", medians[name], without) for name in CONTROLS]
+    return [row, *controls]
 
 
 def _step(guarded: bool, ids: Tensor) -> Callable[[], None]:

@@ -1,30 +1,30 @@
-"""What happens to a Llama's position tables on each load path, with stock code and under the guard.
+"""Show what DeepSpeed and dtype casts do to a Llama's position tables, and the guard.
 
-Every load path runs in processes of its own (see _demo_worker.py, which also says what the figures are),
-two at a time. The exit status is 0 only if nothing failed and every guarded figure is within LIMIT.
+Every load path runs in processes of its own (worker.py, which also says what the figures are), two at a time,
+with stock code and under the guard. The exit status is 0 only if nothing failed and every guarded figure is
+within 1e-6.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from _process import ToolError, run_worker
-from rich.console import Console
-from rich.table import Table
+from _process import ToolError, say
 
-WORKER = Path(__file__).resolve().parent / "worker.py"
+from laboratory.ranks import run_ranks
+from laboratory.report import versions, wide_console
+
+LIMIT = 300.0
 PATHS = ("zero_init", "zero3_from_pretrained", "to_bf16")
 KINDS = ("stock", "guarded")
 # A table that is right in FP32 is off by 3e-8; one that came through FP32 phases by 1e-4 at 4,096 positions.
-LIMIT = 1e-6
-# Three rounds of two; tools/demo stops everything after 300 s.
+ERROR_LIMIT = 1e-6
+# Three rounds of two.
 WORKER_LIMIT = 90.0
 Row = dict[str, Any]
 
@@ -37,7 +37,7 @@ def measure(path: str, kind: str, folder: Path) -> list[Row]:
 
     """
     result = folder / f"{path}-{kind}.json"
-    run_worker(WORKER, path, kind, result, limit=WORKER_LIMIT)
+    run_ranks(lambda rank: ["-m", "laboratory.demo.worker", path, kind, result], limit=WORKER_LIMIT)
     rows: list[Row] = json.loads(result.read_text())
     return rows
 
@@ -67,16 +67,13 @@ def run_all() -> tuple[list[Row], list[str]]:
 
 def within_limit(measured: Row) -> bool:
     # Written so that NaN is outside.
-    return bool(measured["phase_error"] <= LIMIT and measured["cos_error"] <= LIMIT)
+    return bool(measured["phase_error"] <= ERROR_LIMIT and measured["cos_error"] <= ERROR_LIMIT)
 
 
-def versions() -> dict[str, str]:
-    return {
-        name: importlib.metadata.version(name) for name in ("transformers", "deepspeed", "torch", "safe-rope")
-    }
+def table_of(rows: list[Row]) -> Any:
+    """Return the rows as a table of rich."""
+    from rich.table import Table
 
-
-def table_of(rows: list[Row]) -> Table:
     title = "Llama, head_dim 128, error at position 4,095 against float64\n"
     table = Table(title=title + ", ".join(f"{name} {version}" for name, version in versions().items()))
     table.add_column("load path")
@@ -97,26 +94,23 @@ def table_of(rows: list[Row]) -> Table:
     return table
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--format", choices=["text", "json"], default="text")
-    options = parser.parse_args()
-    print("loading a small Llama through three paths, each without and with the guard ...", file=sys.stderr)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="a table, or one JSON object"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    say("loading a small Llama through three paths, each without and with the guard ...")
     rows, failures = run_all()
     if options.format == "json":
-        print(
-            json.dumps({"versions": versions(), "limit": LIMIT, "rows": rows, "failures": failures}, indent=1)
-        )
+        found = {"versions": versions(), "limit": ERROR_LIMIT, "rows": rows, "failures": failures}
+        print(json.dumps(found, indent=1))
     elif rows:
-        # Not narrower than the table where the output is no terminal.
-        Console(width=None if sys.stdout.isatty() else 110).print(table_of(rows))
+        wide_console().print(table_of(rows))
     for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
+        say(f"failed: {failure}")
     bad = [row["path"] for row in rows if not row["ok"]]
     if bad:
-        print(f"not within {LIMIT:g} of float64 under the guard: {'; '.join(bad)}", file=sys.stderr)
+        say(f"not within {ERROR_LIMIT:g} of float64 under the guard: {'; '.join(bad)}")
     return 1 if failures or bad or not rows else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

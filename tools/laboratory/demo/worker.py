@@ -1,6 +1,6 @@
 """One load path of the demo, in a process of its own: load a Llama, measure its position tables.
 
-Usage: _demo_worker.py PATH stock|guarded RESULT.json
+Usage: python -m laboratory.demo.worker PATH stock|guarded RESULT.json
 
 What is measured, at the last position p of the model's context and for every frequency of every layer,
 against ``p * inv_freq`` in float64, with the inv_freq of a stock FP32 model on CPU that was built before
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import json
 import math
 import sys
@@ -33,6 +32,8 @@ from typing import Any
 
 import deepspeed
 import torch
+
+from laboratory.rotary import cos_sin, rotary_modules
 
 # Any: what transformers' annotations say differs between the versions that this must run with.
 transformers: Any = importlib.import_module("transformers")
@@ -112,33 +113,14 @@ def train_one_step(model: Any) -> Any:
     return engine.module
 
 
-def rotary_modules(model: Any) -> list[Any]:
-    found = [m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding")]
-    if not found:
-        raise LookupError("the model has no module whose class is a ...RotaryEmbedding; cannot measure it")
-    return found
-
-
-@torch.no_grad()
-def last_cos_sin(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what forward gives at the last position: cos and sin, float64, each [rotary_dim // 2]."""
-    x = torch.zeros(1, 1, CONTEXT, 2)
-    if "seq_len" in inspect.signature(module.forward).parameters:
-        tables = module(x, seq_len=CONTEXT)
-    else:
-        tables = module(x, torch.arange(CONTEXT).unsqueeze(0))
-    cos, sin = (table.reshape(CONTEXT, -1)[-1].double() for table in tables)
-    half = cos.shape[0] // 2
-    return cos[:half], sin[:half]
-
-
 def measure(model: Any, true_inv_freq: torch.Tensor) -> Row:
     """Return the worst errors over all layers; see the top of this file."""
     position = CONTEXT - 1
     truth = position * true_inv_freq
     worst: Row = {"phase_error": 0.0, "cos_error": 0.0, "at_least": False}
     for module in rotary_modules(model):
-        cos, sin = last_cos_sin(module)
+        last = (table[-1].double() for table in cos_sin(module, torch.arange(CONTEXT)))
+        cos, sin = (row[: len(truth)] for row in last)
         cos_error = torch.maximum((cos - truth.cos()).abs(), (sin - truth.sin()).abs()).max().item()
 
         own_phase = position * module.inv_freq.double()
@@ -166,20 +148,20 @@ def worse(error: float, other: float) -> float:
     return other if math.isnan(other) or other > error else error
 
 
-def stock_guard() -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
+def guard_of(kind: str) -> Guard:
+    """Return what surrounds a load: the guard where ``kind`` is "guarded", else nothing."""
+    if kind == "stock":
+        return contextlib.nullcontext
+    import safe_rope
+
+    return safe_rope.guard
 
 
-def run_path(name: str, guarded: bool) -> list[Row]:
+def run_path(name: str, guard: Guard) -> list[Row]:
     torch.manual_seed(0)
     title, load, trains = PATHS[name]
     pristine = LlamaForCausalLM(small_config())
     true_inv_freq = rotary_modules(pristine)[0].inv_freq.clone().double()
-    guard: Guard = stock_guard
-    if guarded:
-        import safe_rope
-
-        guard = safe_rope.guard
 
     with tempfile.TemporaryDirectory() as checkpoint:
         pristine.save_pretrained(checkpoint)
@@ -193,7 +175,7 @@ def run_path(name: str, guarded: bool) -> list[Row]:
 
 def main(name: str, kind: str, result: str) -> None:
     deepspeed.init_distributed("gloo", verbose=False)
-    Path(result).write_text(json.dumps(run_path(name, kind == "guarded")))
+    Path(result).write_text(json.dumps(run_path(name, guard_of(kind))))
     torch.distributed.destroy_process_group()
 
 

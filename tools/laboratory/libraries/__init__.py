@@ -1,19 +1,21 @@
-"""Position modules and whole models of other libraries, through load paths, with and without safe_rope.
+"""Send position modules and whole models of other libraries through the load paths that damage positions.
 
 Every cell (a subject, a load path, a guard around the building or `protect` afterwards) runs in a process of
-its own. What stock and the library give is compared with the same class in plain FP32.
+its own. What stock and the library give is compared with the same class in plain FP32. The exit status is 1
+if a cell is harmed, broken or silently wrong.
+
+The other libraries are no part of a version pair's environment: requirements/libraries.txt says how to make
+one that has them, for --python with --here.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib.metadata
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 import warnings
@@ -22,13 +24,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from _process import say
+
 from laboratory.forked import in_child, one_rank
+from laboratory.report import read_rows
 
-LIMIT = 60.0
-"""Seconds for one cell."""
-MEMORY = 6.0
-"""GiB that one cell may have."""
-
+LIMIT = None
 ATTEMPTS = 3
 """For what another program's hunger may have ended: a timeout, a kill."""
 _STDERR = os.dup(2)
@@ -37,23 +38,7 @@ _STDERR = os.dup(2)
 Row = dict[str, Any]
 
 
-def main() -> int:
-    """Survey what was asked for; exit 1 if a cell is harmed, broken or silently wrong."""
-    arguments = _parse()
-    done = _read(arguments.out)
-    if not arguments.summary:
-        one_rank()
-        _survey(arguments)
-        done = _read(arguments.out)
-    rows = [row for row in done.values() if not arguments.library or row["library"] in arguments.library]
-    print(summarize(rows))
-    if arguments.failures:
-        arguments.failures.write_text("".join(f"{line}\n" for line in failures(rows)))
-    return int(any(True for _ in failures(rows)))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tools/libraries", description=__doc__)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, help="JSON lines; what was surveyed in it is not redone"
     )
@@ -62,25 +47,33 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--paths", default="", help="comma-separated load paths; all where left out")
     parser.add_argument("--tables", choices=("fp32", "exact"), default="fp32", help="of guard and protect")
     parser.add_argument("--failures", type=Path, help="where to write a line for each cell that fails")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one cell")
-    parser.add_argument("--memory", type=float, default=MEMORY, help="GiB for one cell")
+    parser.add_argument("--limit", type=float, default=60.0, dest="seconds", help="for one cell")
+    parser.add_argument("--memory", type=float, default=6.0, help="GiB for one cell")
     parser.add_argument("--summary", action="store_true", help="only read what is there and summarize it")
-    return parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    if not options.summary:
+        one_rank()
+        _survey(options)
+    rows = [
+        row for row in _read(options.out).values() if not options.library or row["library"] in options.library
+    ]
+    print(summarize(rows))
+    failed = list(failures(rows))
+    if options.failures:
+        options.failures.write_text("".join(f"{line}\n" for line in failed))
+    return int(bool(failed))
 
 
 def _read(path: Path) -> dict[tuple[str, str], Row]:
-    rows = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
-            row = json.loads(line)
-            rows[row["library"], row["subject"]] = row
-    return rows
+    return {(row["library"], row["subject"]): row for row in read_rows(path)}
 
 
 # ---- running -------------------------------------------------------------------------------------------
 
 
-def _survey(arguments: argparse.Namespace) -> None:
+def _survey(options: argparse.Namespace) -> None:
     from laboratory.libraries.subjects import LIBRARIES
     from laboratory.zoo import worker as zoo_worker  # imports torch, and so comes after the environment
 
@@ -88,31 +81,31 @@ def _survey(arguments: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     zoo_worker.prepare()
     for name, library in LIBRARIES.items():
-        if arguments.library and name not in arguments.library:
+        if options.library and name not in options.library:
             continue
         for _ in range(ATTEMPTS):
-            work = functools.partial(_library, name, library, arguments, _read(arguments.out))
+            work = functools.partial(_library, name, library, options, _read(options.out))
             end = in_child(work, 24 * 3600.0, 1 << 40, distributed=False)
             if end["status"] == "done":
                 break
-            print(f"{name}: {end['reason']}", file=sys.stderr)
+            say(f"{name}: {end['reason']}")
 
 
 def _library(
-    name: str, library: Any, arguments: argparse.Namespace, done: dict[tuple[str, str], Row]
+    name: str, library: Any, options: argparse.Namespace, done: dict[tuple[str, str], Row]
 ) -> dict[str, Any]:
     """All subjects of one library, in a process that has imported it and no other."""
     versions = {"library": _version(name), **{other: _version(other) for other in ("torch", "deepspeed")}}
-    parts = [part for part in arguments.only.split(",") if part]
+    parts = [part for part in options.only.split(",") if part]
     missing = library.prepare()
-    with arguments.out.open("a") as output, tempfile.TemporaryDirectory() as folder:
+    with options.out.open("a") as output, tempfile.TemporaryDirectory() as folder:
         for subject in library.subjects():
             wanted = not parts or any(part in subject.name for part in parts)
             if not wanted or "cells" in done.get((name, subject.name), ()):
                 continue
             row: Row = {"library": name, "subject": subject.name, "whole": subject.whole}
             started = time.monotonic()
-            row |= {"reason": missing} if missing else _subject(subject, arguments, Path(folder))
+            row |= {"reason": missing} if missing else _subject(subject, options, Path(folder))
             row |= {"versions": versions, "seconds": round(time.monotonic() - started, 1)}
             output.write(json.dumps(row) + "\n")
             output.flush()
@@ -120,27 +113,27 @@ def _library(
     return {"status": "done"}
 
 
-def _subject(subject: Any, arguments: argparse.Namespace, folder: Path) -> Row:
+def _subject(subject: Any, options: argparse.Namespace, folder: Path) -> Row:
     """Truth, then every load path; a subject that plain torch does not build twice alike is no subject."""
     from laboratory.libraries import cell, judge
 
-    memory = round(arguments.memory * 2**30)
+    memory = round(options.memory * 2**30)
     file = folder / "truth.pt"
 
     def measured(path: str, how: str | None) -> Row:
-        work = functools.partial(cell.measure, subject, path, how, file, arguments.tables)
+        work = functools.partial(cell.measure, subject, path, how, file, options.tables)
         for _ in range(ATTEMPTS):
-            found = in_child(work, arguments.limit, memory, distributed=path in cell.DISTRIBUTED)
+            found = in_child(work, options.seconds, memory, distributed=path in cell.DISTRIBUTED)
             if found.get("status") != "timeout" and not str(found.get("reason")).endswith("status 9"):
                 break
         return {"build": f"{found['status']}: {found['reason']}"} if "status" in found else found
 
     truth = in_child(
-        functools.partial(cell.find_truth, subject, file), arguments.limit, memory, distributed=False
+        functools.partial(cell.find_truth, subject, file), options.seconds, memory, distributed=False
     )
     if "status" in truth:
         return {"reason": truth["reason"]}
-    paths = [path for path in arguments.paths.split(",") if path] or list(cell.PATHS)
+    paths = [path for path in options.paths.split(",") if path] or list(cell.PATHS)
     plain = measured("plain FP32", None)
     reason = judge.problem(plain, subject.whole)
     if reason:

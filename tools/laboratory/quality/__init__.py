@@ -1,6 +1,6 @@
-"""Does it matter? A model that needs its positions, loaded and trained with the tables that each path leaves.
+"""Ask a small model whether damaged position tables matter. About five minutes.
 
-A small Llama is trained in FP32 to recall a token from a distance (_quality_task.py). Then
+A small Llama is trained in FP32 to recall a token from a distance (task.py). Then
 
 loaded
     its checkpoint goes through each load path, with stock code and under the guard, and answers the same
@@ -9,23 +9,23 @@ trained
     the same model is trained from the same start with the tables that stock code made on that path, all else
     in FP32, and then asked twice: with those tables, and with right ones, as an inference engine has them.
 
-Every part runs in a process of its own (_quality_worker.py). The exit status is 0 if all of them ended.
+Every part runs in a process of its own (worker.py). The exit status is 0 if all of them ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from _process import ToolError, exit_on_sigterm, run_worker, say
+from _process import ToolError, say
 
-from laboratory.demo import versions
+from laboratory.ranks import run_ranks
+from laboratory.report import versions
 
-WORKER = Path(__file__).resolve().parent / "worker.py"
+LIMIT = 3600.0
 # Minutes on a slow core; the longest part takes less than one on a common one.
 PART_LIMIT = 900.0
 PATHS = {
@@ -48,7 +48,8 @@ def part(folder: Path, *arguments: str | Path) -> Any:
         return json.loads((folder / "result.json").read_text(encoding="utf-8"))
     say(f"  {' '.join(str(a) for a in arguments if not isinstance(a, Path))} ...")
     try:
-        run_worker(WORKER, *arguments, folder, limit=PART_LIMIT)
+        command = ["-m", "laboratory.quality.worker", *arguments, folder]
+        run_ranks(lambda rank: command, limit=PART_LIMIT)
     except ToolError as error:
         raise ToolError(f"{folder.name}: {error}") from None
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -120,38 +121,22 @@ def _cells(score: Score) -> str:
     return f"{100 * score['accuracy']:.1f} % | {score['perplexity']:.3g}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the model and its data")
+    parser.add_argument(
+        "--stride", type=int, default=16, metavar="N", help="positions from token to token: 16 or 1"
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stride", type=int, default=16, help="positions from one token to the next")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="Markdown, or JSON")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it (.png, .svg)")
-    parser.add_argument(
-        "--keep",
-        metavar="FOLDER",
-        type=Path,
-        help="where checkpoints and results stay; parts that it holds are not run again",
-    )
-    options = parser.parse_args()
-    exit_on_sigterm()
-    try:
-        if options.keep:
-            found = experiment(options.seed, options.stride, options.keep.absolute())
-        else:
-            with tempfile.TemporaryDirectory() as name:
-                found = experiment(options.seed, options.stride, Path(name))
-    except ToolError as error:
-        say(f"error: {error}")
-        return 2
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep results there, and reuse them")
+
+
+def main(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as temporary:
+        found = experiment(options.seed, options.stride, Path(options.keep or temporary).absolute())
     print(json.dumps(found, indent=1) if options.format == "json" else markdown(found))
     if options.plot:
         from laboratory.quality.plot import draw
 
         draw(found, PATHS, options.plot)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

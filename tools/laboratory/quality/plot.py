@@ -1,4 +1,4 @@
-"""The picture of _quality.py's result: accuracy by distance, by place, and while it is learned."""
+"""The picture of the result: accuracy by distance, by place, and while it is learned."""
 
 from __future__ import annotations
 

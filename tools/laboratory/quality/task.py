@@ -17,12 +17,13 @@ distance. Nothing else is special to this model: it is transformers' Llama, with
 from __future__ import annotations
 
 import importlib
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+from laboratory.rotary import rotary_modules, takes_positions
 
 # Any: what transformers' annotations say differs between the versions that this must run with.
 transformers: Any = importlib.import_module("transformers")
@@ -72,8 +73,7 @@ def new_model(seed: int, stride: int) -> Any:
 
 def knows_positions(model: Any) -> bool:
     """Whether the model's rotary module takes positions, and not only the sequence's length."""
-    rotary = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
-    return "seq_len" not in inspect.signature(rotary.forward).parameters
+    return takes_positions(rotary_modules(model)[0])
 
 
 def sequences(count: int, length: int, stride: int, generator: torch.Generator) -> Batch:

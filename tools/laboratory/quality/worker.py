@@ -1,8 +1,8 @@
-"""One part of the experiment of _quality.py, in a process of its own.
+"""One part of the experiment of tools/lab quality, in a process of its own.
 
-Usage: _quality_worker.py train SEED TABLES|none STRIDE FOLDER
-       _quality_worker.py load PATH stock|guarded CHECKPOINT STRIDE FOLDER
-       _quality_worker.py score CHECKPOINT STRIDE FOLDER
+Usage: python -m laboratory.quality.worker train SEED TABLES|none STRIDE FOLDER
+       python -m laboratory.quality.worker load PATH stock|guarded CHECKPOINT STRIDE FOLDER
+       python -m laboratory.quality.worker score CHECKPOINT STRIDE FOLDER
 
 ``train`` writes FOLDER/checkpoint, ``train`` and ``load`` FOLDER/tables.pt (what the rotary module hands
 out), and each FOLDER/result.json. ``score`` evaluates a checkpoint in FP32 with right tables.
@@ -10,7 +10,6 @@ out), and each FOLDER/result.json. ``score`` evaluates a checkpoint in FP32 with
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -19,24 +18,15 @@ from typing import Any
 import torch
 
 from laboratory.quality.task import CONTEXT, evaluate, knows_positions, new_model, train, transformers
+from laboratory.rotary import cos_sin, rotary_modules
 
 Tables = dict[str, torch.Tensor]
 
 
-def rotary_modules(model: Any) -> list[Any]:
-    return [m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding")]
-
-
-@torch.no_grad()
 def tables_of(model: Any, stride: int) -> Tables:
     """Return what the model's attention gets: cos and sin, FP32, [2048, head_dim], one row for each place."""
-    module, x = rotary_modules(model)[0], torch.zeros(1, 1, CONTEXT, 128)
-    if knows_positions(model):
-        tables = module(x, (stride * torch.arange(CONTEXT)).unsqueeze(0))
-    else:
-        tables = module(x, seq_len=CONTEXT)
-    cos, sin = (getattr(table, "table", table).reshape(CONTEXT, -1).float().clone() for table in tables)
-    return {"cos": cos, "sin": sin}
+    tables = cos_sin(rotary_modules(model)[0], stride * torch.arange(CONTEXT))
+    return {name: table.float().clone() for name, table in zip(("cos", "sin"), tables, strict=True)}
 
 
 def use_tables(model: Any, tables: Tables, stride: int) -> None:
@@ -73,16 +63,11 @@ def run_score(checkpoint: str, stride: int, folder: Path) -> dict[str, Any]:
 def run_load(path: str, kind: str, checkpoint: str, stride: int, folder: Path) -> dict[str, Any]:
     import deepspeed
 
-    from laboratory.demo.worker import DEEPSPEED_CONFIG, PATHS
+    from laboratory.demo.worker import DEEPSPEED_CONFIG, PATHS, guard_of
 
-    guard: Any = contextlib.nullcontext
-    if kind == "guarded":
-        import safe_rope
-
-        guard = safe_rope.guard
     deepspeed.init_distributed("gloo", verbose=False)
     _, load, initializes = PATHS[path]
-    model = load(Path(checkpoint), guard)
+    model = load(Path(checkpoint), guard_of(kind))
     if initializes:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         model, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=DEEPSPEED_CONFIG)

@@ -1,8 +1,10 @@
-"""What tools/eval_scan measures. Standard library only; the classes are built by another Python."""
+"""What `safe-rope scan` finds in whole releases of transformers, how fast, and what its fixes are worth.
+
+The classes of a fixed release are built by another Python.
+"""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gc
 import json
@@ -12,9 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from laboratory.scan_eval import compare as other_tools
 from safe_rope.scan.engine.finding import Finding, apply_edits
@@ -27,53 +29,41 @@ SURVIVORS = {
 }  # fmt: skip
 CONTESTED = {("jukebox/modeling_jukebox.py", 1700)}
 ROOT = Path(__file__).resolve().parents[3]
-Rows = list[tuple[str, str, str, bool | None]]
+Place = tuple[str, int]
 
 
-def main() -> int:
-    """Measure what paths are given for; exit 1 if a target is missed."""
-    parser = argparse.ArgumentParser(prog="tools/eval_scan", description=__doc__)
-    parser.add_argument("--labels", type=Path, help="the labelled set (JSON lines), made from 4.36.2")
-    for version in ("4.36.2", "4.38.2", "5.23.0"):
-        parser.add_argument(
-            f"--tf-{version}", type=Path, metavar="DIR", help=f"transformers {version}, unpacked"
-        )
-    parser.add_argument(
-        "--python", help="a Python with torch, deepspeed and 5.23.0's dependencies: builds classes"
-    )
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        metavar="DIR",
-        help="run semgrep and TorchFix too; installed into DIR if need be",
-    )
-    parser.add_argument(
-        "--every",
-        type=int,
-        default=1,
-        metavar="N",
-        help="compare on every Nth file (TorchFix is slow)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = vars(parser.parse_args())
-    rows: Rows = []
-    if arguments["labels"] and arguments["tf_4.36.2"]:
-        rows += labelled(arguments["labels"], arguments["tf_4.36.2"])
-    if arguments["tf_4.38.2"]:
-        rows += survivors(arguments["tf_4.38.2"])
-    if arguments["tf_5.23.0"]:
-        rows += newest(arguments["tf_5.23.0"], arguments["python"])
-    if arguments["compare"]:
-        rows += compared(arguments)
-    if not rows:
-        parser.error("give --labels with --tf-4.36.2, --tf-4.38.2 or --tf-5.23.0")
-    if arguments["json"]:
-        keys = ("measure", "value", "target", "met")
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2))
-    else:
-        for measure, value, target, met in rows:
-            print(f"{measure:58} {value:>22}  {target:12} {'' if met is None else 'ok' if met else 'MISSED'}")
-    return int(any(met is False for *_, met in rows))
+class Row(NamedTuple):
+    """One measure; ``met`` says whether its target is, where it has one."""
+
+    measure: str
+    value: str = ""
+    target: str = ""
+    met: bool | None = None
+
+
+Rows = list[Row]
+
+
+def listed(what: str, places: Collection[Place], rules: Mapping[Place, str] | None = None) -> Rows:
+    """Return a row for each place, with the rule that reports it where ``rules`` says so."""
+    return [
+        Row(f"  {what}: {file}:{line}", (rules or {}).get((file, line), "")) for file, line in sorted(places)
+    ]
+
+
+def read_labels(path: Path) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return the labelled set, and the files that it names."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return rows, {row["file"] for row in rows}
+
+
+def scored(rows: list[dict[str, Any]], tiers: str) -> tuple[set[Place], set[Place]]:
+    """Return the hazards and the benign lines of tiers of the labelled set."""
+    places: dict[str, set[Place]] = {"hazard": set(), "benign": set()}
+    for row in rows:
+        if row["tier"] in tiers and row["label"] in places:
+            places[row["label"]].add((row["file"], row["line"]))
+    return places["hazard"], places["benign"]
 
 
 def sources(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -99,50 +89,24 @@ def scan(folder: Path, rules: list[str] | None = None) -> list[Finding]:
 
 def labelled(labels: Path, folder: Path) -> Rows:
     """Score against the labels: a row is found where any rule reports its line."""
-    rows = [json.loads(line) for line in labels.read_text().splitlines()]
+    rows, _ = read_labels(labels)
     found = {(finding.path, finding.line): finding.rule for finding in scan(folder)}
-    known = {(row["file"], row["line"]) for row in rows}
-    unlabelled = found.keys() - known
+    unlabelled = found.keys() - {(row["file"], row["line"]) for row in rows}
     result: Rows = []
     for tiers, recall_target, precision_target in (("A", 1.0, 0.98), ("AB", 0.95, 0.95)):
-        scored = [row for row in rows if row["tier"] in tiers]
-        hazards = {(row["file"], row["line"]) for row in scored if row["label"] == "hazard"}
-        benign = {(row["file"], row["line"]) for row in scored if row["label"] == "benign"}
+        hazards, benign = scored(rows, tiers)
         hits, wrong = len(hazards & found.keys()), len(benign & found.keys())
-        recall, precision = hits / len(hazards), hits / (hits + wrong)
         strict = hits / (hits + wrong + len(unlabelled))
-        name = "+".join(tiers)
-        result.append(
-            (
-                f"4.36.2 tier {name} recall ({hits}/{len(hazards)})",
-                f"{recall:.3f}",
-                f">= {recall_target:.2f}",
-                recall >= recall_target,
-            )
-        )
-        result.append(
-            (
-                f"4.36.2 tier {name} precision ({wrong} wrong)",
-                f"{precision:.3f}",
-                f">= {precision_target:.2f}",
-                precision >= precision_target,
-            )
-        )
-        result.append(
-            (f"4.36.2 tier {name} precision, unlabelled lines counted wrong", f"{strict:.3f}", "", None)
-        )
-        result += [
-            (f"  missed: {file}:{line}", "", "", None) for file, line in sorted(hazards - found.keys())
-        ]
-        result += [
-            (f"  wrong: {file}:{line}", found[file, line], "", None)
-            for file, line in sorted(benign & found.keys())
-        ]
-    result += [
-        (f"  not in the labels: {file}:{line}", found[file, line], "", None)
-        for file, line in sorted(unlabelled)
-    ]
-    return result
+        name = f"4.36.2 tier {'+'.join(tiers)}"
+        for what, value, target in (
+            (f"recall ({hits}/{len(hazards)})", hits / len(hazards), recall_target),
+            (f"precision ({wrong} wrong)", hits / (hits + wrong), precision_target),
+        ):
+            result.append(Row(f"{name} {what}", f"{value:.3f}", f">= {target:.2f}", value >= target))
+        result.append(Row(f"{name} precision, unlabelled lines counted wrong", f"{strict:.3f}"))
+        result += listed("missed", hazards - found.keys())
+        result += listed("wrong", benign & found.keys(), found)
+    return result + listed("not in the labels", unlabelled, found)
 
 
 def survivors(folder: Path) -> Rows:
@@ -151,35 +115,42 @@ def survivors(folder: Path) -> Rows:
         ("/".join(finding.path.split("/")[-2:]), finding.line) for finding in scan(folder, ["SR001", "SR003"])
     }
     extra, missing = found - SURVIVORS - CONTESTED, SURVIVORS - found
-    rows: Rows = [
-        ("4.38.2 SR001+SR003 survivors", str(len(found - CONTESTED)), "exactly 4", not extra and not missing)
-    ]
-    return rows + [(f"  not expected: {place}", "", "", None) for place in sorted(extra)]
+    count = str(len(found - CONTESTED))
+    row = Row("4.38.2 SR001+SR003 survivors", count, "exactly 4", not extra and not missing)
+    return [row, *listed("not expected", extra)]
 
 
-def compared(arguments: dict[str, Any]) -> Rows:
-    """Compare with semgrep and TorchFix: speed on 5.23.0, findings on the files that the labels name."""
-    folder = arguments["compare"].resolve()
+def compared(
+    folder: Path, labels: Path | None, labelled: Path | None, newest: Path | None, every: int
+) -> Rows:
+    """Compare with semgrep and TorchFix: speed on 5.23.0, findings on the files that the labels name.
+
+    Args:
+        folder: where both are or are to be installed.
+        labels: the labelled set, if it is to be compared on.
+        labelled: transformers 4.36.2, unpacked, for the labels.
+        newest: transformers 5.23.0, unpacked, for the speed.
+        every: of whose files each so many is taken.
+
+    """
+    folder = folder.resolve()
     other_tools.install(folder)
     rows: Rows = []
-    if arguments["tf_5.23.0"]:
-        files = sorted(sources(arguments["tf_5.23.0"]))[:: arguments["every"]]
+    if newest:
+        files = sorted(sources(newest))[::every]
         runs = other_tools.compare(files, folder)
         for run in runs:
             text = run.error or f"{run.cpu:.2f} s CPU, {run.wall:.2f} s"
             met = None if run.error or run is runs[0] else runs[0].cpu < run.cpu
-            rows.append((f"5.23.0 {run.tool} on {len(files)} files", text, "", met))
-    if arguments["labels"] and arguments["tf_4.36.2"]:
-        labels = [json.loads(line) for line in arguments["labels"].read_text().splitlines()]
-        scored = [row for row in labels if row["tier"] in "AB"]
-        hazards = {(row["file"], row["line"]) for row in scored if row["label"] == "hazard"}
-        benign = {(row["file"], row["line"]) for row in scored if row["label"] == "benign"}
-        named = {row["file"] for row in labels}
-        files = [item for item in sources(arguments["tf_4.36.2"]) if item[0] in named]
+            rows.append(Row(f"5.23.0 {run.tool} on {len(files)} files", text, met=met))
+    if labels and labelled:
+        known, named = read_labels(labels)
+        hazards, benign = scored(known, "AB")
+        files = [item for item in sources(labelled) if item[0] in named]
         for run in other_tools.compare(files, folder):
             hits, wrong = len(run.places & hazards), len(run.places & benign)
             text = run.error or f"{hits / (hits + wrong or 1):.2f}/{hits / len(hazards):.2f}"
-            rows.append((f"4.36.2 {run.tool} precision/recall, tiers A+B", text, "", None))
+            rows.append(Row(f"4.36.2 {run.tool} precision/recall, tiers A+B", text))
     return rows
 
 
@@ -227,7 +198,9 @@ def speed(folder: Path, runs: int = 3) -> Rows:
     rows: Rows = []
     for (kind, times), target in zip(taken.items(), (4.0, 0.5), strict=True):
         shown = " ".join(f"{seconds:.2f}" for seconds in times)
-        rows.append((f"5.23.0 {kind}, CPU seconds, one core", shown, f"<= {target:g}", min(times) <= target))
+        rows.append(
+            Row(f"5.23.0 {kind}, CPU seconds, one core", shown, f"<= {target:g}", min(times) <= target)
+        )
     return rows
 
 
@@ -238,23 +211,17 @@ def newest(folder: Path, python: str | None) -> Rows:
     found = scan(folder)
     lines = {(finding.path, finding.line) for finding in found}
     sites, common = rope_sites(folder)
-    rows.append(
-        (
-            f"5.23.0 rope sites of the common form ({len(common)})",
-            str(len(common & lines)),
-            "239",
-            len(common & lines) == 239,
-        )
-    )
-    rows.append(
-        (
+    hits = len(common & lines)
+    rows += [
+        Row(f"5.23.0 rope sites of the common form ({len(common)})", str(hits), "239", hits == 239),
+        Row(
             f"5.23.0 float aranges that feed an inv_freq ({len(sites)})",
             str(len(sites & lines)),
             "all",
             sites <= lines,
-        )
-    )
-    rows += [(f"  not found: {file}:{line}", "", "", None) for file, line in sorted(sites - lines)]
+        ),
+        *listed("not found", sites - lines),
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         rows += fix(folder, found, Path(temporary), python)
     return rows
@@ -267,51 +234,46 @@ def fix(folder: Path, found: list[Finding], temporary: Path, python: str | None)
         root / "transformers", temporary / "transformers", ignore=shutil.ignore_patterns("__pycache__")
     )
     safe = [finding for finding in found if finding.fix is not None and finding.fix.safe]
+    edits: dict[str, set[Any]] = {}
+    for finding in safe:
+        if finding.fix:
+            edits.setdefault(finding.path, set()).update(finding.fix.edits)
     broken = 0
-    for path in sorted({finding.path for finding in safe}):
-        edits = {
-            edit for finding in safe if finding.path == path and finding.fix for edit in finding.fix.edits
-        }
-        source = apply_edits((temporary / path).read_bytes(), edits)
+    for path in sorted(edits):
+        source = apply_edits((temporary / path).read_bytes(), edits[path])
         (temporary / path).write_bytes(source)
         try:
             compile(source, path, "exec")
         except SyntaxError:
             broken += 1
     left = [finding for finding in scan(temporary) if finding.fix is not None and finding.fix.safe]
-    rows: Rows = [
-        ("5.23.0 safe fixes", str(len(safe)), "", None),
-        ("5.23.0 fixed files that do not parse", str(broken), "0", broken == 0),
-        ("5.23.0 safe fixes left after them", str(len(left)), "0", not left),
+    rows = [
+        Row("5.23.0 safe fixes", str(len(safe))),
+        Row("5.23.0 fixed files that do not parse", str(broken), "0", broken == 0),
+        Row("5.23.0 safe fixes left after them", str(len(left)), "0", not left),
     ]
     if python is not None:
-        modules = sorted(
-            {
-                finding.path
-                for finding in safe
-                if finding.rule in ("SR001", "SR003") and "/modeling_" in finding.path
-            }
-        )
-        stock, fixed = tables(python, root, modules), tables(python, temporary, modules)
-        same = [name for name in stock if name in fixed and fixed[name]["plain"] == stock[name]["plain"]]
-        survive = [name for name in same if fixed[name]["zero"] == stock[name]["plain"]]
-        damaged = [name for name in stock if stock[name]["zero"] != stock[name]["plain"]]
-        rows += [
-            ("5.23.0 fixed rotary classes built", str(len(stock)), "", None),
-            ("5.23.0   damaged by DeepSpeed's wrapper before the fix", str(len(damaged)), "", None),
-            ("5.23.0   same FP32 bits after the fix", str(len(same)), "", None),
-            (
-                "5.23.0   and the same under DeepSpeed's wrapper",
-                str(len(survive)),
-                ">= 30",
-                len(survive) >= 30,
-            ),
-        ]
-        rows += [(f"  other FP32 bits: {name}", "", "", None) for name in sorted(stock.keys() - set(same))]
-        rows += [
-            (f"  not the same under it: {name}", "", "", None) for name in sorted(set(same) - set(survive))
-        ]
+        fixed = {f.path for f in safe if f.rule in ("SR001", "SR003") and "/modeling_" in f.path}
+        rows += built(python, root, temporary, sorted(fixed))
     return rows
+
+
+def built(python: str, root: Path, copy: Path, modules: list[str]) -> Rows:
+    """Compare the rotary classes of a fixed copy of transformers with the stock ones."""
+    stock, fixed = tables(python, root, modules), tables(python, copy, modules)
+    same = [name for name in stock if name in fixed and fixed[name]["plain"] == stock[name]["plain"]]
+    survive = [name for name in same if fixed[name]["zero"] == stock[name]["plain"]]
+    damaged = [name for name in stock if stock[name]["zero"] != stock[name]["plain"]]
+    return [
+        Row("5.23.0 fixed rotary classes built", str(len(stock))),
+        Row("5.23.0   damaged by DeepSpeed's wrapper before the fix", str(len(damaged))),
+        Row("5.23.0   same FP32 bits after the fix", str(len(same))),
+        Row(
+            "5.23.0   and the same under DeepSpeed's wrapper", str(len(survive)), ">= 30", len(survive) >= 30
+        ),
+        *(Row(f"  other FP32 bits: {name}") for name in sorted(stock.keys() - set(same))),
+        *(Row(f"  not the same under it: {name}") for name in sorted(set(same) - set(survive))),
+    ]
 
 
 def tables(python: str, root: Path, modules: list[str]) -> dict[str, dict[str, str]]:
@@ -328,5 +290,5 @@ def tables(python: str, root: Path, modules: list[str]) -> dict[str, dict[str, s
     )
     if result.returncode:
         raise SystemExit(f"the classes could not be built:\n{result.stderr[-3000:]}")
-    built: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return built
+    digests: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return digests

@@ -12,14 +12,10 @@ instead of being computed again.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import hashlib
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,17 +23,17 @@ from typing import Any
 import mpmath
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
+from laboratory.report import progress_bar
+from laboratory.verify_tables import POSITIONS
 from safe_rope.frequencies import RopeSpec
 from safe_rope.tables import RotaryTable
 
 ROOT = Path(__file__).resolve().parents[3]
 THETAS = (1e4, 5e5, 1e6)
 DIMS = (64, 128)
-POSITIONS = 10_000_000
 PIECE = 1 << 16
 """Positions between two records of what is done."""
 BLOCK = 1024
@@ -239,20 +235,6 @@ def stratum(seed: int) -> list[Span]:
     return [(0, STRATUM), *((start, start + RANDOM_BLOCK) for start in sorted(starts))]
 
 
-@contextlib.contextmanager
-def progress_bar(total: int, shown: bool) -> Iterator[Any]:
-    """Yield a function that is told of positions that are done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task("positions", total=total)
-
-        def advance(theta: float, count: int) -> None:
-            bar.update(task, advance=count, description=f"rope_theta {theta:g}")
-
-        yield advance
-
-
 def verify(
     thetas: tuple[float, ...],
     dims: tuple[int, ...],
@@ -265,7 +247,8 @@ def verify(
     """Check spans for every theta and dim; return what was found, and whether all of it is done."""
     total: dict[tuple[float, int], Count] = {(theta, dim): Count() for theta in thetas for dim in dims}
     complete = True
-    with progress_bar(len(thetas) * sum(stop - start for start, stop in spans), shown) as advance:
+    total_positions = len(thetas) * sum(stop - start for start, stop in spans)
+    with progress_bar(total_positions, shown=shown) as advance:
         for theta in thetas:
             subject = Subject(theta, dims)
             for span in spans:
@@ -279,29 +262,14 @@ def verify(
                     record.put(key, found)
                 for dim, count in found.items():
                     total[theta, dim].add(count)
-                advance(theta, span[1] - span[0])
+                advance(span[1] - span[0], f"rope_theta {theta:g}")
     return total, complete
-
-
-def _span(text: str) -> Span:
-    first, _, last = text.replace("_", "").replace(",", "").partition(":")
-    span = int(first or 0), int(last or POSITIONS)
-    if not 0 <= span[0] < span[1] <= 1 << 29:
-        raise argparse.ArgumentTypeError(f"{text}: want FIRST:LAST with 0 <= FIRST < LAST <= 2**29")
-    return span
 
 
 def show(total: dict[tuple[float, int], Count]) -> None:
     """Print one line per rope_theta and rotary_dim."""
-    names = (
-        "rope_theta",
-        "rotary_dim",
-        "entries",
-        "over 1 ulp",
-        "not correctly rounded",
-        "largest error (ulp)",
-    )
-    table = Table(*names, "settled by mpmath")
+    names = ("rope_theta", "rotary_dim", "entries", "over 1 ulp", "not correctly rounded")
+    table = Table(*names, "largest error (ulp)", "settled by mpmath")
     for (theta, dim), count in total.items():
         largest = f"{count.largest_error_ulp:.4f}" if count.not_correctly_rounded else "0.5"
         table.add_row(
@@ -314,52 +282,3 @@ def show(total: dict[tuple[float, int], Count]) -> None:
             f"{count.by_mpmath:,}" if count.by_mpmath else "with the wider",
         )
     Console(width=120).print(table)
-
-
-def main() -> int:
-    """Check what is asked for; exit 1 if an entry is off by more than one ulp, 3 if time was up before."""
-    parser = argparse.ArgumentParser(prog="tools/verify_tables", description=__doc__)
-    parser.add_argument("--theta", type=float, action="append", help="rope_theta (default: 1e4, 5e5 and 1e6)")
-    parser.add_argument("--dim", type=int, action="append", help="rotary_dim (default: 64 and 128)")
-    parser.add_argument(
-        "--range", type=_span, metavar="FIRST:LAST", help="positions (default: all below 10M)"
-    )
-    parser.add_argument(
-        "--stratum", action="store_true", help="the positions below 65,536 and random blocks, for CI"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random blocks (default: %(default)s)")
-    parser.add_argument(
-        "--record", type=Path, help="file that keeps what is done; a later call goes on from there"
-    )
-    parser.add_argument("--seconds", type=float, help="stop after the piece in which this time is up")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the entries that are off")
-    options = parser.parse_args()
-    if options.stratum and options.range:
-        parser.error("give --stratum or --range, not both")
-    torch.set_num_threads(1)
-    spans = stratum(options.seed) if options.stratum else pieces(*(options.range or (0, POSITIONS)))
-    total, complete = verify(
-        tuple(options.theta or THETAS),
-        tuple(options.dim or DIMS),
-        spans,
-        Record(options.record),
-        stop_at=time.monotonic() + options.seconds if options.seconds else float("inf"),
-        shown=not options.json,
-    )
-    if options.json:
-        rows = [
-            {"rope_theta": theta, "rotary_dim": dim, **asdict(count)} for (theta, dim), count in total.items()
-        ]
-        print(json.dumps({"complete": complete, "found": rows}, indent=1))
-    else:
-        show(total)
-    if any(count.over_one_ulp for count in total.values()):
-        return 1
-    if not complete:
-        print("time is up; run it again with the same --record", file=sys.stderr)
-        return 3
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

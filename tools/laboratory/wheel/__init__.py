@@ -1,10 +1,12 @@
-"""What tools/wheel does: build the wheel and check that, instead of the editable install.
+"""Build the wheel, and check it in a clean environment and with torch.
 
-The exit status is 1 at the first thing that is wrong.
+What is checked is the wheel and not the editable install. The exit status is 1 at the first thing that is
+wrong.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -13,10 +15,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from _process import ToolError, exit_on_sigterm, run, say
+from _process import ToolError, run, say
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT = 300.0
+LIMIT = 900.0
+STEP_LIMIT = 300.0
 
 # Runs where only the base requirements are installed.
 BARE = """
@@ -78,11 +81,14 @@ def check(condition: bool, message: str) -> None:
         raise ToolError(message)
 
 
-def call(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
-    status = run(command, cwd=cwd, env=env, limit=LIMIT)
-    check(
-        status == 0, f"status {status} from {Path(command[0]).name} {' '.join(map(str, command[1:4]))[:60]}"
-    )
+def call(*command: str | Path, cwd: Path, path: Path | None = None) -> None:
+    """Run a command that sees no package outside of its own environment but those in ``path``."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if path is not None:
+        env["PYTHONPATH"] = str(path)
+    status = run(command, cwd=cwd, env=env, limit=STEP_LIMIT)
+    program = f"{Path(command[0]).name} {' '.join(map(str, command[1:4]))[:60]}"
+    check(status == 0, f"status {status} from {program}")
 
 
 def copy_sources(target: Path) -> None:
@@ -139,11 +145,14 @@ def check_train(wheel: Path, folder: Path) -> None:
     site = folder / "site"
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--target", site)
     call(sys.executable, "-m", "pip", "install", *options, wheel, cwd=folder)
-    call(sys.executable, "-c", TRAIN, site, cwd=folder, env={**os.environ, "PYTHONPATH": str(site)})
+    call(sys.executable, "-c", TRAIN, site, cwd=folder, path=site)
 
 
-def main() -> int:
-    exit_on_sigterm()
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def main(options: argparse.Namespace) -> int:
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -156,7 +165,3 @@ def main() -> int:
         return 1
     say(f"{wheel.name} is right")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

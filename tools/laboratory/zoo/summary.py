@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 TITLES = {
@@ -19,37 +20,78 @@ TITLES = {
 ONE_ROUNDING = 0.501
 """Units in the last place that one rounding, of what FP32 itself has rounded, is off by at most."""
 
+NOT_ASKED = "not asked"
+
 _LEARNED = ("mlcd", "mlcd_vision_model")
 """Where an angle is a weight (the class token's), and is rounded as every weight is."""
+
+
+class Problem(NamedTuple):
+    """What is not as it should be: where, what, and whether it is known to be the guard's."""
+
+    where: str
+    text: str
+    known: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+def problems(row: Row) -> Iterator[Problem]:
+    """Yield what is wrong with an architecture that was built; of each scenario two tables at most."""
+    for name, results in row.get("scenarios", {}).items():
+        guarded = results.get("guard", {})
+        for path, problem in list((guarded.get("damaged") or {}).items())[:2]:
+            yield Problem(name, f"`{path}` is damaged with the guard: {problem}")
+        if "error" in guarded and "stock" not in results:
+            yield Problem(
+                name, f"fails with the guard, without it not asked: {guarded['error']}", known=False
+            )
+        elif _fails_only_guarded(results):
+            yield Problem(name, f"fails with the guard only: {guarded['error']}")
+    for kind, problem in row.get("run", {}).items():
+        if problem not in (None, "same"):
+            yield Problem(f"forward in {kind.upper()}", problem)
+    for _, _, error in rotations([row]):
+        if error > ONE_ROUNDING:
+            yield Problem("rotation", f"q and k have an error of {error} units in the last place")
+
+
+def fails(row: Row) -> bool:
+    """Whether the survey of an architecture did not end, or found what is known to be the guard's fault."""
+    return row["status"] not in ("built", "unbuildable") or any(problem.known for problem in problems(row))
 
 
 def counts(rows: list[Row]) -> dict[str, Any]:
     """Count the architectures of one version pair."""
     built = [row for row in rows if row["status"] == "built"]
     holding = [row for row in built if row["tables"]]
-    scenarios = {}
-    for name in TITLES:
-        results = [row["scenarios"][name] for row in holding if name in row["scenarios"]]
-        scenarios[name] = {
-            "ran": sum("damaged" in r.get("stock", {}) for r in results),
-            "damaged": sum(bool(r.get("stock", {}).get("damaged")) for r in results),
-            "guarded ran": sum("damaged" in r.get("guard", {}) for r in results),
-            "guarded damaged": sum(bool(r.get("guard", {}).get("damaged")) for r in results),
-            "broken": sum(
-                "error" in r.get("guard", {}) and "error" not in r.get("stock", {}) for r in results
-            ),
-        }
     return {
         "architectures": len(rows),
         "built": len(built),
         "with position tables": len(holding),
         "protection": Counter(_protection(row) for row in holding),
-        "scenarios": scenarios,
+        "scenarios": {name: _scenario(holding, name) for name in TITLES},
         "run": {kind: _runs(holding, kind) for kind in ("fp32", "bf16")},
         "not built": {
             row["model_type"]: row.get("reason", row["status"]) for row in rows if row["status"] != "built"
         },
     }
+
+
+def _scenario(rows: list[Row], name: str) -> list[str]:
+    """How many were damaged without the guard and with it, and how many fail only with it."""
+    results = [row["scenarios"][name] for row in rows if name in row["scenarios"]]
+    found = []
+    for kind in ("stock", "guard"):
+        asked = [result[kind] for result in results if kind in result]
+        damaged, ran = (sum(map(bool, (r.get("damaged") for r in asked))), sum("damaged" in r for r in asked))
+        found.append(f"{damaged} of {ran}" if asked else NOT_ASKED)
+    return [*found, NOT_ASKED if NOT_ASKED in found else str(sum(map(_fails_only_guarded, results)))]
+
+
+def _fails_only_guarded(results: Row) -> bool:
+    return "error" in results.get("guard", {}) and "error" not in results.get("stock", {"error": NOT_ASKED})
 
 
 def _runs(rows: list[Row], kind: str) -> dict[str, int]:
@@ -61,10 +103,6 @@ def rotations(rows: list[Row]) -> list[tuple[str, str, float]]:
     """Architecture, body of the function that rotates, and its largest error in units of the last place."""
     measured = [(row["model_type"], row.get("rotation")) for row in rows if row["model_type"] not in _LEARNED]
     return [(name, *one) for name, found in measured if isinstance(found, dict) for one in found.items()]
-
-
-def _broken(result: dict[str, Any]) -> bool:
-    return "error" in result.get("guard", {}) and "error" not in result.get("stock", {"error": ""})
 
 
 def _protection(row: Row) -> str:
@@ -82,25 +120,13 @@ def summarize(rows: list[Row]) -> str:
         f"{found['architectures']} architectures, {found['built']} built, "
         f"{found['with position tables']} with position tables",
         "protection: " + ", ".join(f"{kind} {count}" for kind, count in found["protection"].most_common()),
-        f"{'':40}{'damaged':>16}{'with the guard':>18}{'broken by it':>14}",
+        f"{'':40}{'damaged':>14}{'with the guard':>16}{'broken by it':>14}",
     ]
-    for name, result in found["scenarios"].items():
-        lines.append(
-            f"{name + ' ' + TITLES[name]:40}{result['damaged']:>8} / {result['ran']:<5}"
-            f"{result['guarded damaged']:>10} / {result['guarded ran']:<5}{result['broken']:>14}"
-        )
+    for name, (stock, guarded, broken) in found["scenarios"].items():
+        lines.append(f"{name + ' ' + TITLES[name]:40}{stock:>14}{guarded:>16}{broken:>14}")
     for kind, result in found["run"].items():
         lines.append(f"forward in {kind}: {result['same']} of {result['ran']} as without the guard")
-    for row in rows:
-        for kind, problem in row.get("run", {}).items():
-            if problem not in (None, "same"):
-                lines.append(f"  {row['model_type']} forward {kind}: {problem}")
-        for name, results in row.get("scenarios", {}).items():
-            guarded, stock = results.get("guard", {}), results.get("stock", {})
-            for path, problem in list((guarded.get("damaged") or {}).items())[:2]:
-                lines.append(f"  {row['model_type']} {name} {path}: {problem}")
-            if "error" in guarded and "error" not in stock:
-                lines.append(f"  {row['model_type']} {name} fails with the guard only: {guarded['error']}")
+    lines += [f"  {row['model_type']}, {problem}" for row in rows for problem in problems(row)]
     lines += [f"  not built: {name}: {reason}" for name, reason in found["not built"].items()]
     return "\n".join(lines)
 
@@ -117,8 +143,8 @@ them up to position 4,095, is compared with a clean FP32 model on CPU.
 the tables stay as the stock constructor makes them in FP32 on CPU, and the stock code computes with them, in
 FP32 where it rotates q and k: [how, for each family](contracts.md#how-each-familys-application-is-protected).
 
-This page is what `tools/zoo_survey --summary --markdown` makes of the files in [docs/data](data), one line of
-JSON for each config class. `tools/zoo_survey --output FILE` makes such a file for the installed release; it
+This page is what `tools/lab zoo --summary --markdown` makes of the files in [docs/data](data), one line of
+JSON for each config class. `tools/lab zoo --output FILE` makes such a file for the installed release; it
 can be interrupted, and takes about a second of one core for each class. CI runs the same code on a fixed
 choice, which `tests/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on the
 older ones."""
@@ -153,11 +179,8 @@ def _section(pair: str, rows: list[Row]) -> str:
         "| scenario | damaged without the guard | damaged with it | fail only with it |",
         "|---|---|---|---|",
     ]
-    for name, result in found["scenarios"].items():
-        lines.append(
-            f"| {name}: {TITLES[name]} | {result['damaged']} of {result['ran']} | "
-            f"{result['guarded damaged']} of {result['guarded ran']} | {result['broken']} |"
-        )
+    for name, cells in found["scenarios"].items():
+        lines.append(f"| {name}: {TITLES[name]} | {' | '.join(cells)} |")
     fp32, bf16 = found["run"]["fp32"], found["run"]["bf16"]
     lines += [
         "",
@@ -177,7 +200,9 @@ def _section(pair: str, rows: list[Row]) -> str:
             f"at most {max(m[2] for m in measured):.3f} units in the last place from float64, where one "
             "rounding is 0.5.",
         ]
-    lines += _problems(rows)
+    wrong = [f"- {row['model_type']}, {problem}" for row in rows for problem in problems(row)]
+    if wrong:
+        lines += ["", "Not as it should be:", "", *wrong]
     holding = [row for row in rows if row["status"] == "built" and row["tables"]]
     for title, names in _by_protection(holding):
         lines += ["", f"**{title}** ({len(names)}): {', '.join(names)}."]
@@ -190,27 +215,6 @@ def _section(pair: str, rows: list[Row]) -> str:
     for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines.append(f"| {reason.replace('|', '/')} | {', '.join(names)} |")
     return "\n".join(lines)
-
-
-def _problems(rows: list[Row]) -> list[str]:
-    """What is not as it should be, each in a line of a list; nothing where there is nothing."""
-    lines = []
-    for row in rows:
-        for name, results in row.get("scenarios", {}).items():
-            guarded, stock = results.get("guard", {}), results.get("stock", {})
-            for path, problem in list((guarded.get("damaged") or {}).items())[:2]:
-                lines.append(f"- {row['model_type']}, {name}: `{path}` is damaged with the guard: {problem}")
-            if "error" in guarded and "error" not in stock:
-                lines.append(f"- {row['model_type']}, {name}: fails with the guard only: {guarded['error']}")
-        for kind, problem in row.get("run", {}).items():
-            if problem not in (None, "same"):
-                lines.append(f"- {row['model_type']}, forward in {kind.upper()}: {problem}")
-    lines += [
-        f"- {name}: q and k are rotated with an error of {error} units in the last place"
-        for name, _, error in rotations(rows)
-        if error > ONE_ROUNDING
-    ]
-    return ["", "Not as it should be:", "", *lines] if lines else []
 
 
 def _by_protection(holding: list[Row]) -> list[tuple[str, list[str]]]:
