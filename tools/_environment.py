@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from _process import ToolError, free_port, run, say
+from _process import ToolError, run, say
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -35,8 +35,18 @@ BUILD_REQUIREMENTS = REQUIREMENTS / "build.txt"
 LIMIT = 1800.0
 """Seconds for each call of pip, and for the helper."""
 
-# One process is enough for DeepSpeed to build what it needs.
-BUILD_HELPER = "import deepspeed; deepspeed.init_distributed('gloo', verbose=False)"
+STEPS = {
+    "packages": "installing torch, what DeepSpeed needs to build, and the rest",
+    "library": "installing safe_rope, editable",
+    "helper": "building DeepSpeed's C++ helper",
+}
+EXTRAS = "train,plot,test,lint"
+BUILD_HELPER = """
+import os
+os.environ["DS_ACCELERATOR"] = "cpu"
+from deepspeed.comm.torch import build_shm_op
+build_shm_op()
+"""
 DEFAULTS = {
     "DS_ACCELERATOR": "cpu",
     "HF_HUB_OFFLINE": "1",
@@ -179,54 +189,62 @@ class Environment:
         return {step: digest for step, digest in wanted.items() if done.get(step) != digest}
 
     def _install(self) -> None:
-        steps = {"packages": self._packages, "library": self._library, "helper": self._helper}
+        pip: list[str | Path] = [
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--disable-pip-version-check",
+        ]
+        pins = self.pair.requirements.read_text().splitlines()
+        torch = next(pin for pin in pins if pin.startswith("torch=="))
+        commands: dict[str, list[list[str | Path]]] = {
+            "packages": [
+                [sys.executable, "-m", "venv", self.folder],
+                [*pip, "-r", BUILD_REQUIREMENTS, torch],
+                # DeepSpeed is built from source and must see the torch that is installed.
+                [*pip, "--no-build-isolation", "-r", self.pair.requirements],
+            ],
+            "library": [
+                [
+                    *pip,
+                    "--no-build-isolation",
+                    "-c",
+                    self.pair.requirements,
+                    "--editable",
+                    f"{ROOT}[{EXTRAS}]",
+                ]
+            ],
+            "helper": [[self.python, "-c", BUILD_HELPER]],
+        }
         # Which steps are missing is asked again: whoever held the lock before may have done them.
         for step, digest in self._missing_steps().items():
+            say(f"{self.folder.name}, with {self.pair.name}: {STEPS[step]}")
             started = time.monotonic()
-            steps[step]()
-            done = {} if step == "packages" else self._done()
+            done = self._done()
+            if step == "packages":
+                self._clear()
+                done = {}
+            self._extensions.mkdir(exist_ok=True)
+            for command in commands[step]:
+                self._logged(command)
             self._record.write_text(json.dumps(done | {step: digest}, indent=1))
             say(f"  done in {time.monotonic() - started:.0f} s")
 
-    def _packages(self) -> None:
-        say(f"making {self.folder.name} with Python {'.'.join(map(str, sys.version_info[:3]))}")
-        for entry in self.folder.iterdir():
-            if entry != self._lock:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    def _clear(self) -> None:
         if not all(map(importlib.util.find_spec, ("ensurepip", "venv"))):
             raise ToolError(
                 f"{sys.executable} has no venv module; install it (often the package python3-venv)"
             )
-        self._logged(sys.executable, "-m", "venv", self.folder)
-        pins = re.findall(r"^(?:torch|transformers|deepspeed)==.+$", self.pair.requirements.read_text(), re.M)
-        torch = next(pin for pin in pins if pin.startswith("torch"))
-        say(f"installing {torch} and what DeepSpeed needs to build")
-        self._pip("-r", BUILD_REQUIREMENTS, torch)
-        say(f"installing {', '.join(pin for pin in pins if pin != torch)} and the rest")
-        # DeepSpeed is built from source and must see the torch that is installed.
-        self._pip("--no-build-isolation", "-r", self.pair.requirements)
+        for entry in self.folder.iterdir():
+            if entry != self._lock:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
-    def _library(self) -> None:
-        say("installing safe_rope, editable")
-        extras = f"{ROOT}[train,plot,test,lint]"
-        self._pip("--no-build-isolation", "-c", self.pair.requirements, "--editable", extras)
-
-    def _helper(self) -> None:
-        say("building DeepSpeed's C++ helper")
-        self._extensions.mkdir(exist_ok=True)
-        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        variables = {**self.variables(), "DS_ACCELERATOR": "cpu", **rank, **place}
-        self._logged(self.python, "-c", BUILD_HELPER, env=variables)
-
-    def _pip(self, *arguments: str | Path) -> None:
-        options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
-        self._logged(self.python, "-m", "pip", "install", *options, *arguments)
-
-    def _logged(self, *command: str | Path, env: dict[str, str] | None = None) -> None:
+    def _logged(self, command: list[str | Path]) -> None:
         with self._log.open("a") as log:
             print("$", *command, file=log, flush=True)
-            status = run(command, env=env, cwd=self.folder, limit=LIMIT, output=log)
+            status = run(command, env=self.variables(), cwd=self.folder, limit=LIMIT, output=log)
         if status != 0:
             lines = [
                 line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from laboratory.libraries.subject import LONG, Ask, Cast, Family, Subject, floats, ints, lib
+from laboratory.libraries.subject import LONG, Cast, Family, Subject, floats, ints, lib
 
 DIM = 32
 AXES = [8, 12, 12]
 CPU = torch.device("cpu")
 TRANSFORMERS = "diffusers.models.transformers"
-_Make = Callable[[Any], Any]
 
 
 def diffusers() -> list[Subject]:
@@ -31,86 +29,59 @@ def _video(m: Any, to: Cast) -> Any:
 
 def _tables() -> list[Subject]:
     """Modules that store ready tables, for sizes up to a largest one."""
-    files = {
-        "WanRotaryPosEmbed": "transformer_wan",
-        "SkyReelsV2RotaryPosEmbed": "transformer_skyreels_v2",
-        "ChronoEditRotaryPosEmbed": "transformer_chronoedit",
-    }
-    made = [_of(file)(name, _stored(name), _video) for name, file in files.items()]
-    made += [
-        _of("transformer_sana_video")("SanaVideo's WanRotaryPosEmbed", _stored("WanRotaryPosEmbed"), _video),
-        _of("transformer_wan_animate")(
-            "WanAnimate's WanRotaryPosEmbed", _stored("WanRotaryPosEmbed"), _video
-        ),
-    ]
 
     def layout(m: Any, to: Cast) -> Any:
         shape = {"total_frames": 8, "full_frame_shape": (24, 20), "compressed_frame_shape": (12, 10)}
         return m(shape | {"num_compressed_frames": 4, "num_full_frames": 4}, CPU)
 
     images = [(1, 48, 40)]
+    stored = (DIM, (1, 2, 2), 1024)
     return [
-        *made,
-        _of("transformer_anyflow")("AnyFlowRotaryPosEmbed", _stored("AnyFlowRotaryPosEmbed"), layout),
-        _of("transformer_anyflow_far")(
-            "AnyFlowCausalRotaryPosEmbed",
-            lambda x: x.AnyFlowCausalRotaryPosEmbed(DIM, (1, 2, 2), (1, 4, 4), 1024),
-            layout,
+        _of("transformer_wan").new("WanRotaryPosEmbed", _video, *stored),
+        _of("transformer_skyreels_v2").new("SkyReelsV2RotaryPosEmbed", _video, *stored),
+        _of("transformer_chronoedit").new("ChronoEditRotaryPosEmbed", _video, *stored),
+        _of("transformer_sana_video").new("SanaVideo's WanRotaryPosEmbed", _video, *stored),
+        _of("transformer_wan_animate").new("WanAnimate's WanRotaryPosEmbed", _video, *stored),
+        _of("transformer_anyflow").new("AnyFlowRotaryPosEmbed", layout, *stored),
+        _of("transformer_anyflow_far").new(
+            "AnyFlowCausalRotaryPosEmbed", layout, DIM, (1, 2, 2), (1, 4, 4), 1024
         ),
-        _of("transformer_sana_wm")(
-            "SanaWMRotaryPosEmbed",
-            lambda x: x.SanaWMRotaryPosEmbed(DIM, (1, 2, 2), 1024),
-            lambda m, to: m((8, 24, 20)),
+        _of("transformer_sana_wm").new(
+            "SanaWMRotaryPosEmbed", lambda m, to: m((8, 24, 20)), DIM, (1, 2, 2), 1024
         ),
-        _of("transformer_qwenimage")(
+        _of("transformer_qwenimage").new(
             "QwenEmbedRope",
-            lambda x: x.QwenEmbedRope(10_000, AXES, scale_rope=True),
             lambda m, to: m(images, device=CPU, max_txt_seq_len=1024),
+            10_000,
+            AXES,
+            scale_rope=True,
         ),
-        _of("transformer_qwenimage")(
-            "QwenEmbedLayer3DRope",
-            lambda x: x.QwenEmbedLayer3DRope(10_000, AXES, scale_rope=True),
-            lambda m, to: m(images, 1024, device=CPU),
+        _of("transformer_qwenimage").new(
+            "QwenEmbedLayer3DRope", lambda m, to: m(images, 1024, device=CPU), 10_000, AXES, scale_rope=True
         ),
-        _of("transformer_qwenimage21")(
-            "QwenImage21Rope", lambda x: x.QwenImage21Rope(10_000, AXES), _image_mask
-        ),
-        _of("transformer_nucleusmoe_image")(
+        _of("transformer_qwenimage21").new("QwenImage21Rope", _image_mask, 10_000, AXES),
+        _of("transformer_nucleusmoe_image").new(
             "NucleusMoEEmbedRope",
-            lambda x: x.NucleusMoEEmbedRope(10_000, AXES, scale_rope=True),
             lambda m, to: m(images, device=CPU, max_txt_seq_len=1024),
+            10_000,
+            AXES,
+            scale_rope=True,
         ),
-        _of("transformer_lumina2")(
+        _of("transformer_lumina2").new(
             "Lumina2RotaryPosEmbed",
-            lambda x: x.Lumina2RotaryPosEmbed(10_000, AXES, (1024, 128, 128)),
             lambda m, to: m(to(floats(1, 4, 48, 40)), torch.ones(1, 512, dtype=torch.int64))[:4],
+            10_000,
+            AXES,
+            (1024, 128, 128),
         ),
-        _of("transformer_kandinsky")(
-            "Kandinsky5RoPE1D",
-            lambda x: x.Kandinsky5RoPE1D(DIM, LONG),
-            lambda m, to: m(torch.arange(LONG)),
+        _of("transformer_kandinsky").new("Kandinsky5RoPE1D", lambda m, to: m(torch.arange(LONG)), DIM, LONG),
+        _of("transformer_kandinsky").new(
+            "Kandinsky5RoPE3D", lambda m, to: m((1, 16, 24, 100), _ranges()), AXES
         ),
-        _of("transformer_kandinsky")(
-            "Kandinsky5RoPE3D",
-            lambda x: x.Kandinsky5RoPE3D(AXES),
-            lambda m, to: m((1, 16, 24, 100), _ranges()),
-        ),
-        _of("transformer_kandinsky6")(
-            "Kandinsky6RoPE1D",
-            lambda x: x.Kandinsky6RoPE1D(DIM, LONG),
-            lambda m, to: m(torch.arange(LONG)),
-        ),
-        _of("transformer_kandinsky6")(
-            "Kandinsky6RoPE3D", lambda x: x.Kandinsky6RoPE3D(AXES), lambda m, to: m(_ranges())
-        ),
-        _of("transformer_kandinsky6_sr")(
-            "Kandinsky6SRRoPE3D", lambda x: x.Kandinsky6SRRoPE3D(AXES), lambda m, to: m(_ranges())
-        ),
+        _of("transformer_kandinsky6").new("Kandinsky6RoPE1D", lambda m, to: m(torch.arange(LONG)), DIM, LONG),
+        _of("transformer_kandinsky6").new("Kandinsky6RoPE3D", lambda m, to: m(_ranges()), AXES),
+        _of("transformer_kandinsky6_sr").new("Kandinsky6SRRoPE3D", lambda m, to: m(_ranges()), AXES),
     ]
-
-
-def _stored(name: str) -> _Make:
-    return lambda x: getattr(x, name)(DIM, (1, 2, 2), 1024)
 
 
 def _ranges() -> tuple[torch.Tensor, ...]:
@@ -132,100 +103,70 @@ def _axes() -> list[Subject]:
     def batched(m: Any, to: Cast) -> Any:
         return m(ints(256, 1, 200, 3).float() / 128)
 
-    files: dict[str, tuple[str, _Make, Ask]] = {
-        "FluxPosEmbed": ("flux", lambda x: x.FluxPosEmbed(10_000, AXES), positions),
-        "Flux2PosEmbed": (
-            "flux2",
-            lambda x: x.Flux2PosEmbed(2000, [8, 8, 8, 8]),
-            lambda m, to: m(ints(LONG, 200, 4)),
-        ),
-        "BriaPosEmbed": ("bria", lambda x: x.BriaPosEmbed(10_000, AXES), positions),
-        "LongCatImagePosEmbed": ("longcat_image", lambda x: x.LongCatImagePosEmbed(10_000, AXES), positions),
-        "OvisImagePosEmbed": ("ovis_image", lambda x: x.OvisImagePosEmbed(10_000, AXES), positions),
-        "Krea2RotaryPosEmbed": ("krea2", lambda x: x.Krea2RotaryPosEmbed(1000, AXES), positions),
-        "Flux3PosEmbed": (
-            "flux3",
-            lambda x: x.Flux3PosEmbed(2000, [8, 8, 8, 8]),
-            lambda m, to: m(ints(LONG, 200, 4)),
-        ),
-        "Ideogram4MRoPE": (
-            "ideogram4",
-            lambda x: x.Ideogram4MRoPE(DIM, 10_000, (6, 5, 5)),
-            lambda m, to: m(ints(LONG, 1, 200, 3)),
-        ),
-        "MiniMaxH3RotaryPosEmbed": (
-            "minimax_h3",
-            lambda x: x.MiniMaxH3RotaryPosEmbed(8),
-            lambda m, to: m(ints(LONG, 200, 3).float()),
-        ),
-        "Cosmos3VLTextRotaryEmbedding": (
-            "cosmos3",
-            lambda x: x.Cosmos3VLTextRotaryEmbedding(DIM, 10_000.0, (6, 5, 5)),
-            lambda m, to: m(ints(LONG, 3, 1, 200), CPU, to(torch.zeros(1)).dtype),
-        ),
-        "HeliosRotaryPosEmbed": (
-            "helios",
-            lambda x: x.HeliosRotaryPosEmbed(AXES, 10_000.0),
-            lambda m, to: m(ints(LONG, 1, 8), 24, 20, CPU),
-        ),
-        "LTX2AudioVideoRotaryPosEmbed": (
-            "ltx2",
-            lambda x: x.LTX2AudioVideoRotaryPosEmbed(DIM),
-            lambda m, to: m(ints(LONG, 1, 3, 200).float()),
-        ),
-        "SanaWMLTX2AudioVideoRotaryPosEmbed": (
-            "sana_wm_refiner",
-            lambda x: x.SanaWMLTX2AudioVideoRotaryPosEmbed(DIM),
-            lambda m, to: m(ints(LONG, 1, 3, 200).float()),
-        ),
-    }
-    made = [_of(f"transformer_{file}")(name, build, ask) for name, (file, build, ask) in files.items()]
     decoder = Family("diffusers", "diffusers.models.autoencoders.autoencoder_kl_minimax_h3")
-    build_decoder: _Make = lambda x: x.MiniMaxH3VideoRotaryPosEmbed(24)  # noqa: E731
-    return [*made, decoder("MiniMaxH3VideoRotaryPosEmbed", build_decoder, batched)]
+    return [
+        _of("transformer_flux").new("FluxPosEmbed", positions, 10_000, AXES),
+        _of("transformer_flux2").new(
+            "Flux2PosEmbed", lambda m, to: m(ints(LONG, 200, 4)), 2000, [8, 8, 8, 8]
+        ),
+        _of("transformer_bria").new("BriaPosEmbed", positions, 10_000, AXES),
+        _of("transformer_longcat_image").new("LongCatImagePosEmbed", positions, 10_000, AXES),
+        _of("transformer_ovis_image").new("OvisImagePosEmbed", positions, 10_000, AXES),
+        _of("transformer_krea2").new("Krea2RotaryPosEmbed", positions, 1000, AXES),
+        _of("transformer_flux3").new(
+            "Flux3PosEmbed", lambda m, to: m(ints(LONG, 200, 4)), 2000, [8, 8, 8, 8]
+        ),
+        _of("transformer_ideogram4").new(
+            "Ideogram4MRoPE", lambda m, to: m(ints(LONG, 1, 200, 3)), DIM, 10_000, (6, 5, 5)
+        ),
+        _of("transformer_minimax_h3").new(
+            "MiniMaxH3RotaryPosEmbed", lambda m, to: m(ints(LONG, 200, 3).float()), 8
+        ),
+        _of("transformer_cosmos3").new(
+            "Cosmos3VLTextRotaryEmbedding",
+            lambda m, to: m(ints(LONG, 3, 1, 200), CPU, to(torch.zeros(1)).dtype),
+            DIM,
+            10_000.0,
+            (6, 5, 5),
+        ),
+        _of("transformer_helios").new(
+            "HeliosRotaryPosEmbed", lambda m, to: m(ints(LONG, 1, 8), 24, 20, CPU), AXES, 10_000.0
+        ),
+        _of("transformer_ltx2").new(
+            "LTX2AudioVideoRotaryPosEmbed", lambda m, to: m(ints(LONG, 1, 3, 200).float()), DIM
+        ),
+        _of("transformer_sana_wm_refiner").new(
+            "SanaWMLTX2AudioVideoRotaryPosEmbed", lambda m, to: m(ints(LONG, 1, 3, 200).float()), DIM
+        ),
+        decoder.new("MiniMaxH3VideoRotaryPosEmbed", batched, 24),
+    ]
 
 
 def _grids() -> list[Subject]:
     """Modules that take positions from the size of what they are given."""
-    files: dict[str, tuple[str, _Make]] = {
-        "HunyuanVideoRotaryPosEmbed": ("hunyuan_video", lambda x: x.HunyuanVideoRotaryPosEmbed(2, 1, AXES)),
-        "HunyuanVideo15RotaryPosEmbed": (
-            "hunyuan_video15",
-            lambda x: x.HunyuanVideo15RotaryPosEmbed(2, 1, AXES),
-        ),
-        "MotifVideoRotaryPosEmbed": ("motif_video", lambda x: x.MotifVideoRotaryPosEmbed(2, 1, AXES)),
-        "CosmosRotaryPosEmbed": ("cosmos", lambda x: x.CosmosRotaryPosEmbed(DIM)),
-        "EasyAnimateRotaryPosEmbed": ("easyanimate", lambda x: x.EasyAnimateRotaryPosEmbed(2, DIM)),
-    }
-    images: dict[str, tuple[str, _Make]] = {
-        "HunyuanImageRotaryPosEmbed": (
-            "hunyuanimage",
-            lambda x: x.HunyuanImageRotaryPosEmbed((1, 1), (16, 16)),
-        ),
-        "CogView4RotaryPosEmbed": ("cogview4", lambda x: x.CogView4RotaryPosEmbed(DIM, 1, (64, 64))),
-        "GlmImageRotaryPosEmbed": ("glm_image", lambda x: x.GlmImageRotaryPosEmbed(DIM, 1)),
-    }
 
     def picture(m: Any, to: Cast) -> Any:
         return m(to(floats(1, 4, 300, 4)))
 
     return [
-        *(_of(f"transformer_{file}")(name, build, _video) for name, (file, build) in files.items()),
-        *(_of(f"transformer_{file}")(name, build, picture) for name, (file, build) in images.items()),
-        _of("transformer_hunyuan_video_framepack")(
-            "HunyuanVideoFramepackRotaryPosEmbed",
-            lambda x: x.HunyuanVideoFramepackRotaryPosEmbed(2, 1, AXES),
-            lambda m, to: m(ints(LONG, 8), 48, 40, CPU),
+        _of("transformer_hunyuan_video").new("HunyuanVideoRotaryPosEmbed", _video, 2, 1, AXES),
+        _of("transformer_hunyuan_video15").new("HunyuanVideo15RotaryPosEmbed", _video, 2, 1, AXES),
+        _of("transformer_motif_video").new("MotifVideoRotaryPosEmbed", _video, 2, 1, AXES),
+        _of("transformer_cosmos").new("CosmosRotaryPosEmbed", _video, DIM),
+        _of("transformer_easyanimate").new("EasyAnimateRotaryPosEmbed", _video, 2, DIM),
+        _of("transformer_hunyuanimage").new("HunyuanImageRotaryPosEmbed", picture, (1, 1), (16, 16)),
+        _of("transformer_cogview4").new("CogView4RotaryPosEmbed", picture, DIM, 1, (64, 64)),
+        _of("transformer_glm_image").new("GlmImageRotaryPosEmbed", picture, DIM, 1),
+        _of("transformer_hunyuan_video_framepack").new(
+            "HunyuanVideoFramepackRotaryPosEmbed", lambda m, to: m(ints(LONG, 8), 48, 40, CPU), 2, 1, AXES
         ),
-        _of("transformer_ltx")(
+        _of("transformer_ltx").new(
             "LTXVideoRotaryPosEmbed",
-            lambda x: x.LTXVideoRotaryPosEmbed(DIM),
             lambda m, to: m(to(floats(1, 8 * 24 * 20, DIM)), 8, 24, 20, (1.0, 32, 32)),
+            DIM,
         ),
-        _of("transformer_mochi")(
-            "MochiRoPE",
-            lambda x: x.MochiRoPE(),
-            lambda m, to: m(to(floats(3, 4, DIM // 2)), 8, 24, 20, CPU, torch.float32),
+        _of("transformer_mochi").new(
+            "MochiRoPE", lambda m, to: m(to(floats(3, 4, DIM // 2)), 8, 24, 20, CPU, torch.float32)
         ),
     ]
 
@@ -247,44 +188,28 @@ def _others() -> list[Subject]:
 
     rope_scaling = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
     return [
-        kolors("ChatGLM RotaryEmbedding", lambda x: x.RotaryEmbedding(DIM), lambda m, to: m(LONG)),
-        _of("transformer_stable_audio3")(
-            "StableAudio3RotaryEmbedding", lambda x: x.StableAudio3RotaryEmbedding(DIM), phases
+        kolors.new("ChatGLM RotaryEmbedding", lambda m, to: m(LONG), DIM),
+        _of("transformer_stable_audio3").new("StableAudio3RotaryEmbedding", phases, DIM),
+        _of("transformer_stable_audio3").new("StableAudio3RotaryEmbedding, applied", partial, DIM),
+        _of("transformer_minimax_music3").new("MiniMaxMusic3RotaryEmbedding", phases, DIM),
+        _of("transformer_longcat_audio_dit").new(
+            "AudioDiTRotaryEmbedding", lambda m, to: m(to(floats(1, LONG, DIM))), DIM
         ),
-        _of("transformer_stable_audio3")(
-            "StableAudio3RotaryEmbedding, applied", lambda x: x.StableAudio3RotaryEmbedding(DIM), partial
+        _of("transformer_omnigen").new(
+            "OmniGenSuScaledRotaryEmbedding", tokens, DIM, rope_scaling=rope_scaling
         ),
-        _of("transformer_minimax_music3")(
-            "MiniMaxMusic3RotaryEmbedding", lambda x: x.MiniMaxMusic3RotaryEmbedding(DIM), phases
+        Family("diffusers", f"{autoencoders}.autoencoder_same").new("SAME RotaryEmbedding", phases, DIM),
+        Family("diffusers", f"{autoencoders}.ltx2_diffusion_decoder").new(
+            "LTX2VideoVaeRotaryPosEmbed3D", lambda m, to: m(to(floats(1, 4, 24, 300, 1, DIM))), DIM
         ),
-        _of("transformer_longcat_audio_dit")(
-            "AudioDiTRotaryEmbedding",
-            lambda x: x.AudioDiTRotaryEmbedding(DIM),
-            lambda m, to: m(to(floats(1, LONG, DIM))),
+        Family("diffusers", "diffusers.models.condition_embedders.condition_embedder_anima").new(
+            "AnimaRotaryEmbedding", tokens, DIM
         ),
-        _of("transformer_omnigen")(
-            "OmniGenSuScaledRotaryEmbedding",
-            lambda x: x.OmniGenSuScaledRotaryEmbedding(DIM, rope_scaling=rope_scaling),
-            tokens,
+        Family("diffusers", "diffusers.pipelines.ltx2.connectors").new(
+            "LTX2RotaryPosEmbed1d", lambda m, to: m(1, LONG, CPU), DIM
         ),
-        Family("diffusers", f"{autoencoders}.autoencoder_same")(
-            "SAME RotaryEmbedding", lambda x: x.RotaryEmbedding(DIM), phases
-        ),
-        Family("diffusers", f"{autoencoders}.ltx2_diffusion_decoder")(
-            "LTX2VideoVaeRotaryPosEmbed3D",
-            lambda x: x.LTX2VideoVaeRotaryPosEmbed3D(DIM),
-            lambda m, to: m(to(floats(1, 4, 24, 300, 1, DIM))),
-        ),
-        Family("diffusers", "diffusers.models.condition_embedders.condition_embedder_anima")(
-            "AnimaRotaryEmbedding", lambda x: x.AnimaRotaryEmbedding(DIM), tokens
-        ),
-        Family("diffusers", "diffusers.pipelines.ltx2.connectors")(
-            "LTX2RotaryPosEmbed1d", lambda x: x.LTX2RotaryPosEmbed1d(DIM), lambda m, to: m(1, LONG, CPU)
-        ),
-        Family("diffusers", "diffusers.models.embeddings")(
-            "SinusoidalPositionalEmbedding",
-            lambda x: x.SinusoidalPositionalEmbedding(DIM, LONG),
-            lambda m, to: m(to(floats(1, LONG, DIM))),
+        Family("diffusers", "diffusers.models.embeddings").new(
+            "SinusoidalPositionalEmbedding", lambda m, to: m(to(floats(1, LONG, DIM))), DIM, LONG
         ),
     ]
 
@@ -300,23 +225,13 @@ def _times() -> list[Subject]:
         return m(ints(256, 32).float() / 256)
 
     return [
-        of("Timesteps", lambda x: x.Timesteps(64, True, 0.0), times),
-        _of("transformer_bria")("BriaTimesteps", lambda x: x.BriaTimesteps(64, True, 0.0), times),
-        _of("transformer_bria_fibo")(
-            "BriaFiboTimesteps", lambda x: x.BriaFiboTimesteps(64, True, 0.0), times
-        ),
-        _of("transformer_skyreels_v2")(
-            "SkyReelsV2Timesteps", lambda x: x.SkyReelsV2Timesteps(64, True), times
-        ),
-        _of("transformer_qwenimage21")(
-            "QwenImage21TemporalTimesteps", lambda x: x.QwenImage21TemporalTimesteps(64), fractions
-        ),
-        _of("transformer_longcat_audio_dit")(
-            "AudioDiTSinusPositionEmbedding", lambda x: x.AudioDiTSinusPositionEmbedding(64), fractions
-        ),
-        _of("transformer_stable_audio3")(
-            "StableAudio3ExpoFourierFeatures", lambda x: x.StableAudio3ExpoFourierFeatures(64), fractions
-        ),
+        of.new("Timesteps", times, 64, True, 0.0),
+        _of("transformer_bria").new("BriaTimesteps", times, 64, True, 0.0),
+        _of("transformer_bria_fibo").new("BriaFiboTimesteps", times, 64, True, 0.0),
+        _of("transformer_skyreels_v2").new("SkyReelsV2Timesteps", times, 64, True),
+        _of("transformer_qwenimage21").new("QwenImage21TemporalTimesteps", fractions, 64),
+        _of("transformer_longcat_audio_dit").new("AudioDiTSinusPositionEmbedding", fractions, 64),
+        _of("transformer_stable_audio3").new("StableAudio3ExpoFourierFeatures", fractions, 64),
     ]
 
 
@@ -335,37 +250,39 @@ def _patches() -> list[Subject]:
         return m(to(floats(1, 8, 16)), to(floats(1, 2, 4, 32, 24)))
 
     return [
-        of("PatchEmbed", lambda x: x.PatchEmbed(64, 64, 2, 4, width, pos_embed_max_size=48), picture),
-        of("PatchEmbed, whole", lambda x: x.PatchEmbed(32, 32, 2, 4, width), square),
-        of(
+        of.new("PatchEmbed", picture, 64, 64, 2, 4, width, pos_embed_max_size=48),
+        of.new("PatchEmbed, whole", square, 32, 32, 2, 4, width),
+        of.new(
             "CogVideoXPatchEmbed",
-            lambda x: x.CogVideoXPatchEmbed(
-                2,
-                None,
-                4,
-                width,
-                16,
-                sample_width=24,
-                sample_height=32,
-                sample_frames=5,
-                max_text_seq_length=8,
-                use_learned_positional_embeddings=False,
-            ),
             video,
+            2,
+            None,
+            4,
+            width,
+            16,
+            sample_width=24,
+            sample_height=32,
+            sample_frames=5,
+            max_text_seq_length=8,
+            use_learned_positional_embeddings=False,
         ),
-        of(
+        of.new(
             "CogView3PlusPatchEmbed",
-            lambda x: x.CogView3PlusPatchEmbed(4, width, 2, 16, 48),
             lambda m, to: m(to(floats(1, 4, 32, 24)), to(floats(1, 8, 16))),
+            4,
+            width,
+            2,
+            16,
+            48,
         ),
-        _of("transformer_omnigen")(
+        _of("transformer_omnigen").new(
             "OmniGenPatchEmbed",
-            lambda x: x.OmniGenPatchEmbed(2, 4, width, pos_embed_max_size=48, base_size=16),
             lambda m, to: m(to(floats(1, 4, 32, 24)), False),
+            2,
+            4,
+            width,
+            pos_embed_max_size=48,
+            base_size=16,
         ),
-        _of("auraflow_transformer_2d")(
-            "AuraFlowPatchEmbed",
-            lambda x: x.AuraFlowPatchEmbed(32, 24, 2, 4, width, 1024),
-            picture,
-        ),
+        _of("auraflow_transformer_2d").new("AuraFlowPatchEmbed", picture, 32, 24, 2, 4, width, 1024),
     ]

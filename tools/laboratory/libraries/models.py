@@ -28,32 +28,24 @@ def x_transformers() -> list[Subject]:
 
         return build
 
-    none = {"use_abs_pos_emb": False}
-    options: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-        "rotary": ("Decoder", none, {"rotary_pos_emb": True}),
-        "rotary, flash": ("Decoder", none, {"rotary_pos_emb": True, "attn_flash": True}),
-        "rotary, interpolated": (
-            "Decoder",
-            none,
-            {"rotary_pos_emb": True, "rotary_interpolation_factor": 4.0},
-        ),
-        "XPos": ("Decoder", none, {"rotary_xpos": True, "rotary_pos_emb": True}),
-        "polar": ("Decoder", none, {"polar_pos_emb": True}),
-        "ALiBi": ("Decoder", none, {"alibi_pos_bias": True, "alibi_num_heads": 2}),
-        "dynamic position bias": ("Decoder", none, {"dynamic_pos_bias": True}),
-        "dynamic position bias, log": (
-            "Decoder",
-            none,
-            {"dynamic_pos_bias": True, "dynamic_pos_bias_log_distance": True},
-        ),
-        "relative position bias": ("Decoder", none, {"rel_pos_bias": True}),
-        "sinusoids": ("Encoder", {"scaled_sinu_pos_emb": True}, {}),
-        "learned": ("Encoder", {}, {}),
+    decoders: dict[str, dict[str, Any]] = {
+        "rotary": {"rotary_pos_emb": True},
+        "rotary, flash": {"rotary_pos_emb": True, "attn_flash": True},
+        "rotary, interpolated": {"rotary_pos_emb": True, "rotary_interpolation_factor": 4.0},
+        "XPos": {"rotary_xpos": True, "rotary_pos_emb": True},
+        "polar": {"polar_pos_emb": True},
+        "ALiBi": {"alibi_pos_bias": True, "alibi_num_heads": 2},
+        "dynamic position bias": {"dynamic_pos_bias": True},
+        "dynamic position bias, log": {"dynamic_pos_bias": True, "dynamic_pos_bias_log_distance": True},
+        "relative position bias": {"rel_pos_bias": True},
     }
-    return [
-        of(f"{kind}, {name}", wrapped(kind, outside, **inside), _tokens, whole=True)
-        for name, (kind, outside, inside) in options.items()
-    ]
+    encoders: dict[str, dict[str, Any]] = {"sinusoids": {"scaled_sinu_pos_emb": True}, "learned": {}}
+    builds = {
+        f"Decoder, {name}": wrapped("Decoder", {"use_abs_pos_emb": False}, **options)
+        for name, options in decoders.items()
+    }
+    builds |= {f"Encoder, {name}": wrapped("Encoder", outside) for name, outside in encoders.items()}
+    return [of(name, build, _tokens, whole=True) for name, build in builds.items()]
 
 
 def fair_esm() -> list[Subject]:
@@ -63,22 +55,11 @@ def fair_esm() -> list[Subject]:
         return lib("esm.data").Alphabet.from_architecture(name)
 
     def settings(**options: Any) -> argparse.Namespace:
-        usual = {
-            "layers": 2,
-            "num_layers": 2,
-            "embed_dim": 64,
-            "ffn_embed_dim": 128,
-            "attention_heads": 4,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "max_positions": 256,
-            "max_tokens": 1 << 14,
-            "max_tokens_per_msa": 1 << 14,
-            "embed_positions_msa": True,
-            "final_bias": True,
-        }
-        return argparse.Namespace(**usual, **options)
+        usual = {"layers": 2, "num_layers": 2, "embed_dim": 64, "ffn_embed_dim": 128, "attention_heads": 4}
+        usual |= dict.fromkeys(("max_tokens", "max_tokens_per_msa"), 1 << 14) | {"max_positions": 256}
+        dropouts = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+        flags = {"embed_positions_msa": True, "final_bias": True}
+        return argparse.Namespace(**usual, **dropouts, **flags, **options)
 
     def residues(m: Any, to: Cast) -> Any:
         return m(ints(20, 1, FEW) + 4)["logits"]
@@ -165,23 +146,13 @@ def litgpt() -> list[Subject]:
 def timm() -> list[Subject]:
     """Vision transformers with tables of positions."""
     of = Family("timm", "timm")
-    plain = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
     stages = {"img_size": 64, "embed_dim": (32, 64), "depths": (1, 1)}
+    swin = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
+    sized = {"embed_dim": 48, "depth": 2, "num_heads": 3}
+    plain = {"img_size": 64, **sized}
     models: dict[str, dict[str, Any]] = {
-        "swinv2_tiny_window8_256": {
-            "img_size": 64,
-            "embed_dim": 16,
-            "depths": (2, 2),
-            "num_heads": (2, 4),
-            "window_size": 4,
-        },
-        "swinv2_cr_tiny_224": {
-            "img_size": 64,
-            "embed_dim": 16,
-            "depths": (2, 2),
-            "num_heads": (2, 4),
-            "window_size": (4, 4),
-        },
+        "swinv2_tiny_window8_256": {**swin, "window_size": 4},
+        "swinv2_cr_tiny_224": {**swin, "window_size": (4, 4)},
         "maxvit_rmlp_pico_rw_256": {**stages, "stem_width": (8, 16)},
         "maxvit_tiny_tf_224": {**stages, "stem_width": 8},
         "coatnet_rmlp_0_rw_224": {
@@ -200,15 +171,9 @@ def timm() -> list[Subject]:
         "qwen3_vit_88m": plain,
         "deepseek_vit_412m": {**plain, "img_size": 56},
         "gemma4_vit_167m": plain,
-        "naflexvit_base_patch16_gap": {"embed_dim": 48, "depth": 2, "num_heads": 3},
-        "naflexvit_base_patch16_siglip": {"embed_dim": 48, "depth": 2, "num_heads": 3},
-        "naflexvit_base_patch16_gap, rotary": {
-            "embed_dim": 48,
-            "depth": 2,
-            "num_heads": 3,
-            "rope_type": "axial",
-            "pos_embed": "none",
-        },
+        "naflexvit_base_patch16_gap": sized,
+        "naflexvit_base_patch16_siglip": sized,
+        "naflexvit_base_patch16_gap, rotary": {**sized, "rope_type": "axial", "pos_embed": "none"},
         "xcit_nano_12_p16_224": {"img_size": 64, "embed_dim": 32, "depth": 2, "num_heads": 2},
         "edgenext_xx_small": {"dims": (16, 24, 32, 48), "depths": (1, 1, 2, 1)},
         "samvit_base_patch16": {**plain, "window_size": 2, "global_attn_indexes": (1,)},

@@ -32,48 +32,34 @@ def x_transformers() -> list[Subject]:
         return m(to(floats(1, 64, DIM)))
 
     return [
-        of("RotaryEmbedding", lambda x: x.RotaryEmbedding(DIM), phases),
-        of("RotaryEmbedding, applied", lambda x: x.RotaryEmbedding(DIM), applied),
-        of(
-            "RotaryEmbedding, interpolated",
-            lambda x: x.RotaryEmbedding(DIM, interpolation_factor=4.0),
-            applied,
+        of.new("RotaryEmbedding", phases, DIM),
+        of.new("RotaryEmbedding, applied", applied, DIM),
+        of.new("RotaryEmbedding, interpolated", applied, DIM, interpolation_factor=4.0),
+        of.new("RotaryEmbedding, NTK", applied, DIM, base_rescale_factor=4.0),
+        of.new("RotaryEmbedding, XPos", phases, DIM, use_xpos=True),
+        of.new("RotaryEmbedding, XPos, applied", applied, DIM, use_xpos=True),
+        of.new("PolarEmbedding", phases, DIM, HEADS, bias_uniform_init=False),
+        of.new("PolarEmbedding, applied", polar, DIM, HEADS),
+        of.new("ScaledSinusoidalEmbedding", tokens, DIM),
+        of.new("AbsolutePositionalEmbedding", few, DIM, 64),
+        of.new("AlibiPositionalBias", lambda m, to: m(16, LONG), 6, 8),
+        of.new(
+            "AlibiPositionalBias, positions", lambda m, to: m.forward_custom_pos(torch.arange(0, LONG, 37)), 6
         ),
-        of("RotaryEmbedding, NTK", lambda x: x.RotaryEmbedding(DIM, base_rescale_factor=4.0), applied),
-        of("RotaryEmbedding, XPos", lambda x: x.RotaryEmbedding(DIM, use_xpos=True), phases),
-        of("RotaryEmbedding, XPos, applied", lambda x: x.RotaryEmbedding(DIM, use_xpos=True), applied),
-        of("PolarEmbedding", lambda x: x.PolarEmbedding(DIM, HEADS, bias_uniform_init=False), phases),
-        of("PolarEmbedding, applied", lambda x: x.PolarEmbedding(DIM, HEADS), polar),
-        of("ScaledSinusoidalEmbedding", lambda x: x.ScaledSinusoidalEmbedding(DIM), tokens),
-        of("AbsolutePositionalEmbedding", lambda x: x.AbsolutePositionalEmbedding(DIM, 64), few),
-        of("AlibiPositionalBias", lambda x: x.AlibiPositionalBias(6, 8), lambda m, to: m(16, LONG)),
-        of(
-            "AlibiPositionalBias, positions",
-            lambda x: x.AlibiPositionalBias(6),
-            lambda m, to: m.forward_custom_pos(torch.arange(0, LONG, 37)),
+        of.new("DataDependentAlibi", few, DIM, HEADS),
+        of.new("PerRowDataDependentAlibi", few, DIM, HEADS),
+        of.new("RelativePositionBias", lambda m, to: m(64, 64), DIM**0.5, causal=True, heads=HEADS),
+        of.new("RelativeProjPositionalBias", few, DIM, HEADS),
+        of.new("DynamicPositionBias", lambda m, to: m(64, 64), DIM, heads=HEADS, depth=2),
+        of.new(
+            "DynamicPositionBias, log", lambda m, to: m(64, 64), DIM, heads=HEADS, depth=2, log_distance=True
         ),
-        of("DataDependentAlibi", lambda x: x.DataDependentAlibi(DIM, HEADS), few),
-        of("PerRowDataDependentAlibi", lambda x: x.PerRowDataDependentAlibi(DIM, HEADS), few),
-        of(
-            "RelativePositionBias",
-            lambda x: x.RelativePositionBias(DIM**0.5, causal=True, heads=HEADS),
-            lambda m, to: m(64, 64),
-        ),
-        of("RelativeProjPositionalBias", lambda x: x.RelativeProjPositionalBias(DIM, HEADS), few),
-        of(
-            "DynamicPositionBias",
-            lambda x: x.DynamicPositionBias(DIM, heads=HEADS, depth=2),
-            lambda m, to: m(64, 64),
-        ),
-        of(
-            "DynamicPositionBias, log",
-            lambda x: x.DynamicPositionBias(DIM, heads=HEADS, depth=2, log_distance=True),
-            lambda m, to: m(64, 64),
-        ),
-        of(
+        of.new(
             "CoPE",
-            lambda x: x.CoPE(DIM, HEADS, 64),
             lambda m, to: m(to(floats(1, HEADS, 64, DIM)), to(floats(1, HEADS, 64, 64, seed=1))),
+            DIM,
+            HEADS,
+            64,
         ),
     ]
 
@@ -87,17 +73,9 @@ def fair_esm() -> list[Subject]:
         return m(to(floats(HEADS, LONG, DIM)), to(floats(HEADS, LONG, DIM, seed=1)))
 
     return [
-        rotary("RotaryEmbedding", lambda x: x.RotaryEmbedding(DIM), both),
-        others(
-            "SinusoidalPositionalEmbedding",
-            lambda x: x.SinusoidalPositionalEmbedding(DIM, 1),
-            lambda m, to: m(ints(30, 1, LONG)),
-        ),
-        others(
-            "LearnedPositionalEmbedding",
-            lambda x: x.LearnedPositionalEmbedding(64, DIM, 1),
-            lambda m, to: m(ints(30, 1, 60)),
-        ),
+        rotary.new("RotaryEmbedding", both, DIM),
+        others.new("SinusoidalPositionalEmbedding", lambda m, to: m(ints(30, 1, LONG)), DIM, 1),
+        others.new("LearnedPositionalEmbedding", lambda m, to: m(ints(30, 1, 60)), 64, DIM, 1),
     ]
 
 
@@ -146,10 +124,8 @@ def megatron() -> list[Subject]:
             "YarnRotaryEmbedding, applied", yarned, lambda m, to: rotated(m(LONG)[0], to, mscale=m(LONG)[1])
         ),
         yarn("YarnRotaryEmbedding, cached", yarned, cached),
-        relative(
-            "RelativePositionEmbedding",
-            lambda x: x.RelativePositionEmbedding(True, torch.nn.init.normal_, HEADS),
-            lambda m, to: m(64, 64),
+        relative.new(
+            "RelativePositionEmbedding", lambda m, to: m(64, 64), True, torch.nn.init.normal_, HEADS
         ),
     ]
 

@@ -91,6 +91,11 @@ class Family:
         largest = positions or (FEW if whole else LONG)
         return Subject(self.library, name, functools.partial(_build, build, self.module), ask, whole, largest)
 
+    def new(self, name: str, ask: Ask, *arguments: Any, **options: Any) -> Subject:
+        """Return a module of the class that the name ends with, before a comma; the rest is for it."""
+        cls = name.partition(",")[0].split()[-1]
+        return self(name, lambda module: getattr(module, cls)(*arguments, **options), ask)
+
 
 def _build(build: Callable[[Any], Any], module: str) -> Any:
     return build(lib(module))

@@ -43,12 +43,11 @@ def problems(row: Row) -> Iterator[Problem]:
         guarded = results.get("guard", {})
         for path, problem in list((guarded.get("damaged") or {}).items())[:2]:
             yield Problem(name, f"`{path}` is damaged with the guard: {problem}")
-        if "error" in guarded and "stock" not in results:
-            yield Problem(
-                name, f"fails with the guard, without it not asked: {guarded['error']}", known=False
-            )
-        elif _fails_only_guarded(results):
+        if _fails_only_guarded(results):
             yield Problem(name, f"fails with the guard only: {guarded['error']}")
+        elif "error" in guarded and "stock" not in results:
+            text = f"fails with the guard, {NOT_ASKED} without it: {guarded['error']}"
+            yield Problem(name, text, known=False)
     for kind, problem in row.get("run", {}).items():
         if problem not in (None, "same"):
             yield Problem(f"forward in {kind.upper()}", problem)

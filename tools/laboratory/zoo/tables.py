@@ -71,15 +71,19 @@ def position_tables(model: nn.Module, again: nn.Module) -> dict[str, Table]:
         name = path.rpartition(".")[2]
         if _NO_POSITIONS.search(name) or values.is_meta or values.numel() < 2:
             continue
-        other = second.get(path)
-        if other is None or other.shape != values.shape or not torch.equal(other, values):
-            continue  # random, and so no position
-        if bool((values == values.reshape(-1)[0]).all()) or not bool(torch.isfinite(values.abs()).all()):
-            continue  # a constant, or a mask
+        if not is_computed(values, second.get(path)):
+            continue
         # Ready-made cos and sin in FP32 are off by what FP32 phases are; exact ones are not.
         rows = values.shape[-2] if re.search(r"(cos|sin)_cached$", name) else 0
         tables[path] = Table(values.detach().clone(), rows * 2.0**-23)
     return tables
+
+
+def is_computed(values: torch.Tensor, again: torch.Tensor | None) -> bool:
+    """Whether a tensor is the same with another seed, ``again``, and neither one constant nor a mask."""
+    if again is None or again.shape != values.shape or not torch.equal(again, values):
+        return False
+    return not bool((values == values.reshape(-1)[0]).all()) and bool(torch.isfinite(values.abs()).all())
 
 
 def forward_tables(model: nn.Module, every_form: bool = False) -> dict[str, Table]:
@@ -157,13 +161,9 @@ def damage(expected: dict[str, Table], actual: dict[str, torch.Tensor]) -> dict[
 
 
 def _difference(table: Table, values: torch.Tensor) -> str | None:
-    if values.shape != table.values.shape and values.dim() == table.values.dim():
-        # A cache that has grown since, because it was asked for a longer sequence, begins with what it was.
-        values = values[tuple(slice(length) for length in table.values.shape)]
-    if values.shape != table.values.shape:
-        return f"shape {list(values.shape)}, expected {list(table.values.shape)}"
-    if values.is_meta:
-        return "on meta"
+    values, problem = comparable(table.values, values)
+    if problem:
+        return problem
     exact = table.values.to(torch.complex128 if table.values.is_complex() else torch.float64)
     error = (values.detach().cpu().to(exact.dtype) - exact).abs()
     allowed = torch.clamp(exact.abs() * 2.0**-22, min=1e-37) + table.tolerance
@@ -171,3 +171,13 @@ def _difference(table: Table, values: torch.Tensor) -> str | None:
         return None
     worst = float(error.nan_to_num(nan=math.inf).max())
     return f"off by {worst:.2g} ({str(values.dtype).removeprefix('torch.')})"
+
+
+def comparable(expected: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Return the part of ``values`` where ``expected`` is, and why it cannot be compared, "" if it can."""
+    if values.shape != expected.shape and values.dim() == expected.dim():
+        # A cache that has grown since, because it was asked for a longer sequence, begins with what it was.
+        values = values[tuple(slice(length) for length in expected.shape)]
+    if values.shape != expected.shape:
+        return values, f"shape {list(values.shape)}, expected {list(expected.shape)}"
+    return values, "on meta" if values.is_meta else ""
