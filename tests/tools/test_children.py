@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +49,24 @@ def test_a_forked_childs_shared_memory_goes_with_it(monkeypatch: pytest.MonkeyPa
     found = in_child(work, 300, 1 << 40)
     assert found["made"], "DeepSpeed calls its file otherwise"
     assert not buffer(found["port"]).exists()
+
+
+def test_what_a_forked_child_has_started_ends_with_it(tmp_path: Path) -> None:
+    """It gets the time to end it: its own ports are given back, its folders removed."""
+    note = tmp_path / "left"
+    importlib.import_module("torch")  # so that the child, which needs it, begins at once
+
+    def work() -> dict[str, Any]:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        try:
+            time.sleep(600)
+        finally:
+            note.touch()
+        return {}
+
+    found = in_child(work, 3.0, 1 << 40, distributed=False)
+    assert found["status"] == "timeout"
+    assert note.exists()
 
 
 def test_a_program_that_runs_too_long_is_ended() -> None:

@@ -15,6 +15,9 @@ from typing import Any
 
 from laboratory.ranks import own_port
 
+GRACE = 2.0
+"""Seconds that a child has to end in."""
+
 Work = Callable[[], dict[str, Any]]
 
 
@@ -56,15 +59,26 @@ def _in_child(work: Work, limit: float, memory: int, port: int | None) -> dict[s
         text = _receive(reader, time.monotonic() + limit)
     finally:
         os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
+        status = _end(child)
     if text is None:
         return {"status": "timeout", "reason": f"not done after {limit:.0f} s"}
     if not text:
         return {"status": "crash", "reason": f"the process ended with status {status}"}
     result: dict[str, Any] = json.loads(text)
     return result
+
+
+def _end(child: int) -> int:
+    """End a child, with time to end its own and to clean up; return its status."""
+    os.kill(child, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
 
 
 def _child(work: Work, writer: int, memory: int, port: int | None) -> None:
