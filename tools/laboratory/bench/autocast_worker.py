@@ -129,18 +129,19 @@ def config(stage: int) -> dict[str, Any]:
     }
 
 
+def initialize(model: Any, config: dict[str, Any], kind: str, **inputs: Any) -> Any:
+    """Return the engine that deepspeed ("default") or safe_rope, which takes the inputs, makes of a model."""
+    given = {"model": model, "model_parameters": model.parameters(), "config": config}
+    if kind == "default":
+        return deepspeed.initialize(**given)[0]
+    return safe_rope.initialize(**given, **inputs)[0]
+
+
 def bytes_of_a_step(name: str, stage: int, kind: str, rank: int) -> Row:
     """Train two steps and count the second."""
     model = build(name)
     inputs = batch(rank)
-    if kind == "default":
-        engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=model.parameters(), config=config(stage)
-        )
-    else:
-        engine, *_ = safe_rope.initialize(
-            model=model, model_parameters=model.parameters(), config=config(stage), example_inputs=inputs
-        )
+    engine = initialize(model, config(stage), kind, example_inputs=inputs)
     for _ in range(2):
         with traffic() as seen:
             engine.backward(engine(**inputs).loss)
@@ -159,10 +160,7 @@ def staging(stage: int, overlap: bool) -> Row:
         asked = config(stage)
         zero = {**asked["zero_optimization"], "reduce_bucket_size": BUCKET, "overlap_comm": overlap}
         model = build("Llama")
-        initialize = deepspeed.initialize if kind == "default" else safe_rope.initialize
-        engine = initialize(
-            model=model, model_parameters=model.parameters(), config={**asked, "zero_optimization": zero}
-        )[0]
+        engine = initialize(model, {**asked, "zero_optimization": zero}, kind)
         if stage < 3:  # which makes its buffers when the first gradient comes
             engine.optimizer.setup_buckets()
         buffers = [bucket.buffer for bucket in engine.optimizer.ipg_buckets.values()]

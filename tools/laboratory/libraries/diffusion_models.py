@@ -32,7 +32,7 @@ def _subject(name: str, cls: str, init: dict[str, Any], inputs: dict[str, Any]) 
     def build(diffusers: Any) -> Any:
         return getattr(diffusers, cls)(**copy.deepcopy(init))
 
-    return Family("diffusers", "diffusers")(name, build, functools.partial(_ask, inputs), whole=True)
+    return Family("diffusers", "diffusers", whole=True)(name, build, functools.partial(_ask, inputs))
 
 
 def _kolors() -> Subject:
@@ -55,9 +55,8 @@ def _kolors() -> Subject:
     def ask(model: Any, to: Cast) -> Any:
         return model(ints(100, 1, 64), return_dict=False)[0]
 
-    return Family("diffusers", "diffusers.pipelines.kolors.text_encoder")(
-        "ChatGLMModel", build, ask, whole=True
-    )
+    kolors = Family("diffusers", "diffusers.pipelines.kolors.text_encoder", whole=True)
+    return kolors("ChatGLMModel", build, ask)
 
 
 def _ask(inputs: dict[str, Any], model: Any, to: Cast) -> Any:

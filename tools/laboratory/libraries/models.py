@@ -19,7 +19,7 @@ def _tokens(m: Any, to: Cast) -> Any:
 
 def x_transformers() -> list[Subject]:
     """A decoder or an encoder for each way of adding positions."""
-    of = Family("x-transformers", "x_transformers")
+    of = Family("x-transformers", "x_transformers", whole=True)
 
     def wrapped(kind: str, outside: dict[str, Any], **options: Any) -> Callable[[Any], Any]:
         def build(x: Any) -> Any:
@@ -45,7 +45,7 @@ def x_transformers() -> list[Subject]:
         for name, options in decoders.items()
     }
     builds |= {f"Encoder, {name}": wrapped("Encoder", outside) for name, outside in encoders.items()}
-    return [of(name, build, _tokens, whole=True) for name, build in builds.items()]
+    return [of(name, build, _tokens) for name, build in builds.items()]
 
 
 def fair_esm() -> list[Subject]:
@@ -67,21 +67,15 @@ def fair_esm() -> list[Subject]:
     def alignment(m: Any, to: Cast) -> Any:
         return m(ints(20, 1, 4, FEW) + 4)["logits"]
 
-    one = Family("fair-esm", "esm.model.esm1")
-    two = Family("fair-esm", "esm.model.esm2")
-    msa = Family("fair-esm", "esm.model.msa_transformer")
+    one = Family("fair-esm", "esm.model.esm1", whole=True)
+    two = Family("fair-esm", "esm.model.esm2", whole=True)
+    msa = Family("fair-esm", "esm.model.msa_transformer", whole=True)
     return [
-        two(
-            "ESM2",
-            lambda x: x.ESM2(2, 64, 4, alphabet("ESM-1b"), token_dropout=False),
-            residues,
-            whole=True,
-        ),
+        two("ESM2", lambda x: x.ESM2(2, 64, 4, alphabet("ESM-1b"), token_dropout=False), residues),
         one(
             "ESM-1",
             lambda x: x.ProteinBertModel(settings(arch="protein_bert_base"), alphabet("protein_bert_base")),
             residues,
-            whole=True,
         ),
         one(
             "ESM-1b",
@@ -89,20 +83,18 @@ def fair_esm() -> list[Subject]:
                 settings(arch="roberta_large", token_dropout=False), alphabet("roberta_large")
             ),
             residues,
-            whole=True,
         ),
         msa(
             "MSATransformer",
             lambda x: x.MSATransformer(settings(arch="msa_transformer"), alphabet("msa_transformer")),
             alignment,
-            whole=True,
         ),
     ]
 
 
 def litgpt() -> list[Subject]:
     """The architectures of litgpt that differ in their positions."""
-    of = Family("litgpt", "litgpt")
+    of = Family("litgpt", "litgpt", whole=True)
     small = {
         "n_layer": 2,
         "n_embd": 64,
@@ -133,19 +125,14 @@ def litgpt() -> list[Subject]:
         return lambda x: x.GPT(x.Config.from_name(name, **small, **options))
 
     return [
-        of(
-            name + (" with Yarn" if "rope_adjustments" in options else ""),
-            gpt(name, options),
-            _tokens,
-            whole=True,
-        )
+        of(name + (" with Yarn" if "rope_adjustments" in options else ""), gpt(name, options), _tokens)
         for name, options in configs.items()
     ]
 
 
 def timm() -> list[Subject]:
     """Vision transformers with tables of positions."""
-    of = Family("timm", "timm")
+    of = Family("timm", "timm", whole=True)
     stages = {"img_size": 64, "embed_dim": (32, 64), "depths": (1, 1)}
     swin = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
     sized = {"embed_dim": 48, "depth": 2, "num_heads": 3}
@@ -186,14 +173,14 @@ def timm() -> list[Subject]:
         return lambda m, to: m(to(floats(1, 3, size, size)))
 
     return [
-        of(name, model(name, options), picture(options.get("img_size", 64)), whole=True)
+        of(name, model(name, options), picture(options.get("img_size", 64)))
         for name, options in models.items()
     ]
 
 
 def open_clip() -> list[Subject]:
     """CLIP with a tower of its own, with EVA-02 and with a ViT that rotates on two axes; CoCa."""
-    of = Family("open_clip_torch", "open_clip")
+    of = Family("open_clip_torch", "open_clip", whole=True)
     text = {"context_length": 16, "vocab_size": TOKENS, "width": 32, "heads": 2, "layers": 2}
     own = {"image_size": 32, "patch_size": 8, "layers": 2, "width": 64, "head_width": 16}
     shaped = {"nonscalar_logit_scale": True}  # DeepSpeed takes no parameter without a dimension
@@ -218,9 +205,8 @@ def open_clip() -> list[Subject]:
 
     def towers(name: str) -> Callable[[Any], Any]:
         def build(x: Any) -> Any:
-            vision = {"timm_model_name": register(name), "timm_pool": "token", "timm_proj": "linear"}
-            if name == "survey_pe":
-                vision |= {"timm_pool": "map"}
+            pool = "map" if name == "survey_pe" else "token"
+            vision = {"timm_model_name": register(name), "timm_pool": pool, "timm_proj": "linear"}
             return x.CustomTextCLIP(32, vision, text, **shaped)
 
         return build
@@ -231,23 +217,17 @@ def open_clip() -> list[Subject]:
     coca = {**text, "embed_cls": True, "output_tokens": True}
     decoder = {"context_length": 16, "vocab_size": TOKENS, "width": 32, "heads": 2, "layers": 2}
     return [
-        of("CLIP", lambda x: x.CLIP(32, own, text, **shaped), both(32), whole=True),
-        of(
-            "CLIP, sinusoids",
-            lambda x: x.CLIP(32, {**own, "pos_embed_type": "sin_cos_2d"}, text, **shaped),
-            both(32),
-            whole=True,
-        ),
-        of("CustomTextCLIP, EVA-02", towers("survey_eva02"), both(56), whole=True),
-        of("CustomTextCLIP, rotary ViT", towers("survey_rope"), both(64), whole=True),
-        of("CustomTextCLIP, PE-Core", towers("survey_pe"), both(64), whole=True),
+        of.new("CLIP", both(32), 32, own, text, **shaped),
+        of.new("CLIP, sinusoids", both(32), 32, {**own, "pos_embed_type": "sin_cos_2d"}, text, **shaped),
+        of("CustomTextCLIP, EVA-02", towers("survey_eva02"), both(56)),
+        of("CustomTextCLIP, rotary ViT", towers("survey_rope"), both(64)),
+        of("CustomTextCLIP, PE-Core", towers("survey_pe"), both(64)),
         of(
             "CoCa",
             lambda x: lib("open_clip.coca_model").CoCa(
                 32, decoder, coca, {**own, "attentional_pool": True, "output_tokens": True}, **shaped
             ),
             both(32),
-            whole=True,
         ),
     ]
 
@@ -277,8 +257,8 @@ def torchtitan() -> list[Subject]:
         return m(ints(TOKENS, 1, FEW), positions=ints(2048, 1, FEW))
 
     return [
-        Family("torchtitan", f"torchtitan.models.{name}")(
-            name, build(name), positions, whole=True, positions=2048
+        Family("torchtitan", f"torchtitan.models.{name}", whole=True, positions=2048)(
+            name, build(name), positions
         )
         for name in configs
     ]
@@ -286,7 +266,7 @@ def torchtitan() -> list[Subject]:
 
 def megatron() -> list[Subject]:
     """A small GPT with the layers that need no other library."""
-    of = Family("megatron-core", "megatron.core.models.gpt.gpt_model")
+    of = Family("megatron-core", "megatron.core.models.gpt.gpt_model", whole=True)
 
     def config(**options: Any) -> Any:
         return lib("megatron.core.transformer.transformer_config").TransformerConfig(
@@ -308,7 +288,7 @@ def megatron() -> list[Subject]:
                 spec,
                 vocab_size=128,
                 max_sequence_length=256,
-                position_embedding_type=options.pop("position_embedding_type", "rope"),
+                position_embedding_type="rope",
                 **options,
             )
 
@@ -319,9 +299,9 @@ def megatron() -> list[Subject]:
         return m(ints(TOKENS, 1, FEW), torch.arange(FEW)[None], mask)
 
     return [
-        of("GPTModel, rotary", gpt(), causal, whole=True),
-        of("GPTModel, interpolated", gpt(seq_len_interpolation_factor=4.0), causal, whole=True),
-        of("GPTModel, Llama 3", gpt(rope_scaling=True), causal, whole=True),
+        of("GPTModel, rotary", gpt(), causal),
+        of("GPTModel, interpolated", gpt(seq_len_interpolation_factor=4.0), causal),
+        of("GPTModel, Llama 3", gpt(rope_scaling=True), causal),
     ]
 
 

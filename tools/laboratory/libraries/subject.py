@@ -71,31 +71,21 @@ def declare_torchvision_operators() -> Any:
     return operators
 
 
+@dataclass(frozen=True)
 class Family:
     """Makes the subjects of one Python module of a library, which is imported when one is built."""
 
-    def __init__(self, library: str, module: str) -> None:
-        self.library = library
-        self.module = module
+    library: str
+    module: str
+    whole: bool = False
+    positions: int | None = None
 
-    def __call__(
-        self,
-        name: str,
-        build: Callable[[Any], Any],
-        ask: Ask,
-        *,
-        whole: bool = False,
-        positions: int | None = None,
-    ) -> Subject:
+    def __call__(self, name: str, build: Callable[[Any], Any], ask: Ask) -> Subject:
         """Return a subject; ``build`` gets the imported module."""
-        largest = positions or (FEW if whole else LONG)
-        return Subject(self.library, name, functools.partial(_build, build, self.module), ask, whole, largest)
+        largest = self.positions or (FEW if self.whole else LONG)
+        return Subject(self.library, name, lambda: build(lib(self.module)), ask, self.whole, largest)
 
     def new(self, name: str, ask: Ask, *arguments: Any, **options: Any) -> Subject:
-        """Return a module of the class that the name ends with, before a comma; the rest is for it."""
+        """Return a subject of the class that the name ends with, before a comma; the rest is for it."""
         cls = name.partition(",")[0].split()[-1]
         return self(name, lambda module: getattr(module, cls)(*arguments, **options), ask)
-
-
-def _build(build: Callable[[Any], Any], module: str) -> Any:
-    return build(lib(module))
