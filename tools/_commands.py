@@ -11,7 +11,6 @@ from pathlib import Path
 from _environment import DEFAULTS, ROOT, Environment, Pair, newest_pair, pairs
 from _process import ToolError, exit_on_sigterm, run, say
 from _suite import JOBS, checks, run_jobs, summary, tests
-from laboratory.__main__ import parser as laboratory_parser
 
 TOOLS = Path(__file__).resolve().parent
 
@@ -48,6 +47,8 @@ def demo(arguments: Sequence[str]) -> int:
 
 def lab(arguments: Sequence[str]) -> int:
     """Run a command of the laboratory, in the environment of a version pair or on this Python as it is."""
+    from laboratory.__main__ import parser
+
     if arguments[:1] == ["matrix"]:
         return matrix(arguments[1:])
     place = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -57,7 +58,7 @@ def lab(arguments: Sequence[str]) -> int:
     chosen, rest = place.parse_known_args(arguments)
     own = {"matrix": "run the tests in the environment of each version pair"}
     # A wrong argument and --help end here, before anything is installed.
-    limit = laboratory_parser(own, PLACE_HELP + ENVIRONMENT_HELP).parse_args(rest).limit
+    limit = parser(own, PLACE_HELP + ENVIRONMENT_HELP).parse_args(rest).limit
     if chosen.here:
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *map(str, (TOOLS, ROOT, ROOT / "patches"))]
         variables = {**DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
