@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 def versions() -> dict[str, str]:
     """Return the version of each package that the load paths depend on."""
-    names = ("transformers", "deepspeed", "torch", "safe-rope")
-    return {name: importlib.metadata.version(name) for name in names}
+    import safe_rope
+
+    names = ("transformers", "deepspeed", "torch")
+    return {name: importlib.metadata.version(name) for name in names} | {"safe-rope": safe_rope.__version__}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

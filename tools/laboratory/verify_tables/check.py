@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from laboratory.report import progress_bar
 from laboratory.verify_tables import POSITIONS
+from safe_rope._base.files import write_atomically
 from safe_rope.frequencies import RopeSpec
 from safe_rope.tables import RotaryTable
 
@@ -217,9 +217,7 @@ class Record:
         """Keep what was found for a piece."""
         self._done[key] = {str(dim): asdict(count) for dim, count in found.items()}
         if self._path is not None:
-            new = self._path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps(self._done))
-            new.replace(self._path)
+            write_atomically(str(self._path), json.dumps(self._done).encode())
 
 
 def pieces(first: int, last: int) -> list[Span]:

@@ -20,7 +20,7 @@ from _process import say
 
 from laboratory.forked import in_child, one_rank
 from laboratory.report import progress_bar, read_rows
-from laboratory.zoo.summary import fails, markdown, problems, summarize
+from laboratory.zoo.summary import TITLES, fails, markdown, problems, summarize
 
 LIMIT = None
 
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--also", default="", help="comma-separated model types besides the sample")
     parser.add_argument("--only", help="comma-separated model types")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth architecture, from the Ith")
-    parser.add_argument("--scenarios", default="S1,S2,S3,S4,S4a,S5")
+    parser.add_argument("--scenarios", default=",".join(TITLES))
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
     parser.add_argument("--limit", type=float, default=120.0, dest="seconds", help="for one architecture")
     parser.add_argument("--largest", type=float, default=24.0, help="million parameters still built")

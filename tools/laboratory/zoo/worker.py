@@ -32,7 +32,6 @@ from laboratory.zoo.shrink import (
 )
 from laboratory.zoo.tables import Table, damage, forward_tables, position_tables, stored
 
-SCENARIOS = ("S1", "S2", "S3", "S4", "S4a", "S5")
 _LOADS = {
     "S1": "_zero_init",
     "S2": "_zero3_pretrained",
@@ -102,7 +101,7 @@ def survey(
 
     Args:
         model_type: of the config class.
-        scenarios: of `SCENARIOS`.
+        scenarios: of `summary.TITLES`.
         kinds: ``"stock"``, ``"guard"`` or both.
         largest: parameters of a model that is still built.
 
