@@ -40,6 +40,7 @@ STEPS = {
     "library": "installing safe_rope, editable",
     "helper": "building DeepSpeed's C++ helper",
 }
+PIP = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check")
 EXTRAS = "train,plot,test,lint"
 BUILD_HELPER = """
 import os
@@ -140,9 +141,8 @@ class Environment:
 
     def _claim_folder(self) -> None:
         if not self.pair.runs_here:
-            oldest, newest = (
-                ".".join(map(str, version)) for version in (self.pair.oldest_python, self.pair.newest_python)
-            )
+            bounds = (self.pair.oldest_python, self.pair.newest_python)
+            oldest, newest = (".".join(map(str, version)) for version in bounds)
             raise ToolError(f"{self.pair.name} needs Python {oldest} to {newest}; name one with --python")
         # The folder may be emptied later: never take one that something else made.
         foreign = self.folder.exists() and not self._lock.exists()
@@ -189,33 +189,17 @@ class Environment:
         return {step: digest for step, digest in wanted.items() if done.get(step) != digest}
 
     def _install(self) -> None:
-        pip: list[str | Path] = [
-            self.python,
-            "-m",
-            "pip",
-            "install",
-            "--no-input",
-            "--disable-pip-version-check",
-        ]
-        pins = self.pair.requirements.read_text().splitlines()
-        torch = next(pin for pin in pins if pin.startswith("torch=="))
+        pip: list[str | Path] = [self.python, *PIP]
+        pinned = self.pair.requirements
+        torch = next(pin for pin in pinned.read_text().splitlines() if pin.startswith("torch=="))
         commands: dict[str, list[list[str | Path]]] = {
             "packages": [
                 [sys.executable, "-m", "venv", self.folder],
                 [*pip, "-r", BUILD_REQUIREMENTS, torch],
                 # DeepSpeed is built from source and must see the torch that is installed.
-                [*pip, "--no-build-isolation", "-r", self.pair.requirements],
+                [*pip, "--no-build-isolation", "-r", pinned],
             ],
-            "library": [
-                [
-                    *pip,
-                    "--no-build-isolation",
-                    "-c",
-                    self.pair.requirements,
-                    "--editable",
-                    f"{ROOT}[{EXTRAS}]",
-                ]
-            ],
+            "library": [[*pip, "--no-build-isolation", "-c", pinned, "-e", f"{ROOT}[{EXTRAS}]"]],
             "helper": [[self.python, "-c", BUILD_HELPER]],
         }
         # Which steps are missing is asked again: whoever held the lock before may have done them.
@@ -246,12 +230,12 @@ class Environment:
             print("$", *command, file=log, flush=True)
             status = run(command, env=self.variables(), cwd=self.folder, limit=LIMIT, output=log)
         if status != 0:
-            lines = [
-                line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()
-            ]
+            lines = list(filter(str.strip, self._log.read_text(errors="replace").splitlines()))
             reason = [line for line in lines if "error" in line.lower()] or lines
             program = Path(command[0]).name
-            raise ToolError(f"{program} ended with status {status}: {reason[-1][:200]} (log: {self._log})")
+            raise ToolError(
+                f"{program} ended with status {status}: {reason[-1].strip()[:200]} (log: {self._log})"
+            )
 
 
 def _digest(*parts: str) -> str:
