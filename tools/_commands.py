@@ -98,7 +98,7 @@ def matrix(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "matrix",
         "Run the tests in the environment of each version pair, and ruff and mypy in the newest.",
-        "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
+        "\nArguments after -- go to pytest: tools/lab matrix transformers-4.36.2 -- -k guard\n",
     )
     parser.add_argument(
         "--older", action="store_true", help="leave out the newest pair, which tools/test uses"
