@@ -40,14 +40,9 @@ def holds(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
     for name, above, where in file.flow.uses(place.scope, node.id):
         if _is_split(file, name, above, where) or _indexes(file, name, above, where):
             return True
-    values = [
-        (binding.value, binding.place)
-        for binding in file.names.bindings(node.id, place)
-        if binding.how == "value" and binding.value is not None
-    ]
     return any(
         isinstance(value, ast.Attribute) and value.attr == "dtype" and holds(file, value, where, depth + 1)
-        for value, where in values
+        for value, where in file.names.values(node.id, place)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,18 +26,17 @@ class Scope:
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
     bases: list[str] = field(default_factory=list)
 
+    def upward(self) -> Iterator[Scope]:
+        """Yield this scope and those around it."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
     @property
     def owner(self) -> Scope | None:
         """The class that this scope is, or is in."""
-        scope: Scope | None = self
-        while scope is not None and scope.kind != "class":
-            scope = scope.parent
-        return scope
-
-    @property
-    def function(self) -> Scope | None:
-        """The function that this scope is, if it is one."""
-        return self if self.kind == "function" else None
+        return next((scope for scope in self.upward() if scope.kind == "class"), None)
 
 
 # Made by the ten thousands, and therefore not frozen: a frozen one takes three times as long to make.
@@ -84,12 +84,12 @@ class Walk:
         self.imports: dict[str, str] = {}
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
-        self.statements: list[tuple[ast.AST, Place]] = []
+        self.statements: list[tuple[ast.stmt | ast.expr, Place]] = []
         self._lines = lines
         self._order = 0
         self.sites: list[Site] = []
         self._body(tree.body, self.module, (), ())
-        self._spans = [(node.lineno, node.end_lineno) for node, _ in self.statements]  # type: ignore[attr-defined]
+        self._spans = [(node.lineno, node.end_lineno or node.lineno) for node, _ in self.statements]
         self.sites += self.on_lines(lines)
 
     def release(self) -> None:
@@ -135,35 +135,26 @@ class Walk:
         for alias in node.names:
             self.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
 
-    def _bind(self, scope: Scope, name: str, binding: Binding) -> None:
-        scope.bindings.setdefault(name, []).append(binding)
-
     def _bind_target(
         self, target: ast.expr, value: ast.expr | None, place: Place, how: str = "value",
         annotation: ast.expr | None = None, index: int = 0,
     ) -> None:  # fmt: skip
+        binding = Binding(how, value, place, annotation, index=index)
         if isinstance(target, ast.Name):
-            self._bind(place.scope, target.id, Binding(how, value, place, annotation, index=index))
+            place.scope.bindings.setdefault(target.id, []).append(binding)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = place.scope.owner
             if owner is not None and target.value.id in ("self", "cls"):
-                binding = Binding(how, value, place, annotation, index=index)
                 owner.attributes.setdefault(target.attr, []).append(binding)
         elif isinstance(target, ast.Tuple | ast.List):
-            same = (
-                isinstance(value, ast.Tuple | ast.List)
-                and len(value.elts) == len(target.elts)
-                and how == "value"
-            )
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) and how == "value" else []
             for number, element in enumerate(target.elts):
-                if isinstance(element, ast.Starred):
-                    element = element.value
-                if same and isinstance(value, ast.Tuple | ast.List):
-                    self._bind_target(element, value.elts[number], place)
+                inner = element.value if isinstance(element, ast.Starred) else element
+                if len(values) == len(target.elts):
+                    self._bind_target(inner, values[number], place)
                 else:
-                    self._bind_target(
-                        element, value, place, "element" if how == "value" else how, index=number
-                    )
+                    unpacked = "element" if how == "value" else how
+                    self._bind_target(inner, value, place, unpacked, index=number)
 
     def _assign(self, node: ast.Assign, place: Place) -> None:
         for target in node.targets:
@@ -176,12 +167,8 @@ class Walk:
 
     def _augassign(self, node: ast.AugAssign, place: Place) -> None:
         if isinstance(node.target, ast.Name | ast.Attribute):
-            loaded = ast.copy_location(
-                ast.Name(node.target.id, ast.Load())
-                if isinstance(node.target, ast.Name)
-                else ast.Attribute(node.target.value, node.target.attr, ast.Load()),
-                node.target,
-            )
+            loaded = copy.copy(node.target)
+            loaded.ctx = ast.Load()
             value = ast.copy_location(ast.BinOp(loaded, node.op, node.value), node)
             self._bind_target(node.target, value, place)
         self.statements.append((node, place))
@@ -205,11 +192,10 @@ class Walk:
         arguments = [*node.args.posonlyargs, *node.args.args]
         defaults: list[ast.expr | None] = [None] * (len(arguments) - len(node.args.defaults))
         defaults += node.args.defaults
-        for argument, default in zip(
-            [*arguments, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True
-        ):
+        parameters = [*arguments, *node.args.kwonlyargs]
+        for argument, default in zip(parameters, [*defaults, *node.args.kw_defaults], strict=True):
             binding = Binding("parameter", default, inside, argument.annotation, argument.arg)
-            self._bind(scope, argument.arg, binding)
+            scope.bindings.setdefault(argument.arg, []).append(binding)
         outside = (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         self.statements += [(expression, place) for expression in outside if expression is not None]
         self._body(node.body, scope, (), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from safe_rope.scan.engine.result import Hit
+from safe_rope.scan.engine import Hit
 from safe_rope.scan.formats.plain import printable
 from safe_rope.scan.rules import RULES
 
