@@ -33,7 +33,7 @@ class File:
         self.path = path
         self.walk = walk
         self.names = Names(walk)
-        self.inference = Inference(walk, self.names, CallSites(walk, self.names, source.text))
+        self.inference = Inference(walk, self.names, CallSites(walk, self.names))
         self.flow = Flow(source, walk, self.inference)
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text

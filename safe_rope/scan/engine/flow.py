@@ -9,7 +9,7 @@ from typing import Literal
 
 from safe_rope.scan.engine import prefilter, tensors
 from safe_rope.scan.engine.inference import Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, children
+from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, within
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import PINNED, Value
 
@@ -54,7 +54,7 @@ class Flow:
         self._source = source
         self._walk = walk
         self._inference = inference
-        self._by_scope: dict[int, list[tuple[ast.stmt | ast.expr, Place]]] | None = None
+        self._by_scope: dict[int, list[tuple[ast.AST, Place]]] | None = None
         self._reads: dict[int, dict[str, list[Use]]] = {}
 
     def steps(self, site: Site, goal: Goal = "floating") -> Iterator[Step]:
@@ -78,8 +78,9 @@ class Flow:
                     self._by_scope.setdefault(id(place.scope), []).append((statement, place))
             reads: dict[str, list[Use]] = {}
             for statement, place in self._by_scope.get(id(scope), []):
-                for node, ancestors in _names_in(statement):
-                    reads.setdefault(node.id, []).append((node, ancestors, place))
+                for node, ancestors in within(statement):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                        reads.setdefault(node.id, []).append((node, ancestors, place))
             self._reads[id(scope)] = reads
         return self._reads[id(scope)].get(name, [])
 
@@ -193,15 +194,3 @@ def _makes_float(operation: ast.operator, other: Value) -> bool:
     """Say whether an operation of integers with a number gives the default dtype."""
     kinds = (ast.Mult, ast.Add, ast.Sub, ast.Mod, ast.FloorDiv, ast.Pow)
     return isinstance(operation, ast.Div) or (isinstance(operation, kinds) and other.is_float)
-
-
-def _names_in(statement: ast.AST) -> Iterator[tuple[ast.Name, tuple[ast.AST, ...]]]:
-    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
-    while stack:
-        node, ancestors = stack.pop()
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                yield node, ancestors
-            continue
-        below = (*ancestors, node)
-        stack += [(child, below) for child in children(node)]

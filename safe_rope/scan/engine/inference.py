@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine import dtypes, integers, prefilter, tensors
+from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
 from safe_rope.scan.engine.values import DEVICE, FLOAT, INT, INTS, NONE, UNKNOWN, Value, join, number, tensor
@@ -236,10 +236,9 @@ def _element(value: Value, bound: float | None = None) -> Value:
 class CallSites:
     """Finds what a function's parameters are given by the calls in the same file."""
 
-    def __init__(self, walk: Walk, names: Names, text: bytes) -> None:
+    def __init__(self, walk: Walk, names: Names) -> None:
         self._walk = walk
         self._names = names
-        self._text = text
         self._known: dict[int, list[Call]] = {}
 
     def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
@@ -258,13 +257,11 @@ class CallSites:
 
     def _calls(self, scope: Scope) -> list[Call]:
         if id(scope) not in self._known:
-            self._known[id(scope)] = calls = []
             constructor = scope.name == "__init__" and scope.parent is not None
             name = scope.parent.name if constructor and scope.parent else scope.name
-            for site in self._walk.on_lines(prefilter.lines_of(self._text, [name.encode() + b"("])):
-                node = site.node
-                if isinstance(node, ast.Call) and name == getattr(
-                    node.func, "attr", getattr(node.func, "id", "")
-                ):
-                    calls.append(self._names.call(node, site.place))
+            self._known[id(scope)] = [
+                self._names.call(site.node, site.place)
+                for site in self._walk.calls.get(name, ())
+                if isinstance(site.node, ast.Call)
+            ]
         return self._known[id(scope)]

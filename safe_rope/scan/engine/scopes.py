@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # The branches that lead to a statement: pairs of a compound statement's id and its arm.
@@ -74,40 +72,37 @@ class Site:
     ancestors: tuple[ast.AST, ...]  # from the statement inwards
     place: Place
 
+    @property
+    def targets(self) -> list[ast.expr]:
+        """What the statement assigns to."""
+        statement = self.ancestors[0] if self.ancestors else None
+        return statement.targets if isinstance(statement, ast.Assign) else []
+
 
 class Walk:
-    """The result of the walk. ``lines``: those on which expressions are looked at, all when None."""
+    """The result of the walk."""
 
-    def __init__(self, tree: ast.Module, lines: list[int] | None) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.module = Scope("", "module", None, tree)
         self._scopes = [self.module]
         self.imports: dict[str, str] = {}
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
-        self.statements: list[tuple[ast.stmt | ast.expr, Place]] = []
-        self._lines = lines
+        self.statements: list[tuple[ast.AST, Place]] = []
         self._order = 0
-        self.sites: list[Site] = []
         self._body(tree.body, self.module, (), ())
-        self._spans = [(node.lineno, node.end_lineno or node.lineno) for node, _ in self.statements]
-        self.sites += self.on_lines(lines)
+        self.sites = [site for statement in self.statements for site in expressions(*statement)]
+        self.calls: dict[str, list[Site]] = {}  # by the last part of the name that is called
+        for site in self.sites:
+            if isinstance(site.node, ast.Call):
+                name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
+                self.calls.setdefault(name, []).append(site)
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
         for scope in self._scopes:
             scope.bindings.clear()
             scope.attributes.clear()
-
-    def on_lines(self, lines: list[int] | None) -> Iterator[Site]:
-        """Yield the calls and operations of the statements that touch one of the lines, of all when None."""
-        if lines is None:
-            for statement, place in self.statements:
-                yield from expressions(statement, place)
-        elif lines:
-            low, high = lines[0], lines[-1]
-            for (first, last), (statement, place) in zip(self._spans, self.statements, strict=True):
-                if last >= low and first <= high and lines[bisect_left(lines, first)] <= last:
-                    yield from expressions(statement, place)
 
     def _body(self, body: list[ast.stmt], scope: Scope, path: Path, contexts: tuple[ast.expr, ...]) -> None:
         for statement in body:
@@ -258,48 +253,35 @@ class Walk:
 
 
 _LOOKED_AT = (ast.Call, ast.BinOp)
-_LEAVES = (ast.expr_context, ast.operator, ast.Constant, ast.unaryop, ast.cmpop, ast.boolop)
-
-
-def _subclasses(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _subclasses(below)
-
-
-# Looked up by type: isinstance with a tuple, for every field of every node, takes a tenth of a scan.
-_INNER = frozenset(kind for kind in _subclasses(ast.AST) if not issubclass(kind, _LEAVES))
-# Fields that hold strings, numbers or leaves.
-_PLAIN = {
-    "arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "lineno", "module", "op", "ops",
-    "simple", "type_comment",
-}  # fmt: skip
-_FIELDS = {kind: tuple(name for name in kind._fields if name not in _PLAIN) for kind in _subclasses(ast.AST)}
-
-
-def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes right below a node, but no leaves; quicker than ``iter_child_nodes``."""
-    found: list[ast.AST] = []
-    for name in _FIELDS[type(node)]:
-        child: Any = getattr(node, name, None)
-        kind = type(child)
-        if kind is list:
-            found += [item for item in child if type(item) in _INNER]
-        elif kind in _INNER:
-            found.append(child)
-    return found
 
 
 def expressions(statement: ast.AST, place: Place) -> Iterator[Site]:
     """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
-    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
-    while stack:
-        node, ancestors = stack.pop()
+    for node, ancestors in within(statement):
         if isinstance(node, _LOOKED_AT):
             yield Site(node, ancestors, place)
         elif isinstance(node, ast.comprehension) and isinstance(node.target, ast.Name):
-            bindings = place.scope.bindings.setdefault(node.target.id, [])
-            if not any(binding.value is node.iter for binding in bindings):
-                bindings.append(Binding("item", node.iter, place))
+            place.scope.bindings.setdefault(node.target.id, []).append(Binding("item", node.iter, place))
+
+
+# Fields that hold no expression: most nodes have one, and reading them takes a fifth of a scan.
+_PLAIN = {"arg", "attr", "ctx", "id", "kind", "level", "lineno", "module", "n", "op", "ops", "type_comment"}
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def within(statement: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    """Yield the nodes of a statement but constants, each with those around it, from the statement inwards."""
+    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
+    while stack:
+        node, ancestors = stack.pop()
+        yield node, ancestors
+        kind = type(node)
+        if kind not in _FIELDS:
+            _FIELDS[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
         below = (*ancestors, node)
-        stack += [(child, below) for child in children(node) if not isinstance(child, ast.Name)]
+        for name in _FIELDS[kind]:
+            child = getattr(node, name, None)
+            if isinstance(child, list):
+                stack += [(item, below) for item in child if isinstance(item, ast.AST)]
+            elif isinstance(child, ast.AST) and not isinstance(child, ast.Constant):
+                stack.append((child, below))

@@ -60,19 +60,15 @@ def _is_ramp(file: File, call: Call) -> bool:
 
 def _is_read_back(site: Site) -> bool:
     """Say whether the statement turns the grid into Python numbers."""
-    if not site.ancestors:
-        return False
-    attributes = (node.attr for node in ast.walk(site.ancestors[0]) if isinstance(node, ast.Attribute))
-    return any(attribute in ("item", "tolist") for attribute in attributes)
+    nodes = ast.walk(site.ancestors[0]) if site.ancestors else ()
+    return any(isinstance(node, ast.Attribute) and node.attr in ("item", "tolist") for node in nodes)
 
 
 def _words(site: Site) -> str:
     """Return the names in the call and in the target of its statement."""
     words = [node.id for node in ast.walk(site.node) if isinstance(node, ast.Name)]
     words += [node.attr for node in ast.walk(site.node) if isinstance(node, ast.Attribute)]
-    statement = site.ancestors[0] if site.ancestors else None
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    words += [ast.unparse(target) for target in targets]
+    words += [ast.unparse(target) for target in site.targets]
     words += [node.arg for node in site.ancestors if isinstance(node, ast.keyword) and node.arg]
     return " ".join(words)
 

@@ -54,9 +54,7 @@ def registration(site: Site, call: Call) -> tuple[str, ast.expr, bool] | None:
     last = call.function.rpartition(".")[2]
     if last not in ("Buffer", "Parameter") or not call.function.startswith("torch.") or not call.positional:
         return None
-    statement = site.ancestors[0] if site.ancestors else None
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    attribute = target.attr if isinstance(target, ast.Attribute) else ""
+    attribute = getattr(site.targets[0], "attr", "") if site.targets else ""
     return attribute, call.positional[0].value, last == "Parameter"
 
 

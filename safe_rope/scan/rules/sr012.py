@@ -52,11 +52,9 @@ def _is_empty(call: Call) -> bool:
 
 
 def _is_factor(site: Site) -> bool:
-    statement = site.ancestors[0] if site.ancestors else None
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
     if any(isinstance(node, ast.Call) and "Parameter" in ast.unparse(node.func) for node in site.ancestors):
         return False  # learned: a starting value, not a constant of the table
-    names = [target.id if isinstance(target, ast.Name) else getattr(target, "attr", "") for target in targets]
+    names = (getattr(target, "id", getattr(target, "attr", "")) for target in site.targets)
     return any(_FACTORS.fullmatch(name) for name in names)
 
 

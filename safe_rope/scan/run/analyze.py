@@ -63,7 +63,7 @@ def _file(source: bytes, path: str) -> File | None:
         hits = prefilter.occurrences(text.text)
         if not hits and len(source) < _SMALL:
             ast.parse(text.text.decode())
-        return File(text, path, Walk(*text.parse(hits))) if hits else None
+        return File(text, path, Walk(text.parse(hits))) if hits else None
     except (ValueError, LookupError) as error:  # null bytes, an unknown encoding, bytes that it does not have
         raise SourceError(path, 1, 1, str(error)) from error
 
@@ -88,8 +88,13 @@ def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Ca
     node = site.node
     if not isinstance(node, ast.Call):
         return ("@" if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) else ""), None
+    function = node.func
+    # Of attributes, only one of self can stand for a function of another name.
+    own = isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "self"
+    if isinstance(function, ast.Attribute) and not own and function.attr not in known:
+        return "", None
     call = file.names.call(node, site.place)
-    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    method = function.attr if isinstance(function, ast.Attribute) else ""
     return method if method in known else call.function.rpartition(".")[2], call
 
 

@@ -31,15 +31,6 @@ class NotebookError(Exception):
     """The file is no notebook that can be read."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """One string literal of the file (None: a line end added after a cell) of which the source is made."""
-
-    text: Text | None
-    cell: int
-    multiline: bool = False
-
-
 @dataclass(slots=True)
 class Notebook:
     """The code cells of one notebook as Python source."""
@@ -47,8 +38,9 @@ class Notebook:
     raw: str
     offset: int
     source: str = ""
-    # Of each character of the source: its piece, and where in the file it starts and ends.
-    places: list[tuple[_Piece, int, int]] = field(default_factory=list)
+    # Of each character of the source: its cell, its string (None: a line end added after a cell) and where in
+    # the file it starts and ends.
+    places: list[tuple[int, Text | None, int, int]] = field(default_factory=list)
     errors: list[Diagnostic] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
@@ -63,8 +55,8 @@ class Notebook:
 
     def cell(self, line: int) -> tuple[int, int]:
         """Return the number of the code cell, and the line in it, of a line of the source."""
-        cell = self.places[self.starts[line - 1]][0].cell
-        first = next(number for number, (piece, *_) in enumerate(self.places) if piece.cell == cell)
+        cell = self.places[self.starts[line - 1]][0]
+        first = next(number for number, (other, *_) in enumerate(self.places) if other == cell)
         return cell, line - bisect.bisect_right(self.starts, first) + 1
 
     def edit(self, edit: Edit) -> Edit | None:
@@ -74,24 +66,20 @@ class Notebook:
         first, after = self._start(start), self._end(end - 1)
         if start == end:
             first = after = after if first is None else first
-        elif self.places[start][0] is not self.places[end - 1][0]:
+        elif self.places[start][1] is not self.places[end - 1][1]:
             return None
-        if (
-            first is None
-            or after is None
-            or ("\n" in edit.replacement and not self.places[start][0].multiline)
-        ):
+        if first is None or after is None or "\n" in edit.replacement:
             return None
         before, inside = (len(text.encode()) for text in (self.raw[:first], self.raw[first:after]))
         return Edit(self.offset + before, self.offset + before + inside, json.dumps(edit.replacement)[1:-1])
 
     def _start(self, offset: int) -> int | None:
-        known = 0 <= offset < len(self.places) and self.places[offset][0].text
-        return self.places[offset][1] if known else None
+        known = 0 <= offset < len(self.places) and self.places[offset][1]
+        return self.places[offset][2] if known else None
 
     def _end(self, offset: int) -> int | None:
-        known = 0 <= offset < len(self.places) and self.places[offset][0].text
-        return self.places[offset][2] if known else None
+        known = 0 <= offset < len(self.places) and self.places[offset][1]
+        return self.places[offset][3] if known else None
 
 
 def load(data: bytes, path: str) -> Notebook:
@@ -115,10 +103,9 @@ def load(data: bytes, path: str) -> Notebook:
         code = _SURROGATE.sub("?", "".join(text.value for text in texts))
         python, problem = _as_python(code)
         for text in texts:
-            piece = _Piece(text, number, len(texts) == 1 and "\n" in text.value[:-1])
-            notebook.places += [(piece, start, end) for start, end in text.spans(raw)]
+            notebook.places += [(number, text, *span) for span in text.spans(raw)]
         if not code.endswith("\n"):
-            notebook.places.append((_Piece(None, number), 0, 0))
+            notebook.places.append((number, None, 0, 0))
             python += "\n"
         notebook.source += python
         if problem and texts:

@@ -21,7 +21,7 @@ def scan_source(data: bytes, path: str) -> FileResult:
     commented = suppressions.matter(data, has_findings=bool(findings))
     if not findings and not commented:
         return FileResult(path)
-    decoded = reading.text(data)
+    decoded = data.decode(reading.encoding(data), "replace")
     comments = suppressions.find(decoded) if commented else ()
     lines = reading.lines(decoded)
     hits = tuple(_hit(finding, finding, lines, comments) for finding in findings)
