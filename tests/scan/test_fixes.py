@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safe_rope.scan.engine.findings import Edit, apply_edits
+from safe_rope.scan.engine.finding import Edit, apply_edits
 from safe_rope.scan.run.analyze import analyze
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from safe_rope.scan.engine.findings import Finding, apply_edits
+from safe_rope.scan.engine.finding import Finding, apply_edits
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.run.analyze import SourceError, analyze, generated_from
 

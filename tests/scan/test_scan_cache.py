@@ -9,7 +9,7 @@ import pytest
 from scan_examples import BAD, CLEAN, COMMAND, environment
 
 import safe_rope.scan
-from safe_rope.scan.engine.findings import decode, encode
+from safe_rope.scan.engine.finding import decode, encode
 from safe_rope.scan.run import cache as cache_module
 from safe_rope.scan.run import runner
 from safe_rope.scan.run.cache import Cache, key, open_cache

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD, CALL, FIXED
 
-from safe_rope.scan.engine.findings import Edit, FileResult, Finding, Fix, Hit
+from safe_rope.scan.engine.finding import Edit, FileResult, Finding, Fix, Hit
 from safe_rope.scan.fixing.apply import choose, fix_source
 from safe_rope.scan.run.one_file import scan_source
 

@@ -10,7 +10,7 @@ import pytest
 from sarif_schema import violations
 from scan_examples import BAD, CALL, COMMAND, environment, run_process
 
-from safe_rope.scan.engine.findings import Diagnostic, Edit, Finding, Fix, Hit
+from safe_rope.scan.engine.finding import Diagnostic, Edit, Finding, Fix, Hit
 from safe_rope.scan.formats import github, sarif, text
 
 MESSAGE = "50% off: 257 rounds to 256,\nor so"

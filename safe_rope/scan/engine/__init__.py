@@ -2,7 +2,7 @@
 
 from safe_rope.scan.engine import indices, prefilter, reading, tensors
 from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.findings import (
+from safe_rope.scan.engine.finding import (
     Diagnostic,
     Edit,
     FileResult,

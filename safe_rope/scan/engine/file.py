@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from safe_rope.scan.engine import places, tensors
-from safe_rope.scan.engine.findings import Finding, Fix, Severity
+from safe_rope.scan.engine.finding import Finding, Fix, Severity
 from safe_rope.scan.engine.flow import Flow
 from safe_rope.scan.engine.inference import CallSites, Inference
 from safe_rope.scan.engine.names import Call, Names

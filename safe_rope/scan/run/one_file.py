@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 
 from safe_rope.scan.engine import Diagnostic, FileResult, Finding, Hit, Suppression, reading
-from safe_rope.scan.engine.findings import MAX_LINES
+from safe_rope.scan.engine.finding import MAX_LINES
 from safe_rope.scan.run import notebooks, suppressions
 from safe_rope.scan.run.analyze import SourceError, analyze, generated_from
 
