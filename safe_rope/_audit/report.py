@@ -226,6 +226,12 @@ def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     ]
 
 
+def worst(found: Iterable[str]) -> Verdict:
+    """Return the verdict over what was found: severities of findings, or verdicts of modules."""
+    seen = set(found)
+    return "damaged" if "damaged" in seen else "unknown" if "unknown" in seen else "ok"
+
+
 def plain(record: Any) -> dict[str, Any]:
     """Return a dataclass as plain data for strict JSON; a number that is not finite becomes None."""
     return asdict(record, dict_factory=lambda pairs: {name: _finite(value) for name, value in pairs})

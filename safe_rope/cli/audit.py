@@ -19,6 +19,8 @@ from safe_rope.cli._progress import following
 from safe_rope.errors import ConfigError, MissingDependencyError
 
 LONGEST = 2**31 - 1
+UNKNOWN = 3
+"""The exit status where nothing is known to be damaged, and not everything to be right."""
 
 
 def read_positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -45,6 +47,7 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 @click.option("--positions", callback=read_positions, metavar="0,1,…", help="Measure at these positions.")
 @click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
+@click.option("--strict", is_flag=True, help="Exit 1 where it cannot be told whether tables are right.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--plot", metavar="PNG", help="Draw the error against the position, stock and guarded.")
 @click.option("--dump", metavar="FILE", help="Write the tables as safetensors, for safe-rope compare.")
@@ -58,7 +61,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     layer of each kind, is taken through the load paths that the DeepSpeed config implies (without one: those
     of transformers alone), with the versions that are installed, and measured against float64.
 
-    Exit status: 0 the tables are right, 1 some are damaged, 2 an error.
+    Exit status: 0 the tables are right, 1 some are damaged, 2 an error, 3 it cannot be told of some.
     """
     if options["positions"] and options["longest"]:
         raise click.UsageError("give --positions or --max, not both")
@@ -93,7 +96,8 @@ def command(context: click.Context, /, **options: Any) -> None:
 
         draw(outcome, plot)
     _print(outcome, options["style"])
-    context.exit(1 if outcome.is_damaged(guarded=options["guard"]) else 0)
+    unknown = 1 if options["strict"] else UNKNOWN
+    context.exit({"ok": 0, "damaged": 1, "unknown": unknown}[outcome.verdict(guarded=options["guard"])])
 
 
 def _name(path: str, model: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from audited import LowForward, PlainRotary, of
 from torch import nn
 
 import safe_rope
+from safe_rope._audit.command.dump import gather
 
 
 def test_a_class_that_no_patch_covers_is_measured() -> None:
@@ -81,3 +82,34 @@ def test_parameters_for_each_layer_type_are_measured() -> None:
     assert len(embeddings) == 2
     damaged = safe_rope.audit(model.bfloat16())
     assert len([f for f in damaged.damaged if f.what.startswith("forward")]) == 2
+
+
+@pytest.mark.parametrize("family", ["Cohere", "Cohere2"])
+def test_tables_that_are_interleaved_are_judged_and_dumped_as_they_are(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, f"{family}Config"):
+        pytest.skip(f"this transformers has no {family}")
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        vocab_size=32,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=1,
+        rope_theta=10000.0,
+    )
+    stock = transformers.AutoModelForCausalLM.from_config(config)
+    with safe_rope.guard():
+        guarded = transformers.AutoModelForCausalLM.from_config(config)
+    for model in (stock, guarded.bfloat16()):
+        report = safe_rope.audit(model)
+        assert report.ok, str(report)
+        assert report.modules
+        inv_freq = 10000.0 ** -(torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+        for table in gather(model, [0, 1, 7]).values():
+            phases = table["positions"].double()[:, None] * inv_freq
+            assert torch.allclose(table["cos"].double(), phases.cos(), atol=1e-6)
+    assert {m.verdict for m in safe_rope.audit(stock.bfloat16()).modules} == {"damaged"}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from safe_rope import constructors
 from safe_rope._audit.forward import UnmeasurableError, call
-from safe_rope._audit.reference import PhaseReference, halves
+from safe_rope._audit.reference import PhaseReference, compare, halves
 from safe_rope._protection.rewrite import stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types
 from safe_rope.errors import ConfigError, SafeRopeError
@@ -49,16 +49,17 @@ def gather(model: nn.Module, positions: Iterable[int]) -> Tables:
                     parts = call(module, reference, asked, torch.float32)
                 except (UnmeasurableError, SafeRopeError):
                     continue  # the audit says why
+                _, layout = compare(reference, parts[-1])  # at position 0, every layout fits
                 tables[name] = {
                     "positions": torch.cat([part.positions for part in parts]),
-                    "cos": torch.cat([_first_of_pairs(part.cos, reference) for part in parts]),
-                    "sin": torch.cat([_first_of_pairs(part.sin, reference) for part in parts]),
+                    "cos": torch.cat([_first_of_pairs(part.cos, reference, layout) for part in parts]),
+                    "sin": torch.cat([_first_of_pairs(part.sin, reference, layout) for part in parts]),
                 }
     return tables
 
 
-def _first_of_pairs(table: Tensor, reference: PhaseReference) -> Tensor:
-    first = halves(table, len(reference.base), reference.layouts[0])[0]
+def _first_of_pairs(table: Tensor, reference: PhaseReference, layout: str) -> Tensor:
+    first = halves(table, len(reference.base), layout)[0]
     return first.to("cpu", torch.float32).contiguous()
 
 

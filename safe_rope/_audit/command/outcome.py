@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from safe_rope._audit.command.job import Job
-from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, plain
+from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, Verdict, plain, worst
 from safe_rope._base.text import aligned
 
 KINDS = ("stock", "guarded")
@@ -116,9 +116,9 @@ class Outcome:
             entries += [Entry(path, side, guarded[module]) for module, side in stock.items()]
         return entries
 
-    def is_damaged(self, guarded: bool) -> bool:
-        """Whether a table is damaged, of the stock model or of the guarded one."""
-        return any((e.guarded if guarded else e.stock).module.verdict == "damaged" for e in self.entries)
+    def verdict(self, guarded: bool) -> Verdict:
+        """The worst verdict over the tables of the stock model, or of the guarded one."""
+        return worst((entry.guarded if guarded else entry.stock).module.verdict for entry in self.entries)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON."""
@@ -130,8 +130,8 @@ class Outcome:
             "dtype": self.job.dtype,
             "zero_stage": self.job.stage,
             "versions": self.versions,
-            "ok": not self.is_damaged(guarded=False),
-            "guarded_ok": not self.is_damaged(guarded=True),
+            "ok": self.verdict(guarded=False) == "ok",
+            "guarded_ok": self.verdict(guarded=True) == "ok",
             "paths": [
                 {
                     "path": entry.path,
