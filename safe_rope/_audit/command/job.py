@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ DTYPES = {
     "float16": "float16",
     "fp16": "float16",
 }
+# The sections of a DeepSpeed config that decide over position tables.
+_DECISIVE = ("zero_optimization", "bf16", "bfloat16", "fp16")
 _LONGEST_DUMP = 16_384
 _DEVICE = re.compile(r"^(cpu|cuda|xpu|mps|npu|hpu)(:\d+)?$")
 
@@ -104,9 +107,16 @@ def load_deepspeed_config(path: str) -> dict[str, Any]:
     """Return the content of a DeepSpeed config.
 
     Raises:
-        ConfigError: there is none, it is no JSON object, or its ZeRO stage or dtypes make no sense.
+        ConfigError: there is none, it is no JSON object, its ZeRO stage or dtypes make no sense, or a key
+            is nearly one that decides over position tables.
     """
     config = _json_object(Path(path), "a DeepSpeed config")
+    for key in config:
+        near = get_close_matches(key.lower(), _DECISIVE, 1, 0.86)
+        if near and key not in _DECISIVE:
+            raise ConfigError(
+                f"{path} has an unknown key {key!r}, which DeepSpeed ignores; did you mean {near[0]!r}?"
+            )
     stage = stage_of(config)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
