@@ -38,6 +38,22 @@ def test_a_forward_of_low_precision_is_recognised() -> None:
     assert not of(report, "inv_freq")
 
 
+class ComplexRotary(PlainRotary):
+    """One complex number for a pair, as Llama 4 and DeepSeek-V2 have it."""
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        return torch.polar(torch.ones_like(phases), phases)
+
+
+def test_complex_tables_are_measured() -> None:
+    report = safe_rope.audit(ComplexRotary())
+    assert report.ok, str(report)
+    assert report.modules[0].worst.phase_error_rad > 1e-7
+    damaged = safe_rope.audit(ComplexRotary().bfloat16())
+    assert of(damaged, "forward")[0].first_bad_position == of(damaged, "inv_freq")[0].first_bad_position
+
+
 def test_frequencies_that_the_config_does_not_tell_are_unknown_not_ok() -> None:
     rotary = PlainRotary()
     rotary.base = 5000
