@@ -48,6 +48,7 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 @click.option("--positions", callback=read_positions, metavar="0,1,…", help="Measure at these positions.")
 @click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
+@click.option("--path", "judged", multiple=True, metavar="PART", help="Judge the load paths named like that.")
 @click.option("--strict", is_flag=True, help="Exit 1 where it cannot be told whether tables are right.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--plot", metavar="FILE", help="Draw the error against the position (.png, .svg or .pdf).")
@@ -84,6 +85,7 @@ def command(context: click.Context, /, **options: Any) -> None:
         positions=options["positions"],
         longest=options["longest"],
         dump=dump is not None,
+        judged=options["judged"],
     )
 
     tables = b""

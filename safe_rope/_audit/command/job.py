@@ -47,6 +47,7 @@ class Job:
         positions: where to measure; empty for a selection up to ``longest``.
         longest: the last position of that selection; None for the model's own max_position_embeddings.
         dump: whether to keep the tables.
+        judged: parts of the names of the load paths that the verdict is about; empty for all.
     """
 
     name: str
@@ -56,11 +57,16 @@ class Job:
     positions: Sequence[int] = ()
     longest: int | None = None
     dump: bool = False
+    judged: tuple[str, ...] = ()
 
     @property
     def stage(self) -> int | None:
         """The ZeRO stage, or None without DeepSpeed."""
         return None if self.deepspeed is None else stage_of(self.deepspeed)
+
+    def judges(self, path: str) -> bool:
+        """Whether the verdict is about a load path."""
+        return not self.judged or any(part in path for part in self.judged)
 
     def measured(self, announced: int) -> list[int]:
         """Return the positions to measure for a model that announces so many."""
