@@ -11,9 +11,18 @@ from torch import Tensor
 
 from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
 from safe_rope._audit.forward import UnmeasurableError, call, device_of
-from safe_rope._audit.reference import TOLERANCE, CosSinTable, Errors, PhaseReference, compare, relative_error
+from safe_rope._audit.reference import (
+    TOLERANCE,
+    CosSinTable,
+    Errors,
+    PhaseReference,
+    compare,
+    halves,
+    relative_error,
+)
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
 from safe_rope._base.dtypes import LOW
+from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.rotation import plain
 
@@ -75,7 +84,8 @@ class EmbeddingAuditor:
 
     def _severity(self, certain: bool) -> Severity:
         # A class that no patch covers may have a formula of its own that its config does not tell.
-        return "damaged" if certain or self._owner.patch is not None else "unknown"
+        known = self._owner.patch is not None or is_protected(self._module)
+        return "damaged" if certain or known else "unknown"
 
     def _audit_inv_freq(self) -> None:
         for name in filter(self._has_values, self._names("inv_freq")):
@@ -159,15 +169,29 @@ class EmbeddingAuditor:
         except UnmeasurableError as error:
             self._owner.add("forward", "unknown", f"what forward returns cannot be measured: {error}")
             return
-        errors = Errors.joined([compare(self._reference, table)[0] for table in tables])
+        measured = [compare(self._reference, table) for table in tables]
+        errors = Errors.joined([errors for errors, _ in measured])
         for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
             row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type)
             self._owner.result.rows.append(row)
+        self._keep(tables, measured[-1][1])  # at position 0, every layout fits
         if errors.damaged:
             self._add_forward(errors, tables)
         else:
             self._excuse()
         self._note_rounding(tables)
+
+    def _keep(self, tables: list[CosSinTable], layout: str) -> None:
+        """Put one value of each pair into the report."""
+        pairs = len(self._reference.base)
+        path, layer_type = self._owner.result.path, self._reference.layer_type
+        cos = [halves(table.cos, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
+        sin = [halves(table.sin, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
+        self._owner.report.tables[path if layer_type is None else f"{path}:{layer_type}"] = {
+            "positions": torch.cat([table.positions for table in tables]),
+            "cos": torch.cat(cos),
+            "sin": torch.cat(sin),
+        }
 
     def _excuse(self) -> None:
         """Call a damaged tensor a note where forward, which was measured, gives what is right without it."""

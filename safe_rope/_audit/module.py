@@ -13,7 +13,8 @@ from safe_rope._audit.forward import UnmeasurableError, isolated, with_tables_of
 from safe_rope._audit.reference import PhaseReference
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.wrappers import own_class
-from safe_rope._protection.rewrite import is_pinned, is_protected, state_of, stock_class
+from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention, layer_types
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
@@ -50,7 +51,7 @@ class ModuleAuditor:
         self.result = ModuleAudit(
             path=path,
             module_class=class_name(own_class(stock_class(module))),
-            family=patch.family if patch is not None else None,
+            family=_family(module, patch),
             protected=kept,
             guard=_what_the_guard_does(module, patch),
         )
@@ -95,10 +96,11 @@ class ModuleAuditor:
         )
 
     def _check_application(self) -> None:
-        if not is_protected(self.module) or self.patch is None or state_of(self.module).apply != "fp32":
+        if not is_protected(self.module) or state_of(self.module).apply != "fp32":
             return
-        if not _installed.installed(self.patch.functions):
-            names = ", ".join(self.patch.applications)
+        applied = state_of(self.module).applied
+        if applied is not None and not _installed.installed(applied.places):
+            names = ", ".join(applied.names)
             said = (
                 f"{names} was replaced after the model was protected, so q and k may be rotated in low "
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
@@ -134,6 +136,12 @@ def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         if buffer is not None and buffer.is_floating_point():
             duplicate._buffers[name] = buffer.to(dtype)
     return duplicate
+
+
+def _family(module: nn.Module, patch: RopePatch | None) -> str | None:
+    if patch is None and is_protected(module):
+        return state_of(module).applied.family  # type: ignore[no-any-return]
+    return patch.family if patch is not None else None
 
 
 def _what_the_guard_does(module: nn.Module, patch: RopePatch | None) -> str:

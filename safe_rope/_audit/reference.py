@@ -57,7 +57,7 @@ class PhaseReference:
         divisor: what the module divides positions by (linear scaling before transformers 4.43), or 1.
         base: FP32 CPU ``[rotary_dim // 2]``, what ``original_inv_freq`` should hold.
         keeps_own: the module was protected with frequencies that its constructor made, not its config's.
-        layouts: the layouts that cos and sin may have; one where a registered patch says which.
+        layouts: the layouts that cos and sin may have; one where a patch says which.
 
     Raises:
         ConfigError, UnsupportedModelError: as `read_spec` does.
@@ -78,9 +78,6 @@ class PhaseReference:
         self.keeps_own = False
         self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
         if is_protected(module):
-            if state_of(module).channels is not None:
-                # The order of the channels was found out; the patch made for the module tells no layout.
-                self.layouts = ("half", "interleaved")
             kept = state_of(module).sets[layer_type].original
             # What a constructor made in FP32 is its authors' own; the same rounded to 16 bits is damage.
             fits = kept.shape == self.base.shape and relative_error(kept, self.base) > TOLERANCE

@@ -6,11 +6,16 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from safe_rope._base.text import aligned
-from safe_rope.errors import DamagedTablesError
+from safe_rope.errors import DamagedTablesError, UnsupportedModelError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tables: TypeAlias = "dict[str, dict[str, Tensor]]"
 Severity = Literal["damaged", "note", "unknown"]
 Verdict = Literal["ok", "damaged", "unknown"]
 Where = Literal[
@@ -131,6 +136,8 @@ class AuditReport:
     Attributes:
         model_class: the class of the model that was audited, without what is wrapped around it.
         wrappers: the classes around it, from the outside in: an engine, FSDP, PEFT, a compiled model.
+        tables: for each rotary embedding, by its module's path, what ``forward`` returned: "positions" int64
+            CPU ``[n]``, rising, "cos" and "sin" FP32 CPU ``[n, rotary_dim // 2]``, one value of each pair.
         tolerance: relative to a phase, and absolute for phases below 1 rad.
         findings: what was found, in the order of the modules.
         modules: one entry a rotary module, whether something was found or not.
@@ -141,6 +148,7 @@ class AuditReport:
     findings: list[Finding] = field(default_factory=list)
     modules: list[ModuleAudit] = field(default_factory=list)
     wrappers: tuple[str, ...] = ()
+    tables: Tables = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -181,6 +189,22 @@ class AuditReport:
             "findings": [plain(finding) for finding in self.findings],
             "modules": [plain(module) for module in self.modules],
         }
+
+    def dump(self, path: str | Path) -> None:
+        """Write `tables` as safetensors, for ``safe-rope compare``, at once or not at all.
+
+        Every position that ``audit(model, positions=...)`` measured is in it; two dumps are compared where
+        they have positions in common.
+
+        Raises:
+            UnsupportedModelError: no table was measured.
+            OSError: the file cannot be written.
+        """
+        from safe_rope._audit.command.dump import save
+
+        if not self.tables:
+            raise UnsupportedModelError(f"{path} is not written: no table of {self.model_class} was measured")
+        save(Path(path), {"": self.tables})
 
     def _title(self) -> str:
         around = ", ".join(name.rpartition(".")[2] for name in self.wrappers)

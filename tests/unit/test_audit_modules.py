@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from audited import LowForward, PlainRotary, of
 from torch import nn
 
 import safe_rope
-from safe_rope._audit.command.dump import gather
+from safe_rope._audit.command.dump import load
+from safe_rope.errors import UnsupportedModelError
 
 
 def test_a_class_that_no_patch_covers_is_measured() -> None:
@@ -125,7 +127,23 @@ def test_tables_that_are_interleaved_are_judged_and_dumped_as_they_are(family: s
         assert report.ok, str(report)
         assert report.modules
         inv_freq = 10000.0 ** -(torch.arange(0, 32, 2, dtype=torch.float64) / 32)
-        for table in gather(model, [0, 1, 7]).values():
+        for table in safe_rope.audit(model, [0, 1, 7]).tables.values():
             phases = table["positions"].double()[:, None] * inv_freq
             assert torch.allclose(table["cos"].double(), phases.cos(), atol=1e-6)
     assert {m.verdict for m in safe_rope.audit(stock.bfloat16()).modules} == {"damaged"}
+
+
+def test_a_live_model_is_dumped(tmp_path: Path) -> None:
+    report = safe_rope.audit(nn.ModuleDict({"a": PlainRotary(), "b": PlainRotary()}), range(64))
+    file = tmp_path / "tables.safetensors"
+    report.dump(file)
+    groups, _ = load(file)
+    assert groups.keys() == {""}
+    assert groups[""].keys() == {"a", "b"}
+    table = groups[""]["a"]
+    assert torch.equal(table["positions"], torch.arange(64))
+    assert torch.equal(table["cos"], PlainRotary().cos_cached[:64, :64])
+    assert torch.equal(table["sin"], PlainRotary().sin_cached[:64, :64])
+    with pytest.raises(UnsupportedModelError, match=r"no table of torch.*Linear was measured"):
+        safe_rope.audit(nn.Linear(2, 2)).dump(tmp_path / "none.safetensors")
+    assert list(tmp_path.iterdir()) == [file]

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safe_rope._audit.command.dump import Tables, environment, gather, load
+from safe_rope._audit.command.dump import environment, load
 from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.skeleton import Skeleton
+from safe_rope._audit.model import audit
 from safe_rope._audit.reference import TOLERANCE
+from safe_rope._audit.report import Tables
 from safe_rope._protection import protect
 from safe_rope.errors import ConfigError, UnsupportedModelError
 
@@ -54,7 +56,7 @@ def _positions_of(groups: dict[str, Tables]) -> list[int]:
 def _tables(side: dict[str, Any], request: dict[str, Any], held: list[list[int]]) -> Tables:
     skeleton = Skeleton(side["model"])
     job = Job(side["name"], {}, None, "float32", request["positions"], request["longest"])
-    asked = held[0] if held else job.dumped(skeleton.announced)
+    asked = (held[0] if held else []) or job.dumped(skeleton.announced)
     try:
         device = torch.device(side["device"])
         torch.empty(1, device=device)
@@ -65,7 +67,7 @@ def _tables(side: dict[str, Any], request: dict[str, Any], held: list[list[int]]
     if request["tables"] == "exact":
         protect(model, strict=True)
     model = model.to(getattr(torch, side["dtype"])).to(device)
-    tables = gather(model, asked)
+    tables = audit(model, asked).tables
     if not tables:
         raise UnsupportedModelError(f"{side['name']} has no rotary module whose tables can be read")
     return tables

@@ -1,4 +1,4 @@
-"""The cos and sin tables of a model as a file, so that two environments can be compared."""
+"""The cos and sin tables of an audit as a file, so that two environments can be compared."""
 
 from __future__ import annotations
 
@@ -10,61 +10,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from safetensors.torch import save as serialized
+from torch import Tensor
 
-from safe_rope import constructors
-from safe_rope._audit.forward import UnmeasurableError, call
-from safe_rope._audit.reference import PhaseReference, compare, halves
-from safe_rope._protection.rewrite import stock_class
-from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types
-from safe_rope.errors import ConfigError, SafeRopeError
-from safe_rope.registry import find
-
-Tables = dict[str, dict[str, Tensor]]
-"""For each rotary embedding: "positions" int64 [n], rising, "cos" and "sin" FP32 [n, rotary_dim // 2]."""
+from safe_rope._audit.report import Tables
+from safe_rope._base.files import write_atomically
+from safe_rope.errors import ConfigError
 
 FORMAT = "safe_rope.tables/1"
 
 
-def gather(model: nn.Module, positions: Iterable[int]) -> Tables:
-    """Return what each rotary module hands out for ``positions``, called with an FP32 ``x``.
-
-    The values are widened to FP32, which changes none; a module's copy answers, and nothing is changed.
-    """
-    asked = sorted(set(positions))
-    tables: Tables = {}
-    with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
-        for path, module in model.named_modules():
-            patch = find(module)
-            convention = calling_convention(stock_class(module))
-            if convention is None or (patch is None and not is_position_module(module)):
-                continue
-            for layer_type in layer_types(module):
-                name = path if layer_type is None else f"{path}:{layer_type}"
-                try:
-                    reference = PhaseReference(module, patch, layer_type, convention)
-                    parts = call(module, reference, asked, torch.float32)
-                except (UnmeasurableError, SafeRopeError):
-                    continue  # the audit says why
-                _, layout = compare(reference, parts[-1])  # at position 0, every layout fits
-                tables[name] = {
-                    "positions": torch.cat([part.positions for part in parts]),
-                    "cos": torch.cat([_first_of_pairs(part.cos, reference, layout) for part in parts]),
-                    "sin": torch.cat([_first_of_pairs(part.sin, reference, layout) for part in parts]),
-                }
-    return tables
-
-
-def _first_of_pairs(table: Tensor, reference: PhaseReference, layout: str) -> Tensor:
-    first = halves(table, len(reference.base), layout)[0]
-    return first.to("cpu", torch.float32).contiguous()
-
-
 def save(file: Path, groups: Mapping[str, Tables]) -> None:
-    """Write ``groups`` (a name for each set of tables) as safetensors."""
+    """Write ``groups`` (a name for each set of tables) as safetensors, at once or not at all."""
     tensors = {
         f"{group}/{name}/{part}": tensor
         for group, tables in groups.items()
@@ -75,7 +34,8 @@ def save(file: Path, groups: Mapping[str, Tables]) -> None:
 
 
 def _write(file: Path, tensors: dict[str, Tensor]) -> None:
-    save_file(tensors, file, metadata={"format": FORMAT, "environment": json.dumps(environment())})
+    notes = {"format": FORMAT, "environment": json.dumps(environment())}
+    write_atomically(str(file), serialized(tensors, metadata=notes))
 
 
 def merge(files: Iterable[Path], target: Path) -> None:

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from safe_rope._audit.command.dump import gather, save
+from safe_rope._audit.command.dump import save
 from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.paths import Material, implied, start_deepspeed
 from safe_rope._audit.model import audit
@@ -32,8 +32,9 @@ def measure_path(job: Job, material: Material, path: str, kind: str, dump: Path 
         model = unwrapped(loaded)[0]  # paths stay the same whatever the engine
         audits.append((step, audit(model, job.measured(announced))))
     if dump is not None:
-        save(dump, {f"{path} ({kind})": gather(model, job.dumped(announced))})
+        save(dump, {f"{path} ({kind})": audit(model, job.dumped(announced)).tables})
     report = audits[-1][1]
+    report.tables = {}  # it is sent to another process
     report.findings = [
         replace(f, where=_origin(f, audits)) if f.severity == "damaged" else f for f in report.findings
     ]

@@ -25,12 +25,9 @@ _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
 class MeasurementError(SafeRopeError):
     """The process that measures said what is wrong; its traceback is the cause."""
 
-
-def failure(said: str, trace: str) -> MeasurementError:
-    """Return the error that another process said, with its traceback."""
-    error = MeasurementError(said)
-    error.__cause__ = RuntimeError(f"in the process that measures:\n{trace}")
-    return error
+    def __init__(self, said: str, trace: str) -> None:
+        super().__init__(said)
+        self.__cause__ = RuntimeError(f"in the process that measures:\n{trace}")
 
 
 def measure(
@@ -96,7 +93,7 @@ def _follow(process: subprocess.Popen[bytes], log: Path, listen: Listener) -> An
             process.stdout.read()
             break
         if "error" in message:
-            raise failure(message["error"], message["trace"])
+            raise MeasurementError(message["error"], message["trace"])
         if "result" in message:
             return message["result"]
         listen(message)
@@ -104,7 +101,7 @@ def _follow(process: subprocess.Popen[bytes], log: Path, listen: Listener) -> An
     said = log.read_text(errors="replace").strip()
     how = f"signal {-status}" if status < 0 else f"status {status}"
     last = said.splitlines()[-1] if said else "it said nothing"
-    raise failure(f"the process that measures ended with {how}: {last}", said)
+    raise MeasurementError(f"the process that measures ended with {how}: {last}", said)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.outcome import KINDS, Outcome
-from safe_rope._audit.command.process import failure
+from safe_rope._audit.command.process import MeasurementError
 from safe_rope._audit.report import AuditReport
 from safe_rope.errors import ConfigError, SafeRopeError
 
@@ -129,7 +129,7 @@ def _in_a_fork(log: Path, job: Job, material: Any, path: str, kind: str, tables:
         process.kill()
         process.join()
     if isinstance(measured, dict):
-        raise failure(f"{path} ({kind}): {measured['error']}", measured["trace"])
+        raise MeasurementError(f"{path} ({kind}): {measured['error']}", measured["trace"])
     return measured
 
 
