@@ -169,20 +169,21 @@ class EmbeddingAuditor:
         except UnmeasurableError as error:
             self._owner.add("forward", "unknown", f"what forward returns cannot be measured: {error}")
             return
-        errors = Errors.joined([compare(self._reference, table)[0] for table in tables])
+        measured = [compare(self._reference, table) for table in tables]
+        errors = Errors.joined([errors for errors, _ in measured])
         for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
             row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type)
             self._owner.result.rows.append(row)
-        self._keep(tables)
+        self._keep(tables, measured[-1][1])  # at position 0, every layout fits
         if errors.damaged:
             self._add_forward(errors, tables)
         else:
             self._excuse()
         self._note_rounding(tables)
 
-    def _keep(self, tables: list[CosSinTable]) -> None:
+    def _keep(self, tables: list[CosSinTable], layout: str) -> None:
         """Put one value of each pair into the report."""
-        pairs, layout = len(self._reference.base), self._reference.layouts[0]
+        pairs = len(self._reference.base)
         path, layer_type = self._owner.result.path, self._reference.layer_type
         cos = [halves(table.cos, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
         sin = [halves(table.sin, pairs, layout)[0].to("cpu", torch.float32) for table in tables]

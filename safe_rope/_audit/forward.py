@@ -152,6 +152,8 @@ def _rows(
     forward: Callable[..., Any], reference: PhaseReference, count: int, x: Tensor, **kwargs: Any
 ) -> list[Tensor]:
     result = forward(x, **kwargs)
+    if isinstance(result, Tensor) and result.is_complex():
+        result = result.real, result.imag
     if not (isinstance(result, tuple | list) and len(result) == 2):
         raise UnmeasurableError(f"forward returned {type(result).__name__}, not cos and sin")
     tables, pairs = [], len(reference.base)

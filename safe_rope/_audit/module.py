@@ -11,7 +11,7 @@ from safe_rope._audit.causes import dtype_name
 from safe_rope._audit.embedding import EmbeddingAuditor
 from safe_rope._audit.forward import UnmeasurableError, isolated, with_tables_of_its_forward
 from safe_rope._audit.reference import PhaseReference
-from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where
+from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.wrappers import own_class
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.reference import stock_class
@@ -62,8 +62,7 @@ class ModuleAuditor:
         self._check_application()
         for layer_type in layer_types(self.module):
             self._audit_embedding(layer_type, asked)
-        found = {finding.severity for finding in self.findings}
-        self.result.verdict = "damaged" if "damaged" in found else "unknown" if "unknown" in found else "ok"
+        self.result.verdict = worst(finding.severity for finding in self.findings)
 
     @property
     def findings(self) -> list[Finding]:
