@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
-from safe_rope._audit.forward import UnmeasurableError, call, device_of
+from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
     TOLERANCE,
     CosSinTable,
@@ -23,6 +23,7 @@ from safe_rope._audit.reference import (
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rewrite import is_protected
+from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.rotation import plain
 
@@ -166,7 +167,7 @@ class EmbeddingAuditor:
             return  # on the meta device, which was said
         try:
             tables = call(self._module, self._reference, self._positions, torch.float32)
-        except UnmeasurableError as error:
+        except UnansweredError as error:
             self._owner.add("forward", "unknown", f"what forward returns cannot be measured: {error}")
             return
         measured = [compare(self._reference, table) for table in tables]
@@ -238,7 +239,7 @@ class EmbeddingAuditor:
             return
         try:
             lowered = call(self._module, self._reference, self._positions, dtype)
-        except UnmeasurableError as error:
+        except UnansweredError as error:
             self._owner.add("forward", "unknown", f"called in the model's dtype, {error}", dtype=dtype)
             return
         given = lowered[0].cos.dtype
