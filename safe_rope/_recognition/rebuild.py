@@ -29,7 +29,7 @@ from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.holdings import entries, unfilled
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.untouched import Untouched
-from safe_rope.constructors import _surroundings
+from safe_rope.constructors._default_dtype import default_dtype
 
 _thread = threading.local()
 
@@ -323,7 +323,7 @@ class _Lowering(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _replaying(conditions: Conditions) -> Iterator[None]:
-    with _surroundings.default_dtype(conditions.default):
+    with default_dtype(conditions.default):
         if conditions.lowered is None:
             yield
         else:
