@@ -153,7 +153,11 @@ class _InPlace(torch.autograd.Function):
         return None, None, None, *_each(cos, sin, ctx.form, True, (gradient,))
 
 
-@torch.library.custom_op("safe_rope::rotary", mutates_args=())
+_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor"
+
+
+# With a schema of its own: torch 2.4 cannot infer one from postponed annotations.
+@torch.library.custom_op("safe_rope::rotary", mutates_args=(), schema=_SCHEMA)
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
     return compute(x, cos, sin, parse(form), conjugate, compiled=True)
 
