@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from safe_rope._base.torch_private import TRUE_CONSTRUCTORS, device_constructors
 from safe_rope.constructors._default_dtype import default_dtype
 
 
@@ -28,8 +29,7 @@ def remember_device_constructors(names: Iterable[str]) -> None:
     torch asks once in a process which functions those are, and keeps the answer. Asked while zero.Init's
     wrappers stand there it remembers the wrappers, and no ``torch.device("meta")`` works any more, ever.
     """
-    known = torch.utils._device._device_constructors()
-    known.update(getattr(torch._C._VariableFunctions, name) for name in names)
+    device_constructors().update(getattr(TRUE_CONSTRUCTORS, name) for name in names)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -192,7 +192,7 @@ def _length(seq_len: int | torch.Tensor | None) -> int:
             raise TypeError(
                 f"seq_len must be an integer tensor, got {seq_len.dtype}; pass position_ids.max() + 1"
             )
-        seq_len = seq_len.item()  # type: ignore[assignment]
+        seq_len = cast(int, seq_len.item())
     if isinstance(seq_len, bool) or not isinstance(seq_len, int):
         raise TypeError(f"seq_len must be an integer, got {seq_len!r}; pass position_ids.max() + 1")
     if seq_len < 0:

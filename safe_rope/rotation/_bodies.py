@@ -21,6 +21,7 @@ from torch import Tensor
 from safe_rope._base import originals
 from safe_rope._base.dtypes import ROTATED
 from safe_rope._base.positions import must_stay_opaque
+from safe_rope._base.torch_private import WithoutTorchFunction
 from safe_rope.rotation.kernels import Form, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
@@ -132,7 +133,7 @@ def recognise(stock: Callable[..., Any]) -> Body | None:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     with (
-        torch._C.DisableTorchFunction(),  # a torch.device context makes every call several times as dear
+        WithoutTorchFunction(),  # a torch.device context makes every call several times as dear
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
@@ -183,27 +184,32 @@ def _agree_on(
         arguments["position_ids"] = originals.tensor(positions, dtype=torch.int64, device="cpu").view(table)
     if unsqueeze is not None:
         arguments["unsqueeze_dim"] = unsqueeze
+    states = [arguments[name] for name in body.names[: body.states]]
     try:
-        expected = _outputs_and_gradients(stock(**arguments), body, arguments)
-    except Exception:  # whatever it is, the function does not take such arguments
+        result = stock(**arguments)
+    except Exception:  # noqa: BLE001 - whatever it is, the function does not take such arguments
         return False
-    ours = body.rotate((), arguments)
-    if expected is None or ours is None:
+    expected = _results(result, body, states)
+    got = _results(body.rotate((), arguments), body, states)
+    if expected is None or got is None or not all(map(torch.equal, expected, got)):
         return False
-    got = _outputs_and_gradients(ours, body, arguments)
-    return got is not None and all(map(torch.equal, expected, got))
+    weights = [_numbers(tuple(state.shape), 9) for state in states]
+    try:
+        gradients = torch.autograd.grad(expected, states, weights)
+    except Exception:  # noqa: BLE001 - so may a backward of the function's own fail, or there is none
+        return False
+    return all(map(torch.equal, gradients, torch.autograd.grad(got, states, weights)))
 
 
-def _outputs_and_gradients(result: Any, body: Body, arguments: dict[str, Any]) -> list[Tensor] | None:
+def _results(result: Any, body: Body, states: list[Tensor]) -> list[Tensor] | None:
+    """Return a tensor for each state, of its shape and dtype; None if ``result`` is anything else."""
     if isinstance(result, tuple) != body.is_tuple:
         return None
-    outputs = list(result) if body.is_tuple else [result]
-    states = [arguments[name] for name in body.names[: body.states]]
-    if len(outputs) != len(states) or any(o.shape != s.shape for o, s in zip(outputs, states, strict=True)):
+    results = list(result) if body.is_tuple else [result]
+    if len(results) != len(states) or not all(isinstance(r, Tensor) for r in results):
         return None
-    weights = [_numbers(tuple(output.shape), 9) for output in outputs]
-    gradients = torch.autograd.grad(outputs, states, weights)
-    return [*(output.detach() for output in outputs), *gradients]
+    pairs = zip(results, states, strict=True)
+    return results if all(r.shape == s.shape and r.dtype == s.dtype for r, s in pairs) else None
 
 
 def _numbers(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -19,8 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
+from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope.rotation import fp32_application
 
 # Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
@@ -58,7 +57,7 @@ class _OwnCode(_Replacement):
         function.__globals__[self.name] = fp32_application(stock)
         self.ours = _calling(self.name, stock)
         function.__code__ = self.ours
-        function.__wrapped__ = stock  # type: ignore[attr-defined]
+        vars(function)["__wrapped__"] = stock
 
     def put_back(self) -> None:
         self.function.__globals__.pop(self.name, None)
@@ -68,7 +67,7 @@ class _OwnCode(_Replacement):
         if self.wrapped is None:
             vars(self.function).pop("__wrapped__", None)
         else:
-            self.function.__wrapped__ = self.wrapped  # type: ignore[attr-defined]
+            vars(self.function)["__wrapped__"] = self.wrapped
 
     def is_in_place(self) -> bool:
         return self.function.__code__ is self.ours
@@ -176,14 +175,8 @@ class _NextCollection:
         self.cycle = self
 
 
-def _compiler_is_at_work() -> bool:
-    # The compile context also spans the making of guards, after the tracing context has closed.
-    contexts = (getattr(torch._guards, name, None) for name in ("CompileContext", "TracingContext"))
-    return any(context is not None and context.try_get() is not None for context in contexts)
-
-
 def _release(keys: Iterable[Any]) -> None:
-    if _compiler_is_at_work():
+    if is_compiler_at_work():
         # Dynamo may be tracing one of these functions: nothing is swapped before the next collection.
         weakref.finalize(_NextCollection(), _release, keys).atexit = False
         return
