@@ -123,7 +123,8 @@ def _default(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) ->
 
 def _linear(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies over ``factor``. Source: position interpolation, arXiv:2306.15595."""
-    return _geometric(arithmetic, spec.rope_theta, spec.rotary_dim) / spec.factor
+    frequencies: torch.Tensor = _geometric(arithmetic, spec.rope_theta, spec.rotary_dim) / spec.factor
+    return frequencies
 
 
 def _dynamic(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
@@ -167,7 +168,8 @@ def _yarn(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> to
     interpolated = 1.0 / (spec.factor * wavelengths)
     # 1 - (1 - ramp) is not ramp in FP32, and the stock code rounds twice.
     keep = 1 - ramp
-    return interpolated * (1 - keep) + kept * keep
+    blended: torch.Tensor = interpolated * (1 - keep) + kept * keep
+    return blended
 
 
 def _longrope(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
