@@ -112,9 +112,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
         if not recognised.tried and not torch.compiler.is_compiling():
             recognised.try_now()
         if recognised.body is not None and _is_worthwhile(args, kwargs):
-            fast = recognised.body.rotate(
-                tuple(map(_unmark, args)), {name: _unmark(value) for name, value in kwargs.items()}
-            )
+            unmarked = {name: plain(value) for name, value in kwargs.items()}
+            fast = recognised.body.rotate(tuple(map(plain, args)), unmarked)
             if fast is not None:
                 return fast
         dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
@@ -155,10 +154,6 @@ def _is_worthwhile(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(elements >= _SMALLEST)
 
 
-def _unmark(value: Any) -> Any:
-    return plain(value) if isinstance(value, torch.Tensor) else value
-
-
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:
     """Return where among the arguments of ``stock`` the position_ids are, if it needs any."""
     parameters = list(inspect.signature(stock).parameters.values())
@@ -178,11 +173,7 @@ def _is_rotated(value: Any) -> bool:
 
 
 def _raise(value: Any) -> Any:
-    if is_marked(value):
-        return plain(value)
-    if _is_rotated(value) and value.dtype in LOW:
-        return value.to(torch.float32)
-    return value
+    return value.to(torch.float32) if _is_rotated(value) and value.dtype in LOW else plain(value)
 
 
 def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:

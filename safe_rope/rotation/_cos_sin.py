@@ -102,6 +102,9 @@ class CosSin(torch.Tensor):
         self.source = table
         return self
 
+    def _around(self, table: torch.Tensor) -> CosSin:
+        return CosSin(table, self.nominal, self.faced, self.phase)
+
     __torch_function__ = DISABLED_TORCH_FUNCTION
 
     @classmethod
@@ -121,7 +124,7 @@ class CosSin(torch.Tensor):
             _warn_of_phases(tables)
             args, kwargs = tree_map_only(CosSin, rounded, (args, kwargs))
             return func(*args, **kwargs)
-        args, kwargs = tree_map_only(CosSin, _table_of, (args, kwargs))
+        args, kwargs = tree_map_only(CosSin, plain, (args, kwargs))
         result = func(*args, **kwargs)
         keeps = not others if nominal is not None else func.overloadpacket in _KEEP_THE_MARK
         phase = None if func.overloadpacket in _ENDS_A_PHASE else tables[0].phase
@@ -152,7 +155,7 @@ class CosSin(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         """The table, without autograd; what is assigned or written to it is written to the module's table."""
-        same = CosSin(self.table, self.nominal, self.faced, self.phase)
+        same = self._around(self.table)
         same.source = self.source
         return same
 
@@ -173,7 +176,7 @@ class CosSin(torch.Tensor):
         return CosSin, (self.table, self.nominal, self.faced, self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
-        return CosSin(self.table.clone(), self.nominal, self.faced, self.phase)
+        return self._around(self.table.clone())
 
 
 def _takes_part(tensor: torch.Tensor) -> bool:
@@ -192,14 +195,14 @@ def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tenso
         return CosSin(func(source.table, **{**kwargs, "dtype": None}), dtype, source.faced, source.phase)
     moved: torch.Tensor = func(source.table, **kwargs)
     if dtype is None or (source.nominal is None and dtype == source.table.dtype):
-        return CosSin(moved, source.nominal, source.faced, source.phase)
+        return source._around(moved)
     return moved
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
     target = args[0] if args else None
-    values = tree_map_only(CosSin, _table_of, (args, kwargs))
+    values = tree_map_only(CosSin, plain, (args, kwargs))
     result = func(*values[0], **values[1])
     if isinstance(target, CosSin):
         torch.autograd.graph.increment_version(target.source)
@@ -241,18 +244,14 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
 
 
-def _table_of(tensor: CosSin) -> torch.Tensor:
-    return tensor.table
-
-
 def rounded(tensor: CosSin) -> torch.Tensor:
     """Return a plain tensor in the dtype that the stock model has there, rounded once."""
     return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` without the `CosSin` mark, as a view of the same memory."""
-    return tensor.table if isinstance(tensor, CosSin) else tensor
+def plain(value: Any) -> Any:
+    """Return a tensor without the `CosSin` mark, as a view of the same memory; anything else as it is."""
+    return value.table if isinstance(value, CosSin) else value
 
 
 def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:

@@ -115,13 +115,8 @@ def _install(owner: Any, attribute: str) -> Any:
     known = _installed.get(key)
     if known is not None and known.is_in_place():
         return key
-    users = 0 if known is None else known.users
-    replacement: _Replacement
-    if isinstance(current, types.FunctionType) and not current.__closure__:
-        replacement = _OwnCode(current)
-    else:
-        replacement = _Name(owner, attribute, current)
-    replacement.users = users
+    replacement = _OwnCode(current) if key is current else _Name(owner, attribute, current)
+    replacement.users = 0 if known is None else known.users
     _installed[key] = replacement
     return key
 
@@ -141,26 +136,21 @@ def _find(module_name: str, name: str) -> tuple[Any, str]:
     return owner, attribute
 
 
+_PASSED: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+
+
 def _calling(name: str, stock: types.FunctionType) -> types.CodeType:
     """Return code that takes what ``stock`` takes and passes it to the global ``name``."""
-    takes, gives = [], []
-    parameters = list(inspect.signature(stock, follow_wrapped=False).parameters.values())
-    for index, parameter in enumerate(parameters):
-        stars: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
-        star = stars.get(parameter.kind, "")
-        keyword = f"{parameter.name}=" if parameter.kind == parameter.KEYWORD_ONLY else ""
-        before = parameters[index - 1].kind if index else None
-        if keyword and before not in (parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY):
-            takes.append("*")
-        takes.append(star + parameter.name)
-        gives.append(keyword + star + parameter.name)
-        if parameter.kind == parameter.POSITIONAL_ONLY and (
-            parameter is parameters[-1] or parameters[index + 1].kind != parameter.POSITIONAL_ONLY
-        ):
-            takes.append("/")
+    given = inspect.signature(stock, follow_wrapped=False).parameters.values()
+    bare = [parameter.replace(default=parameter.empty, annotation=parameter.empty) for parameter in given]
+    passed = ", ".join(_PASSED.get(parameter.kind, "{0}").format(parameter.name) for parameter in bare)
     scope: dict[str, Any] = {}
     # Names of parameters and one of ours, nothing else. The defaults belong to the function, not to its code.
-    exec(f"def call({', '.join(takes)}):\n    return {name}({', '.join(gives)})", scope)
+    exec(f"def call{inspect.Signature(bare)}:\n    return {name}({passed})", scope)
     ours: types.CodeType = scope["call"].__code__
     code = stock.__code__
     return ours.replace(
