@@ -1,4 +1,4 @@
-"""The tensors in what a function takes or returns."""
+"""The tensors among the arguments of a torch function, as a torch function mode sees them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested tuples, lists and dicts, in order."""
+    """Yield the tensors in nested tuples, lists and dicts, in order.
+
+    Nothing else is looked into: the memo of ``Tensor.__deepcopy__`` holds objects of any kind.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
