@@ -150,3 +150,30 @@ def mark_static(tensor: torch.Tensor, dim: int) -> None:
 def inductor_cpp() -> Any:
     """Return inductor's settings for C++. Imported late: half a second that only those pay who compile."""
     return importlib.import_module("torch._inductor.config").cpp
+
+
+# ---- wrappers and FSDP ---------------------------------------------------------------------------------
+
+WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Children under which torch's own wrappers keep the module; a name that no wrapper has is never met."""
+
+
+def fsdp_class(name: str) -> Any:
+    """Return a class of FSDP; None where this torch has none of the name, or nobody has imported FSDP."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
+
+
+def fully_sharded_policy(module: torch.nn.Module) -> Any:
+    """Return the mixed precision policy of a module after ``fully_shard``; None where it cannot be read."""
+    state = getattr(module, "_get_fsdp_state", None)
+    return getattr(state(), "_mp_policy", None) if callable(state) else None
+
+
+def has_run(unit: Any) -> bool:
+    """Whether a unit of FSDP 1 has been in a forward; where it does not say so, it has."""
+    return getattr(unit, "_is_root", True) is not None
+
+
+def ignored_modules(unit: Any) -> Any:
+    """Return the modules that a unit of FSDP 1 leaves alone; none where it does not say so."""
+    return getattr(unit, "_ignored_modules", ())
