@@ -22,15 +22,14 @@ try:
     from torch._subclasses import FakeTensorMode as FakeTensorMode
     from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
     from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+    from torch.utils import _pytree
     from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._device import _device_constructors
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes
-    from torch.utils._pytree import tree_flatten as tree_flatten
-    from torch.utils._pytree import tree_leaves as tree_leaves
-    from torch.utils._pytree import tree_map_only as tree_map_only
-    from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+    pytree = _pytree
+    """Nested containers as leaves and a structure."""
     TRUE_CONSTRUCTORS: Any = torch._C._VariableFunctions
     """Holds the C++ bindings behind ``torch.empty`` and its siblings, which nobody replaces."""
     TRUE_NEW: Any = torch._C.TensorBase.__new__

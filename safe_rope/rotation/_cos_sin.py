@@ -18,9 +18,8 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     make_wrapper_subclass,
+    pytree,
     storage_key,
-    tree_leaves,
-    tree_map_only,
 )
 from safe_rope.errors import PrecisionWarning
 
@@ -112,7 +111,7 @@ class CosSin(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
         if func.overloadpacket is _aten._to_copy:
             return _converted(func, args[0], kwargs)
@@ -122,9 +121,9 @@ class CosSin(torch.Tensor):
         others = [leaf for leaf in leaves if not isinstance(leaf, CosSin) and _takes_part(leaf)]
         if nominal is not None and any(other.dtype in LOW for other in others):
             _warn_of_phases(tables)
-            args, kwargs = tree_map_only(CosSin, rounded, (args, kwargs))
+            args, kwargs = pytree.tree_map_only(CosSin, rounded, (args, kwargs))
             return func(*args, **kwargs)
-        args, kwargs = tree_map_only(CosSin, plain, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(CosSin, plain, (args, kwargs))
         result = func(*args, **kwargs)
         keeps = not others if nominal is not None else func.overloadpacket in _KEEP_THE_MARK
         phase = None if func.overloadpacket in _ENDS_A_PHASE else tables[0].phase
@@ -202,7 +201,7 @@ def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tenso
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
     target = args[0] if args else None
-    values = tree_map_only(CosSin, plain, (args, kwargs))
+    values = pytree.tree_map_only(CosSin, plain, (args, kwargs))
     result = func(*values[0], **values[1])
     if isinstance(target, CosSin):
         torch.autograd.graph.increment_version(target.source)
@@ -234,7 +233,7 @@ def _marked_alike(
             result.source = tables[0].source
         return result
 
-    return tree_map_only(torch.Tensor, mark, result)
+    return pytree.tree_map_only(torch.Tensor, mark, result)
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
