@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from safe_rope._base.arguments import tensors_in
+
 
 class Origin(enum.Flag):
     """What a tensor's values have been made from and by."""
@@ -70,13 +72,13 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         origin = _source(name)
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
         if origin is not Origin.NONE:
-            for tensor in _tensors(result):
+            for tensor in tensors_in(result):
                 self.note(tensor, origin)
             if _writes(name):
-                for tensor in (*_tensors(args[:1]), *_tensors(kwargs.get("out"))):
+                for tensor in (*tensors_in(args[:1]), *tensors_in(kwargs.get("out"))):
                     self._note_all_of(tensor, origin)
         return result
 
@@ -105,14 +107,3 @@ def _writes(name: str) -> bool:
         or (name.endswith("_") and not name.endswith("__"))
         or (name.startswith("__i") and name.endswith("__"))
     )
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
