@@ -20,13 +20,14 @@ from torch import nn
 
 from safe_rope import constructors
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.torch_private import pytree
 from safe_rope._recognition.holdings import get_table
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import CosSin, marked, round_results, without_autocast
 
 _LENGTHS = ("seq_len", "seqlen", "length")
 
-_map = torch.utils._pytree.tree_map_only
+_map = pytree.tree_map_only
 
 
 def run_in_fp32(
@@ -68,7 +69,7 @@ def _raised(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 # ---- modules that nobody has described -----------------------------------------------------------------

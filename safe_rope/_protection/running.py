@@ -26,6 +26,7 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._base.torch_private import pytree
 from safe_rope._protection.in_fp32 import raise_arguments, run_in_fp32
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -36,7 +37,7 @@ from safe_rope.rotation._cos_sin import CosSin, marked, plain, rounded
 
 logger = logging.getLogger(__name__)
 
-_tree = torch.utils._pytree
+_tree = pytree
 
 
 class Result(NamedTuple):
