@@ -22,7 +22,7 @@ from torch import Tensor
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body, can_sample, recognise
-from safe_rope.rotation._checks import check_states, check_tables
+from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, is_marked, marked, plain
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
@@ -76,10 +76,12 @@ def apply_rotary(
     # A protected module's tables have a column for each element, all others one for each pair.
     form = Form(layout, layout, layout if is_marked(cos) and is_marked(sin) else "shared")
     cos, sin = plain(cos), plain(sin)
-    check_tables(cos, sin, unsqueeze_dim)
-    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    for name, x in (("q", q), ("k", k)):
-        check_states(name, x, cos, form)
+    fault = fault_of_tables(cos, sin, unsqueeze_dim)
+    if fault is None:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        fault = fault_of_states("q", q, cos, form) or fault_of_states("k", k, cos, form)
+    if fault is not None:
+        raise fault
     if inplace:
         return rotate_(q, cos, sin, form), rotate_(k, cos, sin, form)
     rotated_q, rotated_k = rotate((q, k), cos, sin, form)
