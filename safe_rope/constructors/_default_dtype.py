@@ -1,16 +1,18 @@
 """Sections of several threads that each need a default dtype, which belongs to the process.
 
-Threads that need the same one share it; one that needs another waits until it disturbs nobody. No lock is
-held while a section runs, so that its code may start a thread, build modules there and wait for it.
+Threads that need the same one share it; one that needs another waits for its turn. No lock is held while a
+section runs, so that its code may start a thread, build modules there and wait for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -19,9 +21,17 @@ _PATIENCE = 10.0
 """Seconds after which a section of another thread is taken to wait for this one, unseen."""
 _WAITING = frozenset({"wait", "join", "_wait_for_tstate_lock"})
 
+
+class _Section(NamedTuple):
+    """The default dtype that a thread needs, and whether it has it or waits for its turn."""
+
+    dtype: torch.dtype
+    active: bool
+
+
 _changed = threading.Condition()
-_sections: dict[int, torch.dtype | None] = {}
-"""The default dtype that each thread in a section computes under; None while it waits for its turn."""
+_sections: dict[int, _Section] = {}
+"""Of each thread, in the order of their coming."""
 _outside = torch.float32
 """The process's own default dtype, as long as there are sections."""
 
@@ -41,7 +51,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[torch.dtype]:
         if not _sections:
             _outside = current
         before = current if nested else _outside
-        _sections[me] = None
+        _sections[me] = _Section(dtype, active=False)
     try:
         with _changed:
             if not _take_turn(me, dtype) and dtype != torch.float32:
@@ -61,25 +71,33 @@ def default_dtype(dtype: torch.dtype) -> Iterator[torch.dtype]:
 
 
 def _take_turn(me: int, dtype: torch.dtype) -> bool:
-    """Wait until no other thread computes under another dtype; return whether that came about."""
-    _sections[me] = None  # meanwhile this one computes nothing that another could disturb
+    """Wait until nobody who came earlier needs another dtype; return whether that came about."""
+    del _sections[me]
+    _sections[me] = _Section(dtype, active=False)  # the last; it computes nothing that another could disturb
     _changed.notify_all()
     end = time.monotonic() + _PATIENCE
-    while any(other not in (None, dtype) and not _waits(thread) for thread, other in _sections.items()):
+    while _must_wait(me, dtype):
         if time.monotonic() > end:
             return False
         _changed.wait(_INTERVAL)
     return True
 
 
+def _must_wait(me: int, dtype: torch.dtype) -> bool:
+    earlier = itertools.takewhile(lambda entry: entry[0] != me, _sections.items())
+    return any(
+        section.dtype != dtype and not (section.active and _waits(thread)) for thread, section in earlier
+    )
+
+
 def _compute_under(me: int, dtype: torch.dtype) -> None:
-    _sections[me] = dtype
+    _sections[me] = _Section(dtype, active=True)
     torch.set_default_dtype(dtype)
 
 
 def _leave(me: int) -> None:
     del _sections[me]
-    others = [dtype for dtype in _sections.values() if dtype is not None]
+    others = [section.dtype for section in _sections.values() if section.active]
     if not others:
         torch.set_default_dtype(_outside)
     elif torch.get_default_dtype() not in others:
