@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._audit.reference import LOW
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import WRAPPED, fsdp_class, fully_sharded_policy, has_run, ignored_modules
 
 _ENGINES = ("deepspeed.", "torch.nn.parallel.", "accelerate.")

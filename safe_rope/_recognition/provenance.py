@@ -32,7 +32,7 @@ class Origin(enum.Flag):
     """Through sin, cos, a logarithm or the like: no phase any more that a position is multiplied with."""
 
 
-_COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "triu_indices", "tril_indices"}
+_COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}
 _LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "FloatTensor"}
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
            "normal_", "uniform_", "bernoulli", "bernoulli_", "multinomial", "trunc_normal_", "exponential_",
