@@ -20,8 +20,6 @@ from safe_rope.errors import IncompatibleVersionError
 
 try:
     from torch._subclasses import FakeTensorMode as FakeTensorMode
-    from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
     from torch.utils import _pytree
     from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._device import _device_constructors

@@ -14,8 +14,7 @@ import torch
 import safe_rope
 
 ROOT = Path(safe_rope.__file__).parent
-# scan reads source code as text; autocast names what it needs of operators beside them.
-ELSEWHERE = {"scan", "autocast"}
+ELSEWHERE = {"scan"}  # it reads source code, and never imports torch
 
 
 def private_names(path: Path) -> Iterator[str]:
