@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from safe_rope._base.arguments import tensors_in
+from safe_rope._base.tensors import tensors_in
 
 
 class Origin(enum.Flag):

@@ -78,7 +78,7 @@ def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions |
     """
     try:
         rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=True)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a foreign constructor
         rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
         return _rebuild(cls, arguments, conditions, contextlib.nullcontext, anew=True)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from safe_rope._base.arguments import tensors_in
 from safe_rope._base.replaced import Replaced
+from safe_rope._base.tensors import tensors_in
 from safe_rope._base.torch_private import (
     SET_DATA,
     DeviceContext,
