@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 
 from safe_rope.scan.engine import places, tensors
 from safe_rope.scan.engine.finding import Finding, Fix, Severity
 from safe_rope.scan.engine.flow import Flow
 from safe_rope.scan.engine.inference import CallSites, Inference
-from safe_rope.scan.engine.names import Call, Names
+from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Place, Site, Walk
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import Value
+
+_CHANGES_DEFAULT = re.compile(rb"(?:set|local|with)_(?:default_)?(?:\w+_)?(?:dtype|tensor_type)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,18 @@ class File:
         self.names = Names(walk)
         self.inference = Inference(walk, self.names, CallSites(walk, self.names))
         self.flow = Flow(source, walk, self.inference)
+        # Where a file changes the default dtype, nothing is known of what follows it.
+        self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression."""
         return self.inference.value(node, place)
+
+    def of(self, argument: Argument) -> Value:
+        """Return what is known of a call's argument."""
+        return self.inference.of(argument)
 
     def dtype(self, call: Call) -> Value | None:
         """Return what is known of a call's ``dtype=``; None where there is none, or where it is None."""

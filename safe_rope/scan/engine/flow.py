@@ -17,7 +17,7 @@ _MAX_VARIABLES = 3
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
 _EINOPS = ("einops.rearrange", "einops.repeat")
-_OPERATIONS = {name: tensors.OPERATORS[name] for name in ("pow", "div", "mul", "true_divide")}
+_FUNCTIONS = {"pow", "div", "mul", "true_divide"}
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
 # raises values, floating or not; or only at one that raises a number to them.
 Goal = Literal["floating", "scaled", "raised"]
@@ -45,6 +45,18 @@ class Step:
     place: Place
     same_statement: bool
     target: str = ""  # of a cast
+
+    @property
+    def others(self) -> list[ast.expr]:
+        """What the operand meets in an operation."""
+        match self.node:
+            case ast.BinOp(left=left, right=right):
+                sides = [left, right]
+            case ast.Call(args=args, keywords=keywords):
+                sides = [*args, *(keyword.value for keyword in keywords)]
+            case _:
+                sides = []
+        return [side for side in sides if side is not self.operand]
 
 
 class Flow:
@@ -124,7 +136,7 @@ class Flow:
         """Return what a method of the values, or a function of them, does."""
         function = node.func
         if isinstance(function, ast.Attribute) and function.value is current:
-            name, operands, operations = function.attr, [current, *node.args], tensors.OPERATORS
+            name, operands, operations = function.attr, [current, *node.args], set(tensors.OPERATORS)
             if name in ("to", "type", "type_as"):
                 target = tensors.cast_target(self._inference, self._inference.call(node, place))
                 if target is None or goal != "floating":
@@ -137,8 +149,7 @@ class Flow:
             module, _, name = self._inference.call(node, place).function.rpartition(".")
             if module != "torch":
                 return None if f"{module}.{name}" in _EINOPS else _END
-            rounded = any(keyword.arg == "rounding_mode" for keyword in node.keywords)
-            operands, operations = node.args, {} if rounded else _OPERATIONS
+            operands, operations = node.args, _FUNCTIONS
             kept = name in tensors.KEPT or name in tensors.JOINED
         else:
             return _END
@@ -146,7 +157,8 @@ class Flow:
             return _ARITHMETIC
         if name in operations and len(operands) == 2:
             left = operands[0] is current
-            return self._arithmetic(operations[name], operands[left], place, goal, on_left=left)
+            operation = tensors.operator(node, name)
+            return self._arithmetic(operation, operands[left], place, goal, on_left=left)
         return None if kept else _END
 
     def _arithmetic(

@@ -23,9 +23,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     for step in file.flow.steps(site):
         if step.how == "arithmetic":
-            fix = fixes.cast_operand(file, step.operand, step.place) or (
-                fixes.cast_operand(file, call.node, site.place) if step.same_statement else None
-            )
+            fix = fixes.cast_operand(file, call, step)
             return Report(
                 call.node,
                 file.severity("warning", site),

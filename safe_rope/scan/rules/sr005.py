@@ -34,7 +34,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
                 file.severity("warning", site, follows_activations=True),
                 f"positions cast to {_named(step.target)}: "
                 f"{messages.position(step.target, file.largest(call))}; use float32",
-                fixes.replace_cast(file, step.node, step.place),
+                fixes.replace_cast(file, step.node, step.place, call.node.func),
             )
     return None
 
