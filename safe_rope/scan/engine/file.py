@@ -91,4 +91,5 @@ class File:
         """Give a report its position."""
         start = self.source.position(self.source.start(report.node))
         end = self.source.position(self.source.end(report.node))
-        return Finding(rule, report.severity, self.path, *start, *end, report.message, report.fix)
+        fix = report.fix if self.source.editable else None
+        return Finding(rule, report.severity, self.path, *start, *end, report.message, fix)
