@@ -104,7 +104,7 @@ class Flow:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
-            if isinstance(parent, ast.Assign):
+            if isinstance(parent, ast.Assign | ast.AnnAssign):
                 yield from self._follow(parent, current, place, goal, variables)
             if not isinstance(parent, ast.expr):
                 return
@@ -180,10 +180,11 @@ class Flow:
         return _ARITHMETIC if _makes_float(operation, other) else None
 
     def _follow(
-        self, assign: ast.Assign, value: ast.expr, place: Place, goal: Goal, variables: int
+        self, assign: ast.Assign | ast.AnnAssign, value: ast.expr, place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:
-        target = assign.targets[0]
-        if variables >= _MAX_VARIABLES or len(assign.targets) != 1 or not isinstance(target, ast.Name):
+        targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
+        target = targets[0]
+        if variables >= _MAX_VARIABLES or len(targets) != 1 or not isinstance(target, ast.Name):
             return
         if not self._may_become_float(place.scope, assign, target.id):
             return
@@ -194,7 +195,7 @@ class Flow:
             if any(binding.value is value for binding in reaching):
                 yield from self._climb(name, ancestors, where, goal, variables + 1)
 
-    def _may_become_float(self, scope: Scope, assign: ast.Assign, name: str) -> bool:
+    def _may_become_float(self, scope: Scope, assign: ast.stmt, name: str) -> bool:
         """Ask the text first: most counts only index, and a walk costs more than a search."""
         end = getattr(scope.node, "end_lineno", None)
         start = self._source.offset(assign.lineno, 0)

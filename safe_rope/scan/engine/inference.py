@@ -21,10 +21,11 @@ from safe_rope.scan.engine.values import (
     number,
     tensor,
 )  # fmt: skip
-from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, RETURNS_INTEGERS, SHAPES
+from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, MASKS, RETURNS_INTEGERS, SHAPES
 
 _DEPTH = 40
 _TRUTH = Value("number", True, False, bound=1)
+_MASK_BY_NAME = Value(whole=True, assumed=True)
 _INTEGER_BY_NAME = Value(dtype="int", assumed=True)
 _ATTRIBUTES = {"shape": INTS, "ndim": INT, "device": DEVICE}
 
@@ -127,7 +128,7 @@ class Inference:
             )
         if isinstance(node.value, ast.Attribute) and inner.sort in ("number", "unknown"):
             return INT_BY_NAME if integers.known_integer(node.value.attr) else UNKNOWN
-        return inner if inner.sort in ("tensor", "numbers") else UNKNOWN
+        return inner if inner.sort in ("tensor", "numbers") or inner is _MASK_BY_NAME else UNKNOWN
 
     def _attribute(self, node: ast.Attribute, place: Place) -> Value:
         function = self.names.qualify(node, place)
@@ -200,6 +201,8 @@ class Inference:
         if DEVICES.fullmatch(binding.parameter):
             return DEVICE
         if annotated.sort == "tensor":
+            if MASKS.fullmatch(binding.parameter):
+                return tensor(annotated.dtype, whole=True, assumed=True)
             found = INTEGER_TENSORS.fullmatch(binding.parameter)
             return tensor("int", assumed=True) if found else annotated
         sites = self._call_sites.arguments(binding.place.scope, binding.parameter)
@@ -245,6 +248,8 @@ def _by_name(name: str) -> Value:
     """Return what a name alone says."""
     if DEVICES.fullmatch(name):
         return DEVICE
+    if MASKS.fullmatch(name):
+        return _MASK_BY_NAME
     by_name = INTEGER_TENSORS.fullmatch(name) and not SHAPES.fullmatch(name)
     return _INTEGER_BY_NAME if by_name else UNKNOWN
 

@@ -50,7 +50,7 @@ class Source:
         return line, len(self.text[self.line_starts[line - 1] : offset].decode(errors="replace")) + 1
 
     def as_read(self, offset: int) -> int:
-        """Return the offset in the bytes as read that ``offset`` in ``text`` stands for, if it is editable."""
+        """Return the offset in the bytes as read that ``offset`` in ``text`` stands for, where editable."""
         if self.encoding == "utf-8" or not self.editable:
             return self.skipped + offset
         return self.skipped + len(self.text[:offset].decode().encode(self.encoding))

@@ -178,9 +178,10 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
     if name in _CASTS and not call.positional:
         return _with_dtype(of, _CASTS[name])
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
-        return tensor(of.dtype or "inherited", True if name in _WHOLE else None)
-    if name in ("cumsum", "sum", "softmax") and (given := call.keywords.get("dtype")) is not None:
-        return tensor(evaluator.of(given).dtype or "inherited", of.whole)
+        given = given_dtype(evaluator, call) or of
+        return tensor(given.dtype or "inherited", True if name in _WHOLE else None, assumed=given.assumed)
+    if name in ("cumsum", "sum", "softmax") and (asked := given_dtype(evaluator, call)) is not None:
+        return tensor(asked.dtype or "inherited", of.whole)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
         return promote(operator(call.node, name), of, evaluator.value(call.positional[0].value, place))
     return _operation(of, name)
