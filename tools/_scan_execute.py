@@ -34,7 +34,8 @@ import torch
 from safe_rope.scan.engine.finding import Finding, apply_edits
 from safe_rope.scan.run.analyze import SourceError, analyze
 
-TRIES = 40
+TRIES = 60
+TENSOR_ATTRIBUTES = {"shape", "size", "device", "dtype", "ndim", "new_zeros", "unsqueeze", "view", "reshape"}
 
 
 def kept(tensor: object, *arguments: object, **named: object) -> object:
@@ -58,7 +59,30 @@ ALLOWED = {
         "AssertionError", "Exception", "IndexError", "KeyError", "NotImplementedError", "RuntimeError",
         "TypeError", "ValueError",
     )
-} | {"print": lambda *arguments, **named: None}  # fmt: skip
+} | {
+    "print": lambda *arguments, **named: None,
+    "__import__": lambda name, *rest: __import__(name, *rest) if name in MODULES else nothing(name),
+}  # fmt: skip
+
+
+def nothing(name: str) -> object:
+    """Refuse to import it."""
+    raise ImportError(name)
+
+
+def shaped(draw: random.Random) -> torch.Tensor:
+    """Return a tensor of any rank and kind."""
+    shape = [draw.choice((1, 2, 6)) for _ in range(draw.choice((1, 2, 3, 4, 5)))]
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64)
+    return torch.arange(math.prod(shape)).view(shape).to(draw.choice(kinds))
+
+
+def tensors_in(statements: list[ast.stmt]) -> set[str]:
+    """Return the names that are used as tensors are."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    of = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in TENSOR_ATTRIBUTES]
+    of += [node.value for node in nodes if isinstance(node, ast.Subscript)]
+    return {node.id for node in of if isinstance(node, ast.Name)}
 
 
 class Anything:
@@ -123,6 +147,8 @@ def annotated(name: str, annotation: ast.expr | None, draw: random.Random, recor
     if draw.random() < 0.9 and name in ("self", "config", "cfg", "args"):
         return Anything(draw, record)
     text = "" if annotation is None else ast.unparse(annotation)
+    if text == "shaped" and draw.random() < 0.7:
+        return shaped(draw)
     if text == "never":
         raise NotImplementedError(name)
     words = set(text.replace("Optional[", "").replace("]", "").replace(" ", "").split("|")) - {"None"}
@@ -141,9 +167,7 @@ def annotated(name: str, annotation: ast.expr | None, draw: random.Random, recor
     if words == {"bool"}:
         return draw.random() < 0.5
     if words and words <= {"Tensor", "torch.Tensor"}:
-        shape = draw.choice(((6,), (2, 6), (2, 3, 6), (2, 3, 4, 6)))
-        dtype = draw.choice((torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64))
-        return torch.arange(math.prod(shape)).view(shape).to(dtype)
+        return shaped(draw)
     return drawn(draw, record)
 
 
@@ -340,6 +364,8 @@ def judge(source: bytes, finding: Finding) -> str:
             arguments = {one.arg: one.annotation for one in parameters}
         free = set().union(*map(read, statements)) - known.keys() - ALLOWED.keys() - bound - arguments.keys()
         arguments |= dict.fromkeys(sorted(free))
+        for name in tensors_in(statements) & arguments.keys() - {"self"}:
+            arguments[name] = arguments[name] or ast.Name("shaped")
         codes.append(
             (runnable(statements, list(arguments)), known, arguments, attributes(tree, finding.line))
         )

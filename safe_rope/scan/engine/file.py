@@ -63,8 +63,9 @@ class File:
             site: the place.
             follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
         """
-        where = places.kind(site.place.scope, self.path, script=self._script, main=self._main)
-        return base if where == "constructor" or (where == "forward" and follows_activations) else "note"
+        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
+        exposed = where == "constructor" or (where == "forward" and follows_activations)
+        return base if exposed and not self.flow.is_learned(site) else "note"
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""

@@ -19,8 +19,9 @@ _EXPONENTIAL = {"exp", "exp2"}
 _EINOPS = ("einops.rearrange", "einops.repeat")
 _FUNCTIONS = {"pow", "div", "mul", "true_divide"}
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
-# raises values, floating or not; or only at one that raises a number to them.
-Goal = Literal["floating", "scaled", "raised"]
+# raises values, floating or not; only at one that raises a number to them; or where they become a parameter
+# that is learned.
+Goal = Literal["floating", "scaled", "raised", "learned"]
 # What an operation does to the values, and the dtype that it casts to; None where the search goes on.
 _Outcome = tuple[Literal["arithmetic", "cast", "pinned", "end"], str] | None
 _ARITHMETIC: _Outcome = ("arithmetic", "")
@@ -81,6 +82,10 @@ class Flow:
         """Say whether a number is raised to the values, or ``exp`` is taken of them."""
         return any(True for _ in self.steps(site, "raised"))
 
+    def is_learned(self, site: Site) -> bool:
+        """Say whether the values are where a learned parameter starts: what rounds them rounds no table."""
+        return any(True for _ in self.steps(site, "learned"))
+
     def uses(self, scope: Scope, name: str) -> list[Use]:
         """Return where a scope reads a name; one walk per scope serves every name."""
         if id(scope) not in self._reads:
@@ -118,6 +123,11 @@ class Flow:
 
     def _outcome(self, parent: ast.expr, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
         """Return what the expression right around the values does to them."""
+        if goal == "learned" and isinstance(parent, ast.Call | ast.BinOp):
+            function = self._inference.call(parent, place).function if isinstance(parent, ast.Call) else ""
+            if not function.endswith(".Parameter") or not isinstance(parent, ast.Call):
+                return None
+            return _END if any(word.arg == "requires_grad" for word in parent.keywords) else _ARITHMETIC
         match parent:
             case ast.Call():
                 return self._call(parent, current, place, goal)
@@ -186,7 +196,7 @@ class Flow:
         target = targets[0]
         if variables >= _MAX_VARIABLES or len(targets) != 1 or not isinstance(target, ast.Name):
             return
-        if not self._may_become_float(place.scope, assign, target.id):
+        if goal != "learned" and not self._may_become_float(place.scope, assign, target.id):
             return
         for name, ancestors, where in self.uses(place.scope, target.id):
             if where.order <= place.order:

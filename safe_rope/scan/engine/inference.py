@@ -229,19 +229,30 @@ class Inference:
         if (result := tensors.of_call(self, call, place)).sort != "unknown" or result.dtype:
             return result
         result = integers.of_call(self, node, call.function, place)
-        if result.sort == "unknown" and call.function.startswith("."):
-            result = self._returned(call.function[1:])
+        if result.sort == "unknown":
+            result = self._returned(node.func, call.function, place)
         if result.sort != "unknown":
             return result
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         return _INTEGER_BY_NAME if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
 
-    def _returned(self, function: str) -> Value:
-        """Return what a function of this file returns, where it says so by annotation."""
-        scopes = self.walk.functions.get(function, [])
-        if len(scopes) == 1 and isinstance(scopes[0].node, ast.FunctionDef):
-            return dtypes.of_annotation(scopes[0].node.returns)
-        return UNKNOWN
+    def _returned(self, node: ast.expr, function: str, place: Place) -> Value:
+        """Return what a function or method of this file returns, by its annotation or as it computes it."""
+        own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        scopes = self.walk.functions.get(
+            node.attr if isinstance(node, ast.Attribute) and own else function[1:], []
+        )
+        if own:
+            scopes = [scope for scope in scopes if scope.parent is place.scope.owner]
+        elif not function.startswith("."):
+            return UNKNOWN
+        if len(scopes) != 1 or not isinstance(scopes[0].node, ast.FunctionDef):
+            return UNKNOWN
+        annotated = dtypes.of_annotation(scopes[0].node.returns)
+        if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not scopes[0].returns:
+            return annotated
+        computed = assume(join([self.value(*returned) for returned in scopes[0].returns]))
+        return computed if computed.sort == "tensor" else annotated
 
 
 def _by_name(name: str) -> Value:

@@ -14,6 +14,7 @@ _SPACES = (b"lin", b"log")  # before "space": one search for both
 _FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
 _IN_COMPANY = (
     (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
+    (b"inv_freq", re.compile(rb"inv_freq\w*\.(?:to|type_as)\((?![\w.]*device\))")),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype_as)\((?![\w.]*device\))")),

@@ -25,6 +25,7 @@ class Scope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
     bases: list[str] = field(default_factory=list)
+    returns: list[tuple[ast.expr, Place]] = field(default_factory=list)
 
     def upward(self) -> Iterator[Scope]:
         """Yield this scope and those around it."""
@@ -106,6 +107,7 @@ class Walk:
         for scope in self._scopes:
             scope.bindings.clear()
             scope.attributes.clear()
+            scope.returns.clear()
 
     def _body(self, body: list[ast.stmt], scope: Scope, path: Path, contexts: tuple[ast.expr, ...]) -> None:
         for statement in body:
@@ -185,6 +187,11 @@ class Walk:
         name, owner = call.args[0], place.scope.owner
         if call.func.attr == "register_buffer" and owner is not None and isinstance(name, ast.Constant):
             owner.attributes.setdefault(str(name.value), []).append(Binding("buffer", call.args[1], place))
+
+    def _return(self, node: ast.Return, place: Place) -> None:
+        if node.value is not None:
+            place.scope.returns.append((node.value, place))
+        self.statements.append((node, place))
 
     # Compound statements.
 
