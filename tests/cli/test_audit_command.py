@@ -187,7 +187,7 @@ def test_an_unknown_model_type_has_a_traceback_only_with_debug(tmp_path: Path) -
     status, _, err = run(tmp_path / "tmp", "audit", str(tmp_path), "--debug")
     assert status == 2
     assert "Traceback" in err
-    assert "_audit_skeleton.py" in err
+    assert "skeleton.py" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
@@ -225,6 +225,6 @@ def workers(scratch: Path) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"_audit_worker" in command and os.fsencode(scratch) in command:
+            if b"safe_rope._audit.command.worker" in command and os.fsencode(scratch) in command:
                 found.append(int(entry.name))
     return found

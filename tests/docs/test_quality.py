@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 import torch
-from markdown import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-import _quality_task as task
+from laboratory.quality import task
 
 
 @pytest.mark.parametrize("stride", [1, 16])

@@ -12,7 +12,6 @@ import pytest
 from scan_examples import BAD, CLEAN
 
 import safe_rope
-from safe_rope._base.version import version
 from safe_rope.errors import ConfigError
 from safe_rope.scan import Scanned, Settings, scan
 
@@ -53,12 +52,4 @@ def test_the_face_imports_the_standard_library_only_and_the_package_nothing_of_t
 
 
 def test_the_version_is_the_installed_one() -> None:
-    assert version() == importlib.metadata.version("safe-rope") == safe_rope.__version__
-
-
-def test_without_installation_the_version_is_that_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert version.__wrapped__() == safe_rope.__version__
+    assert importlib.metadata.version("safe-rope") == safe_rope.__version__

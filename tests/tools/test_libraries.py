@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from laboratory.libraries import cell, judge
+from laboratory.libraries.subject import Subject, floats
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-import _libraries_cell as cell
-import _libraries_judge as judge
-from _libraries_subject import Subject, floats
 
 BF16 = torch.bfloat16
 LENGTH = 512

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from _zoo_rotated import Recorder, errors
+from laboratory.zoo.rotated import Recorder, errors
 from small_families import FAMILIES, IDS, build, stored
 
 import safe_rope

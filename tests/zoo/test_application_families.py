@@ -5,21 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from laboratory.zoo.bodies import bodies, body_of
+from laboratory.zoo.rotated import Recorder, errors
 from small_bodies import BODIES
 from small_families import FAMILIES, build, present
 
 import safe_rope
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from _zoo_bodies import bodies, body_of
-from _zoo_rotated import Recorder, errors
 
 CASES = FAMILIES | BODIES
 UNCOVERED = {

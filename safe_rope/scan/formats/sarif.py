@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes
 
-from safe_rope._base.version import version
+from safe_rope._base.version import VERSION
 from safe_rope.scan.engine import Diagnostic, Fix, Hit
 from safe_rope.scan.rules import RULES
 
@@ -30,7 +30,7 @@ def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
         identity = (hit.finding.path, hit.finding.rule, hit.snippet)
         seen[identity] += 1
         results.append(_result(hit, rules.index(hit.finding.rule), seen[identity]))
-    driver = {"name": "safe-rope", "semanticVersion": version(), "rules": [_rule(rule) for rule in rules]}
+    driver = {"name": "safe-rope", "semanticVersion": VERSION, "rules": [_rule(rule) for rule in rules]}
     notifications = [_notification(error) for error in errors]
     run = {
         "tool": {"driver": driver},
