@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import LOW, Call, File, Report, Site, Step, indices, tensors
+from safe_rope.scan.engine import LOW, Call, File, Place, Report, Site, Step, indices, tensors
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -56,7 +56,7 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
     of = node.value
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
     frequencies = _FREQUENCIES.fullmatch(name) is not None
-    if not frequencies and not _POSITION_IDS.fullmatch(name):
+    if not frequencies and not _POSITION_IDS.fullmatch(name) and not _is_helpers(file, of, site.place):
         return None
     target = tensors.cast_target(file.inference, call)
     argument = tensors.cast_argument(file.inference, call)
@@ -71,6 +71,18 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
         file.severity("warning", site, follows_activations=True),
         f"{what} cast to {_named(target.dtype)}: {becomes}; use float32",
         fixes.replace_cast(file, call.node, site.place),
+    )
+
+
+def _is_helpers(file: File, node: ast.expr, place: Place) -> bool:
+    """Say whether it is a grid of positions as a function of this file returns it."""
+    value = file.value(node, place)
+    if not value.grid or value.exponent or value.dtype == "bool":
+        return False
+    nodes = file.names.values(node.id, place) if isinstance(node, ast.Name) else [(node, place)]
+    return any(
+        isinstance(one, ast.Call) and file.names.qualify(one.func, where).startswith(".")
+        for one, where in nodes
     )
 
 
@@ -107,5 +119,8 @@ RULE = Rule(
         "import torch\ndef forward(self, x, position_ids):\n"
         "    return position_ids.to(device=x.device, dtype=x.dtype)\n",
         "import torch\ndef forward(self, x, inv_freq):\n    return inv_freq.to(x.dtype)\n",
+        "import torch\ndef grid(h, w):\n    ys, xs = torch.arange(h), torch.arange(w)\n"
+        "    return torch.stack(torch.meshgrid([xs, ys], indexing='ij'), dim=-1).permute(1, 0, 2)\n"
+        "def forward(self, x):\n    g = grid(64, 640)\n    g = g.to(x.dtype)\n    return g\n",
     ),
 )
