@@ -1,7 +1,5 @@
 """Executes what safe fixes change, before and after, with generated inputs; every result must keep its bits.
 
-    python tools/_scan_execute.py DIR...        # unpacked sources; exit 1 if an edit is wrong
-
 For each safe fix: the statement of the enclosing function that it changes, with the earlier statements that
 define what it uses, run as a function of the names that are left. An annotated parameter is given what its
 annotation says; any other name integers, fractions, complex numbers, tensors of each kind and objects with
@@ -38,7 +36,7 @@ TRIES = 60
 TENSOR_ATTRIBUTES = {"shape", "size", "device", "dtype", "ndim", "new_zeros", "unsqueeze", "view", "reshape"}
 
 
-def kept(tensor: object, *arguments: object, **named: object) -> object:
+def kept(tensor: Any, *arguments: Any, **named: Any) -> Any:
     """Stand in for einops: the shape is nothing to a dtype."""
     return tensor
 
@@ -65,7 +63,7 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def nothing(name: str) -> object:
+def nothing(name: str) -> Any:
     """Refuse to import it."""
     raise ImportError(name)
 
@@ -89,11 +87,11 @@ class Anything:
     """An object whose attributes, items and results are generated; what it is called with is recorded."""
 
     def __init__(
-        self, draw: random.Random, record: list[object], known: dict[str, ast.expr | None] | None = None
+        self, draw: random.Random, record: list[Any], known: dict[str, ast.expr | None] | None = None
     ) -> None:
         self.__dict__.update(_draw=draw, _record=record, _known=known or {})
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in self._known:
@@ -103,19 +101,19 @@ class Anything:
         self.__dict__[name] = value
         return value
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__[name] = value
         self._record.append((name, value))
 
-    def __getitem__(self, key: object) -> object:
+    def __getitem__(self, key: Any) -> Any:
         return getattr(self, f"item_{key}")
 
-    def __call__(self, *arguments: object, **named: object) -> object:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         self._record.append((arguments, sorted(named.items())))
         return drawn(self._draw, self._record)
 
 
-def drawn(draw: random.Random, record: list[object]) -> object:
+def drawn(draw: random.Random, record: list[Any]) -> Any:
     """Return a value of a random kind."""
     kinds = [
         lambda: draw.choice((1, 2, 6, 64, 300)),
@@ -135,10 +133,11 @@ def drawn(draw: random.Random, record: list[object]) -> object:
         lambda: None,
         lambda: Anything(draw, record),
     ]
-    return draw.choice(kinds)()
+    made: Any = draw.choice(kinds)()  # type: ignore[no-untyped-call]
+    return made
 
 
-def annotated(name: str, annotation: ast.expr | None, draw: random.Random, record: list[object]) -> object:
+def annotated(name: str, annotation: ast.expr | None, draw: random.Random, record: list[Any]) -> Any:
     """Return a value of the annotated type, or any; what is called a device or dtype is mostly one."""
     if draw.random() < 0.9 and name.endswith("device"):
         return draw.choice((torch.device("cpu"), None))
@@ -184,10 +183,9 @@ def attributes(tree: ast.Module, line: int) -> dict[str, ast.expr | None]:
             for node in ast.walk(method):
                 if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
                     continue
-                literal = isinstance(node.value, ast.Constant)
-                kind: ast.expr | None = (
-                    ast.Name(type(node.value.value).__name__) if literal else ast.Name("never")
-                )
+                value = node.value
+                known_type = type(value.value).__name__ if isinstance(value, ast.Constant) else "never"
+                kind: ast.expr | None = ast.Name(known_type)
                 found[node.targets[0].attr] = known.get(getattr(node.value, "id", ""), kind)
     return found
 
@@ -265,9 +263,9 @@ def runnable(statements: list[ast.stmt], names: list[str]) -> Any:
     return compile(ast.fix_missing_locations(made), "slice", "exec")
 
 
-def imports(tree: ast.Module) -> dict[str, object]:
+def imports(tree: ast.Module) -> dict[str, Any]:
     """Return what the module imports of torch, math and numpy."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -283,9 +281,9 @@ def imports(tree: ast.Module) -> dict[str, object]:
     return found
 
 
-def constants(tree: ast.Module) -> dict[str, object]:
+def constants(tree: ast.Module) -> dict[str, Any]:
     """Return the module's constants."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             try:
@@ -295,7 +293,7 @@ def constants(tree: ast.Module) -> dict[str, object]:
     return found
 
 
-def same(one: object, other: object, depth: int = 0) -> bool:
+def same(one: Any, other: Any, depth: int = 0) -> bool:
     """Say whether two results are equal to the bit."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         if type(one) is not type(other) or one.dtype != other.dtype or one.shape != other.shape:
@@ -315,7 +313,7 @@ def same(one: object, other: object, depth: int = 0) -> bool:
 
 def run(
     code: Any,
-    known: dict[str, object],
+    known: dict[str, Any],
     arguments: dict[str, Any],
     own: dict[str, ast.expr | None],
     seed: int,
@@ -323,19 +321,19 @@ def run(
 ) -> Any:
     """Return what a slice records, or the exception that it raises."""
     draw, record = random.Random(seed), []  # type: ignore[var-annotated]
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         name: annotated(name, annotation, draw, record) for name, annotation in arguments.items()
     }
     if "self" in values:
         values["self"] = Anything(draw, record, own)
-    keep: list[object] = []
+    keep: list[Any] = []
     scope = {"__builtins__": ALLOWED, **known, "__record__": keep.append}
     torch.manual_seed(0)
     torch.set_default_dtype(default)
     signal.setitimer(signal.ITIMER_REAL, 2)
     try:
         exec(code, scope)
-        scope["made"](**values)  # type: ignore[operator]
+        scope["made"](**values)
     except Exception as error:
         return error
     finally:
@@ -393,12 +391,12 @@ def sources(folder: Path) -> Iterator[tuple[str, bytes]]:
                     yield str(path), path.read_bytes()
 
 
-def timed_out(number: int, frame: object) -> None:
+def timed_out(number: int, frame: Any) -> None:
     """Stop a slice that does not end."""
     raise TimeoutError
 
 
-def main(folders: list[str]) -> int:
+def execute(folders: list[Path]) -> int:
     """Judge every safe fix below the folders; print counts for each, and what is wrong."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, timed_out)
@@ -406,7 +404,7 @@ def main(folders: list[str]) -> int:
     total: Counter[str] = Counter()
     for folder in folders:
         counts: Counter[str] = Counter()
-        for path, source in sources(Path(folder)):
+        for path, source in sources(folder):
             try:
                 findings = analyze(source, path)
             except SourceError:
@@ -419,10 +417,6 @@ def main(folders: list[str]) -> int:
                 if verdict != "equal":
                     print(f"{path}:{finding.line}: {finding.rule}: {verdict}", file=sys.stderr)
         total += counts
-        print(json.dumps({"folder": Path(folder).name, **counts}), flush=True)
+        print(json.dumps({"folder": folder.name, **counts}), flush=True)
     print(json.dumps({"folder": "all", **total}))
     return int(total["wrong"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
