@@ -34,7 +34,11 @@ def sharded(architecture: str, mesh: Any) -> Any:
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.to_empty(device="cpu")
+    torch.use_deterministic_algorithms(True)  # memory that nobody has filled is then NaN
+    try:
+        model.to_empty(device="cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

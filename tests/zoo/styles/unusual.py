@@ -325,7 +325,7 @@ class ByExp2(nn.Module):
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
-@style("unusual", "trained", inv_freq="inv_freq", roundings=2)
+@style("unusual", "trained", "unharmed", inv_freq="inv_freq", roundings=2)
 class TrainedFrequencies(nn.Module):
     """A parameter like any other: it has the dtype that the model has."""
 
