@@ -17,6 +17,8 @@ import safe_rope
 from safe_rope.autocast import _deepspeed, preflight, releases, settings
 from safe_rope.errors import ConfigError
 
+pytestmark = pytest.mark.contract
+
 
 def config(**changes: Any) -> dict[str, Any]:
     return {

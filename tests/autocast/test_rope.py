@@ -11,7 +11,7 @@ from models import survival
 
 import safe_rope
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
 LENGTH = 12
 

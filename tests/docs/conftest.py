@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from markdown import ROOT
+from support.children import surroundings
 
 EXAMPLE = ROOT / "examples" / "safe-rope-myarch"
 
@@ -74,9 +75,8 @@ def reader(tmp_path: Path, checkpoint: Path, example: Path) -> tuple[Path, dict[
             f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8"
         )
         (programs / name).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SAFE_ROPE")}
     path = [str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    environment = kept | {
+    environment = surroundings() | {
         "PATH": os.pathsep.join(path),
         "PYTHONPATH": os.pathsep.join([str(example), *filter(None, sys.path)]),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),

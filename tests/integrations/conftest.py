@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from running import DS_CONFIG, HERE
+from support.children import surroundings
 
 
 @pytest.fixture
@@ -21,8 +22,7 @@ def port() -> int:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """The environment of a run: this interpreter's programs and sys.path, nothing of safe_rope's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SAFE_ROPE")}
-    return kept | {
+    return surroundings() | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)]),
         "OMP_NUM_THREADS": "1",

@@ -15,6 +15,8 @@ from transformers import Trainer
 import safe_rope
 from safe_rope.integrations import SafeRopeCallback
 
+pytestmark = pytest.mark.contract
+
 
 def trainer(model: Any, callback: SafeRopeCallback, folder: Path) -> Trainer:
     return Trainer(

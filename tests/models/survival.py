@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,7 +95,7 @@ def assert_runs(model: nn.Module, length: int = 12) -> torch.Tensor:
 
 def modelling(family: str) -> Any:
     """The Python module of transformers that applies the tables of ``family``."""
-    return sys.modules[f"transformers.models.{family}.modeling_{family}"]
+    return importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 
 
 def record_applications(monkeypatch: Any, family: str) -> list[tuple[torch.Tensor, ...]]:

@@ -16,6 +16,8 @@ from torch import Tensor
 from safe_rope.rotation import CosSin, fp32_application
 from safe_rope.rotation._bodies import recognise
 
+pytestmark = pytest.mark.contract
+
 
 def _stock(family: str) -> Callable[..., Any]:
     families.model_class(family)

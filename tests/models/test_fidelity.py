@@ -17,7 +17,11 @@ from torch import nn
 import safe_rope
 from safe_rope._protection.rewrite import stock_class
 
-pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"),
+    pytest.mark.contract,
+    pytest.mark.fresh,
+]
 
 
 def _signature(state: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:

@@ -16,7 +16,7 @@ from torch import nn
 
 import safe_rope
 
-pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.contract]
 
 
 def _through_pickle(model: nn.Module) -> nn.Module:

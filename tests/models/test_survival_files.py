@@ -14,7 +14,7 @@ import torch
 
 import safe_rope
 
-pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.contract]
 
 LOADS: dict[str, dict[str, Any]] = {
     "fp32": {"torch_dtype": torch.float32},

@@ -19,6 +19,8 @@ from safe_rope._protection import guard, protect
 from safe_rope.errors import ConfigError
 from safe_rope.frequencies import RopeSpec, _powers
 
+pytestmark = pytest.mark.contract
+
 THETAS = (1e4, 5e5, 1e6)
 DIMS = (64, 128)
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -22,6 +22,8 @@ from transformers.models.llama import modeling_llama
 
 from safe_rope.frequencies import RopeSpec
 
+pytestmark = pytest.mark.contract
+
 LLAMA_31_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -15,7 +15,7 @@ import safe_rope
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from rotary_models import build, rotary_modules
 
-pytestmark = pytest.mark.usefixtures("deepspeed_group")
+pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
 
 
 def _stock_is_intercepted() -> bool:

@@ -14,7 +14,7 @@ from zero_init import assert_stock, assert_truthful, assert_unchanged, replaceab
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import IncompatibleVersionError
 
-pytestmark = pytest.mark.usefixtures("deepspeed_group", "everything_is_put_back")
+pytestmark = [pytest.mark.usefixtures("deepspeed_group", "everything_is_put_back"), pytest.mark.contract]
 FP32, BF16 = torch.float32, torch.bfloat16
 
 

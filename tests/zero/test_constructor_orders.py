@@ -12,7 +12,7 @@ from zero_init import assert_plain, assert_stock, assert_truthful, assert_unchan
 
 from safe_rope.constructors import ConstructorGuard, interception_active, pristine
 
-pytestmark = pytest.mark.usefixtures("deepspeed_group", "everything_is_put_back")
+pytestmark = [pytest.mark.usefixtures("deepspeed_group", "everything_is_put_back"), pytest.mark.contract]
 FP32, BF16 = torch.float32, torch.bfloat16
 
 

@@ -14,7 +14,7 @@ from zero_init import zero_init
 
 from safe_rope.constructors import CONSTRUCTORS, ConstructorGuard, pristine
 
-pytestmark = pytest.mark.usefixtures("deepspeed_group")
+pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
 
 CALLS_PER_DRAW = 10
 DRAWS = 80

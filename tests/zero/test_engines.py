@@ -13,7 +13,7 @@ from true_tables import assert_true
 
 import safe_rope
 
-pytestmark = pytest.mark.usefixtures("deepspeed_state")
+pytestmark = [pytest.mark.usefixtures("deepspeed_state"), pytest.mark.contract]
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from one_rank import environment
 
+pytestmark = pytest.mark.contract
+
 HERE = Path(__file__).parent
 
 

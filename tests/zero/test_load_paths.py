@@ -15,7 +15,7 @@ from true_tables import assert_true
 
 import safe_rope
 
-pytestmark = pytest.mark.usefixtures("deepspeed_state")
+pytestmark = [pytest.mark.usefixtures("deepspeed_state"), pytest.mark.contract]
 
 # Where stock models keep the tables that FP32 arithmetic gives; on every other path they do not. Holds
 # with the DeepSpeed that CI pairs with each release; other releases are only measured.

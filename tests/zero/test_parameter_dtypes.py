@@ -14,7 +14,7 @@ from zero_init import zero_init
 
 from safe_rope.constructors import ConstructorGuard, pristine
 
-pytestmark = pytest.mark.usefixtures("deepspeed_group")
+pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
 FP32 = torch.float32
 
 

@@ -13,7 +13,7 @@ from load_paths import PATHS, zero_init
 
 import safe_rope
 
-pytestmark = pytest.mark.usefixtures("deepspeed_state")
+pytestmark = [pytest.mark.usefixtures("deepspeed_state"), pytest.mark.contract]
 
 
 def described(model: Any) -> dict[str, tuple[Any, ...]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import two_ranks
 
+pytestmark = pytest.mark.contract
+
 SECONDS = 400
 
 

@@ -18,7 +18,7 @@ from true_tables import assert_true
 
 import safe_rope
 
-pytestmark = pytest.mark.usefixtures("deepspeed_state")
+pytestmark = [pytest.mark.usefixtures("deepspeed_state"), pytest.mark.contract, pytest.mark.fresh]
 
 
 class UserError(Exception):

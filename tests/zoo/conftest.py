@@ -4,11 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import one_rank
 import pytest
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -40,19 +38,6 @@ def _architectures() -> str:
     patched = (parts[2] for parts in folders if parts[:2] == ["transformers", "models"])
     names = [*chosen, *patched]  # what the release does not have is left out; some folders spell it otherwise
     return ",".join(dict.fromkeys([*names, *(name.replace("_", "-") for name in names)]))
-
-
-@pytest.fixture(scope="module")
-def deepspeed_group() -> Iterator[None]:
-    """A real process group of one, over gloo."""
-    import deepspeed
-    import torch
-
-    linear = torch.nn.functional.linear  # ZeRO-3 replaces it for good
-    with one_rank.environment():
-        deepspeed.init_distributed("gloo")
-        yield
-    torch.nn.functional.linear = linear
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from small_families import stored
 
 import safe_rope
 
+pytestmark = pytest.mark.contract
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     "phi": lambda: transformers.PhiConfig(
         vocab_size=97,

@@ -9,11 +9,10 @@ import importlib.util
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import one_rank
 import pytest
 import torch
 from torch import nn
@@ -101,15 +100,6 @@ def zero_init() -> Any:
     return deepspeed.zero.Init(config_dict_or_path={"train_micro_batch_size_per_gpu": 1, **zero})
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    import deepspeed
-
-    with one_rank.environment():
-        deepspeed.init_distributed("gloo")
-        yield
-
-
 def same(tables: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> bool:
     return set(tables) == set(truth) and all(
         tables[name].shape == truth[name].shape
@@ -119,7 +109,7 @@ def same(tables: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> boo
     )
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("deepspeed_group")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_tables_are_true_under_zero_init_and_after_casts(library: str) -> None:
     truth = {name: table.clone() for name, table in stored(LIBRARIES[library]()).items()}

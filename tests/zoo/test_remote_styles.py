@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import one_rank
 import pytest
 import remote_styles as styles
 import torch
@@ -17,15 +16,6 @@ import safe_rope
 from safe_rope.errors import PrecisionWarning
 
 LENGTHS = (8, 100, 40, 130, 100)  # caches of 64 rows grow twice
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    import deepspeed
-
-    with one_rank.environment():
-        deepspeed.init_distributed("gloo")
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +76,7 @@ def assert_same_tables(actual: nn.Module, truth: nn.Module) -> None:
             assert (got[:rows] - expected[:rows]).abs().max() < 1e-5, name  # exact, not FP32 phases
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("deepspeed_group")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("style", styles.STYLES)
 def test_every_style_stays_true(style: str, path: str) -> None:
