@@ -21,7 +21,7 @@ CHECKS = (
 )
 CHECK_LIMIT = 300.0
 # What imports neither transformers nor DeepSpeed (the torch is the same everywhere), or is for the newest.
-ONCE = ("tests/docs", "tests/numerics", "tests/scan", "tests/tools")
+ONCE = ("tests/rotation", "tests/scan", "tests/system/docs", "tests/system/tools")
 WORKERS = min(4, os.cpu_count() or 1)
 
 

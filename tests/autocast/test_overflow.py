@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-import two_ranks
+from support import two_ranks
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import two_ranks
+from support import two_ranks
 
 NORM = 1e-3  # relative, at each step
 LOSS = 5e-4

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import families
 import pytest
 import torch
-from models import survival
+from support import families, survival
 
 import safe_rope
 

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
+from support import families
 from train import Numbers, training_arguments
 from transformers import Trainer
 

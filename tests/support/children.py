@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -20,6 +21,11 @@ def surroundings() -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in left_out and not name.startswith("SAFE_ROPE")
     }
+
+
+def with_our_modules() -> dict[str, str]:
+    """Return the environment for a Python that imports what the tests import."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @contextlib.contextmanager
