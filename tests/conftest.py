@@ -76,19 +76,12 @@ def deepspeed_group() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def what_deepspeed_leaves_behind_is_taken_away() -> Iterator[None]:
-    """Put back ``linear``, which ZeRO-3 replaces for good, and let go of the models of its engines.
-
-    The replacement rounds differently in FP32, in models outside of any engine, too. Other tests watch what
-    happens when the last protected model of the process is gone.
-    """
+def linear_is_put_back() -> Iterator[None]:
+    """Put back the function that ZeRO-3 replaces for good: its own rounds differently in FP32."""
     yield
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.nn.functional.linear = torch._C._nn.linear
-    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
-    if offload is not None:
-        offload.FWD_MODULE_STACK.clear()
 
 
 @pytest.fixture(scope="module", autouse=True)

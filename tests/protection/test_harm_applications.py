@@ -21,6 +21,8 @@ from transformers.models.llama import modeling_llama
 
 import safe_rope
 
+pytestmark = pytest.mark.fresh
+
 HEADS, HEAD, LENGTH = 2, 32, 300
 
 ATTENTION = f"""

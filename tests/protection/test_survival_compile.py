@@ -14,7 +14,7 @@ from support import families, survival
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.fresh]
 
 
 @pytest.fixture(autouse=True)

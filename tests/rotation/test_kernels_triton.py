@@ -1,4 +1,4 @@
-"""The Triton kernel has the eager bits, as far as that shows without a GPU; tests/system/gpu does the rest."""
+"""The Triton kernel has the eager bits, as far as shows without a GPU; tests/system/gpu does the rest."""
 
 from __future__ import annotations
 
