@@ -90,6 +90,7 @@ def test_compiled_tables_have_the_eager_bits(family: str, tables: str) -> None:
         assert torch.equal(eager * 2, compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_gives_the_eager_tables_and_near_logits() -> None:
     _require("llama", fullgraph=True, backend="aot_eager")
@@ -116,6 +117,7 @@ def test_compiled_layers_in_an_eager_model_rotate_as_eager_ones(family: str) -> 
     survival.assert_right(model, family, "exact")
 
 
+@pytest.mark.slow
 def test_a_longer_sequence_compiles_no_more_often_than_in_stock() -> None:
     counts = []
     for build in (families.build, survival.build):
@@ -154,6 +156,7 @@ def test_a_model_that_dies_while_another_is_compiled_changes_no_function_there()
     assert function.__code__ is stock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 def test_compiled_tables_that_follow_the_length_cross_their_limit(rope_type: str) -> None:
     if hasattr(survival.stock_module("llama"), "cos_cached"):
