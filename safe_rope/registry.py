@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from safe_rope.errors import ConfigError, PrecisionWarning
 
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "safe_rope.patches"
 
 Layout = Literal["half", "interleaved"]
-Source = Literal["spec", "results", "tables", "states"]
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,15 @@ class RopePatch:
     Args:
         family: the family's name, unique among all patches, e.g. ``"llama"``.
         modules: importable names of the Python modules that define the classes and functions below.
-        rotary_classes: names of the `torch.nn.Module` classes that ``source`` is about.
+        rotary_classes: names of the `torch.nn.Module` classes that hold or make the positions.
         layout: ``"half"`` pairs element i with i + rotary_dim / 2 (GPT-NeoX, Llama);
             ``"interleaved"`` pairs element 2i with 2i + 1 (GPT-J, the original paper).
         applications: names of the functions in ``modules`` that rotate q and k with cos and sin, or
             ``"Class.method"``.
-        source: where they get FP32 cos and sin from. ``"spec"``: the forward of the rotary classes returns
-            them, and is replaced by one that looks them up in a table made for the `RopeSpec`.
-            ``"results"``: their own forward computes them, in FP32 on frequencies that are kept right, and
-            returns nothing else. ``"tables"``: they hold them in buffers or attributes, which are kept right.
-            ``"states"``: they have methods that take q and k and return them rotated, which ``applications``
-            names (``"forward"``, for one); those run in FP32.
+        methods: names of the methods of ``rotary_classes`` that take q and k and return them rotated
+            (``"forward"``, for one); they run in FP32.
         adjust: what is to be changed in a module, once, before its tables are kept: a cache in the model's
-            dtype that has to be switched off, a table that is a parameter. Not for ``"spec"``.
+            dtype that has to be switched off, a table that is a parameter.
         read_spec: ``(module, layer_type) -> RopeSpec`` where the usual attributes do not say it.
     """
 
@@ -64,7 +59,7 @@ class RopePatch:
     layout: Layout = "half"
     applications: tuple[str, ...] = ("apply_rotary_pos_emb",)
     read_spec: Callable[[nn.Module, str | None], RopeSpec] | None = None
-    source: Source = "spec"
+    methods: tuple[str, ...] = ()
     adjust: Callable[[nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +68,7 @@ class RopePatch:
                 "a RopePatch needs a family, at least one module and at least one rotary class; "
                 f"got {self.family!r}, {self.modules!r} and {self.rotary_classes!r}"
             )
-        for field in ("modules", "rotary_classes", "applications"):
+        for field in ("modules", "rotary_classes", "applications", "methods"):
             value = getattr(self, field)
             if isinstance(value, str) or not all(isinstance(name, str) for name in value):
                 raise ConfigError(
@@ -81,13 +76,6 @@ class RopePatch:
                 )
         if self.layout not in ("half", "interleaved"):
             raise ConfigError(f'RopePatch.layout must be "half" or "interleaved", got {self.layout!r}')
-        if self.source not in get_args(Source):
-            raise ConfigError(f"RopePatch.source must be one of {get_args(Source)}, got {self.source!r}")
-
-    @property
-    def functions(self) -> tuple[tuple[str, str], ...]:
-        """Each module that this patch names with each application function that may be in it."""
-        return tuple((module, name) for module in self.modules for name in self.applications)
 
     def covers(self, cls: type) -> bool:
         """Whether ``cls`` is one of this patch's rotary classes (its own name, not a base's)."""

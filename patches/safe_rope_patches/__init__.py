@@ -1,4 +1,34 @@
-"""The patches that come with safe_rope: one file for each family of architectures.
+"""Hints for the architectures that cannot be protected without: one `RopePatch` a file."""
 
-Each file holds a `safe_rope.registry.RopePatch` that the entry-point group ``safe_rope.patches`` names.
-"""
+from __future__ import annotations
+
+from safe_rope_patches import (
+    clvp,
+    conformer,
+    esm,
+    gpt_neox,
+    gptj,
+    llama,
+    mistral,
+    phimoe,
+    rotary_embedding_torch,
+    torchtune,
+    vjepa2,
+)
+
+_FILES = (
+    clvp,
+    conformer,
+    esm,
+    gpt_neox,
+    gptj,
+    llama,
+    mistral,
+    phimoe,
+    rotary_embedding_torch,
+    torchtune,
+    vjepa2,
+)
+
+PATCHES = tuple(file.PATCH for file in _FILES)
+"""What the entry point of safe_rope in the group ``safe_rope.patches`` names."""

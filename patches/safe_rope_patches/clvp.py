@@ -9,5 +9,4 @@ PATCH = RopePatch(
     modules=("transformers.models.clvp.modeling_clvp",),
     rotary_classes=("ClvpRotaryPositionalEmbedding",),
     layout="half",
-    source="results",
 )

@@ -22,5 +22,4 @@ PATCH = RopePatch(
         "Wav2Vec2BertSelfAttention._apply_rotary_embedding",
         "SeamlessM4TConformerSelfAttention._apply_rotary_embedding",
     ),
-    source="results",
 )

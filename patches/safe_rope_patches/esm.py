@@ -9,6 +9,6 @@ PATCH = RopePatch(
     modules=("transformers.models.esm.modeling_esm",),
     rotary_classes=("RotaryEmbedding",),
     layout="half",
-    applications=("forward",),
-    source="states",
+    applications=(),
+    methods=("forward",),
 )

@@ -9,5 +9,4 @@ PATCH = RopePatch(
     modules=("transformers.models.gptj.modeling_gptj", "transformers.models.codegen.modeling_codegen"),
     rotary_classes=("GPTJAttention", "GPTJFlashAttention2", "CodeGenAttention"),
     layout="interleaved",
-    source="tables",
 )

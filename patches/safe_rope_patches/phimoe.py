@@ -9,5 +9,4 @@ PATCH = RopePatch(
     modules=("transformers.models.phimoe.modeling_phimoe",),
     rotary_classes=("PhimoeRotaryEmbedding",),
     layout="half",
-    source="results",
 )

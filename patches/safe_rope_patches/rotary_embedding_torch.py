@@ -24,11 +24,11 @@ PATCH = RopePatch(
     modules=("rotary_embedding_torch.rotary_embedding_torch",),
     rotary_classes=("RotaryEmbedding",),
     layout="interleaved",
-    applications=(
+    applications=(),
+    methods=(
         "rotate_queries_or_keys",
         "rotate_queries_and_keys",
         "rotate_queries_with_cached_keys",
     ),
-    source="states",
     adjust=adjust,
 )

@@ -20,6 +20,6 @@ PATCH = RopePatch(
         "Qwen2RotaryPositionalEmbeddings",
     ),
     layout="interleaved",
-    applications=("forward",),
-    source="states",
+    applications=(),
+    methods=("forward",),
 )

@@ -9,6 +9,6 @@ PATCH = RopePatch(
     modules=("transformers.models.vjepa2.modeling_vjepa2",),
     rotary_classes=("VJEPA2RopeAttention",),
     layout="interleaved",
-    applications=("apply_rotary_embeddings",),
-    source="states",
+    applications=(),
+    methods=("apply_rotary_embeddings",),
 )

@@ -12,7 +12,6 @@ from safe_rope._audit.module import ModuleAuditor, class_name
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
 from safe_rope._audit.wrappers import compute_dtype, own_class, pending_casts, unwrapped
-from safe_rope._protection.rewrite import is_protected, state_of
 from safe_rope._recognition.specs import is_position_module
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
@@ -65,7 +64,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     dtype, casts = compute_dtype(model), pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
         for path, module in model.named_modules():
-            patch = find(module) or (state_of(module).patch if is_protected(module) else None)
+            patch = find(module)
             if patch is not None or is_position_module(module):
                 ModuleAuditor(report, path, module, patch, dtype, casts.get(module)).run(asked)
     return report

@@ -29,8 +29,9 @@ from safe_rope._audit.reference import (
 )
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, Severity, Where
 from safe_rope._audit.wrappers import own_class
-from safe_rope._protection.rewrite import is_pinned, is_protected, state_of, stock_class
+from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition import specs as recognition
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
@@ -78,7 +79,7 @@ class ModuleAuditor:
         self.result = ModuleAudit(
             path=path,
             module_class=class_name(own_class(stock_class(module))),
-            family=patch.family if patch is not None else None,
+            family=_family(module, patch),
             protected=_is_kept(module),
             guard=_what_the_guard_does(module, patch),
         )
@@ -148,10 +149,11 @@ class ModuleAuditor:
         )
 
     def _check_application(self) -> None:
-        if not is_protected(self.module) or self.patch is None or state_of(self.module).apply != "fp32":
+        if not is_protected(self.module) or state_of(self.module).apply != "fp32":
             return
-        if not _installed.installed(self.patch.functions):
-            names = ", ".join(self.patch.applications)
+        applied = state_of(self.module).applied
+        if applied is not None and not _installed.installed(applied.places):
+            names = ", ".join(applied.names)
             self._add(
                 "application",
                 "unknown",
@@ -241,7 +243,7 @@ class ModuleAuditor:
 
     def _severity(self, certain: bool) -> Severity:
         # A class that no patch covers may have a formula of its own that its config does not tell.
-        return "damaged" if certain or self.patch is not None else "unknown"
+        return "damaged" if certain or self.patch is not None or is_protected(self.module) else "unknown"
 
     def _audit_cache(self, reference: Reference, sources: dict[str, _Cause]) -> None:
         names = self._names(reference, ("cos_cached", "sin_cached"))
@@ -385,6 +387,12 @@ def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _is_kept(module: nn.Module) -> bool:
     return is_protected(module) or is_pinned(module)
+
+
+def _family(module: nn.Module, patch: RopePatch | None) -> str | None:
+    if patch is None and is_protected(module):
+        return state_of(module).applied.family  # type: ignore[no-any-return]
+    return patch.family if patch is not None else None
 
 
 def _what_the_guard_does(module: nn.Module, patch: RopePatch | None) -> str:

@@ -15,6 +15,7 @@ _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
 
 class _Facts(NamedTuple):
     counts: bool
+    computes: bool
     stores: bool
     waves: bool
 
@@ -25,6 +26,11 @@ def counts_in_forward(cls: type) -> bool:
     Only functions of the package that defines the class are followed, and methods of torch are not.
     """
     return _facts_of(cls).counts
+
+
+def computes_positions_in_forward(cls: type) -> bool:
+    """Whether such a method makes a count, and takes powers, exponentials, sines or outer products."""
+    return _facts_of(cls).computes
 
 
 def stores_in_forward(cls: type) -> bool:
@@ -51,7 +57,8 @@ def _facts(cls: Any) -> _Facts:
     everywhere = set().union(*(_names(f.__code__) for f in _functions(cls, constructors=True)))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     waves = bool(counted) and ({"sin", "cos"} <= everywhere or "polar" in everywhere)
-    return _Facts(bool(names & _COUNTING) and bool(names & _WAVES), stores, waves)
+    counts = bool(names & _COUNTING)
+    return _Facts(counts, counts and bool(names & _WAVES), stores, waves)
 
 
 def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:

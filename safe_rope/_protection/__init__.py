@@ -1,9 +1,8 @@
 """`guard` and `protect`: the two ways to make a model's position tables right and keep them so.
 
 `guard` is a context manager around the lines that build or load a model. While it is open, zero.Init's
-constructors tell the truth (`safe_rope.constructors`), position modules are built with nothing intercepted,
-and every one that the registry knows is rewritten as soon as it is built. `protect` does the last for a
-model that exists already.
+constructors tell the truth (`safe_rope.constructors`), and every module that holds positions is protected as
+soon as it is built. `protect` does the same for a model that exists already.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from typing import Any, Literal
 from torch import nn
 
 from safe_rope._protection.frozen import frozen_positions
-from safe_rope._protection.plan import Options, Protection, References, Unprotectable, concerns, prepare
+from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport, warn_unprotected
-from safe_rope._protection.rewrite import is_pinned, is_protected, stock_class
+from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._protection.watch import ConstructionWatch
+from safe_rope._recognition.reference import References, stock_class
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, UnsupportedModelError
 

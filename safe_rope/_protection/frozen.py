@@ -16,10 +16,11 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
-from safe_rope._recognition.rebuild import Rebuilt, has_position_name, is_frequency, is_position_table
+from safe_rope._recognition.rebuild import Rebuilt
+from safe_rope._recognition.tables import has_position_name, is_frequency, is_position_table
 
 if TYPE_CHECKING:
-    from safe_rope._protection.plan import Reference
+    from safe_rope._recognition.reference import Reference
 
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"

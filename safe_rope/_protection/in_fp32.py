@@ -1,166 +1,167 @@
-"""FP32 application for modules that keep their own computation: cos and sin are not rounded on their way.
+"""Run a module's forward in FP32 and round what it returns once.
 
-A pinned module (`safe_rope._protection.pinned`) computes as its authors wrote it. Where what it returns, or
-a table that it holds, is cos and sin for an application function that is FP32-aware (`safe_rope.rotation`),
-rounding to the activations' dtype is left to that function. A module that is itself the application is run
-like one.
+Where cos and sin go to an application function that is FP32-aware (`safe_rope.rotation`), rounding is left to
+that function. Elsewhere each result gets the dtype that the stock forward gives it, which is asked.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import dataclasses
-import inspect
-from collections.abc import Callable, Iterator
+import logging
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from safe_rope import constructors
 from safe_rope._base.dtypes import LOW
-from safe_rope._recognition.holdings import get_table
-from safe_rope.registry import RopePatch
-from safe_rope.rotation import CosSin, marked, round_results, without_autocast
+from safe_rope._protection.stand_ins import Call, Result, as_it_is, on_twin, rounded, stand_in_for
+from safe_rope._recognition.holdings import get_table, twin
+from safe_rope._recognition.provenance import Origin, Provenance
+from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.untouched import Untouched
+from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation import CosSin, marked, round_results
 
-_LENGTHS = ("seq_len", "seqlen", "length")
+logger = logging.getLogger(__name__)
 
-_map = torch.utils._pytree.tree_map_only
+_tree = torch.utils._pytree
 
 
-def run_in_fp32(
-    module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, *, rotates: bool
-) -> Any:
-    """Run the stock ``forward``, which lowers what it returns to its input's dtype, on inputs in FP32.
+def rotate(call: Call, module: nn.Module) -> Any:
+    """Run a method that takes q and k on ``module`` in FP32; round q and k to the dtypes they came in."""
+    dtypes = [leaf.dtype for leaf in call.leaves if leaf.is_floating_point()]
+    return round_results(call.in_fp32(module), dtypes)
 
-    Args:
-        module: a module whose frequencies are in FP32.
-        forward: the stock forward.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        rotates: whether it returns q and k rotated, rather than cos and sin.
 
-    Returns:
-        what ``forward`` returns: q and k rounded to the dtypes that they came in, cos and sin in FP32 and
-        marked for the application function.
-
-    """
-    states = [leaf for leaf in _tensors((args, kwargs)) if leaf.is_floating_point()]
-    dtypes = [leaf.dtype for leaf in states]
-    args, kwargs = raise_arguments(args, kwargs)
-    with without_autocast(states[0].device.type if states else "cpu"):
-        result = forward(module, *args, **kwargs)
-    if rotates:
-        return round_results(result, dtypes)
+def apply_results(call: Call) -> Any:
+    """Run a forward in a graph, whose cos and sin stay in FP32, marked for the application function."""
+    result = call.in_fp32(call.module)
     if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
-        return CosSin(result)  # in a graph, too: phases have to go through cos and sin first
-    return _map(torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result)
+        return CosSin(result)  # phases have to go through cos and sin first
+    return _tree.tree_map_only(
+        torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result
+    )
 
 
-def raise_arguments(args: Any, kwargs: Any) -> Any:
-    """Return args and kwargs with every tensor of low precision in FP32."""
-    return _map(torch.Tensor, _raised, (args, kwargs))
-
-
-def _raised(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in LOW else tensor
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-# ---- modules that nobody has described -----------------------------------------------------------------
-
-
-def applied_by(reference: nn.Module, patch: RopePatch) -> RopePatch | None:
-    """Return how what ``reference`` returns is applied; None where that is not known to be cos and sin.
+def run_in_fp32(call: Call, *, applied: bool) -> Any:
+    """Run the call in FP32 and give each result the dtype that the stock forward gives it.
 
     Args:
-        reference: a module as its constructor makes it, on CPU in FP32.
-        patch: the application functions in its surroundings (`safe_rope._protection.generic.patch_for`).
+        call: of a module that makes positions and nothing else.
+        applied: whether cos and sin go to a function that takes them in FP32.
 
     """
-    if not patch.applications or any(True for _ in reference.parameters()):
-        return None
+    runner = call.state.runner
+    origins: dict[int, Origin] = {}
+    key = _key(call)
+    learned = None if call.watched else runner.results.get(key)
+    given = None if learned is not None else _as_stock(call)
+    if runner.as_stock:
+        _compare_remembered(call, given)
+        return on_twin(call, rounded)
+    run = call.in_fp32 if learned is not None else lambda module: _follow_origins(call, module, origins)
+    leaves, structure = _tree.tree_flatten(on_twin(call, as_it_is, run))
+    if learned is None:
+        learned = _compare(leaves, given, origins)
+        if not call.watched:
+            runner.results[key] = learned
+    if learned is not None and len(learned) == len(leaves):
+        leaves = [
+            _as_in_stock(leaf, result, applied, call.watched)
+            for leaf, result in zip(leaves, learned, strict=True)
+        ]
+    return _tree.tree_unflatten(leaves, structure)
+
+
+def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
+    provenance = Provenance()
+    for name, pin in call.state.pins.items():
+        table = get_table(stand_in, name)
+        if isinstance(table, torch.Tensor):
+            provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
+    with provenance:
+        result = call.in_fp32(stand_in)
+    for leaf in _tree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            origins[id(leaf)] = provenance.origin(leaf)
+    return result
+
+
+def _as_stock(call: Call) -> Any:
+    """Return what the stock forward returns; None where it raises.
+
+    A class that remembers results outside of its modules is run as stock from then on: what it remembers is
+    everybody's.
+    """
+    stand_in, _ = stand_in_for(call, rounded, watched=True)
+    remembered = Untouched(stock_class(call.module))
     try:
-        with _in_peace():
-            found = any(_is_cos_sin(answer) for answer, _ in _answers(reference))
-    except Exception:  # whatever it takes, it is not of this shape
+        with torch.no_grad(), torch.random.fork_rng(devices=()), remembered:
+            return call.on(twin(stand_in, type(stand_in)))
+    except Exception:
+        logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
         return None
-    return dataclasses.replace(patch, source="results") if found else None
+    finally:
+        if remembered.changed:
+            call.state.runner.as_stock = True
 
 
-def made_in_first_forward(reference: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:
-    """Return what the first forward of ``reference`` makes of the attributes that are still None.
-
-    Args:
-        reference: a module as its constructor makes it, on CPU in FP32; it stays as it is.
-        names: of those attributes.
-
-    """
-    made: dict[str, torch.Tensor] = {}
+def _compare_remembered(call: Call, given: Any) -> None:
+    """Warn where a class whose results are remembered outside of its modules computes them too coarsely."""
+    stock = stock_class(call.module)
     try:
-        with _in_peace():
-            for _, module in _answers(reference) if names else ():
-                values = {name: get_table(module, name) for name in names}
-                made = {k: v.detach() for k, v in values.items() if isinstance(v, torch.Tensor)}
-                if made:
-                    break
-    except Exception:  # whatever it takes, it is not of this shape
-        return {}
-    return {name: value for name, value in made.items() if value.dtype == torch.float32}
+        with torch.no_grad(), torch.random.fork_rng(devices=()), Untouched(stock):
+            true = call.in_fp32(twin(call.module, stock))
+    except Exception:
+        logger.info("%s cannot be run in FP32", stock.__name__, exc_info=True)
+        true = None
+    pairs = list(zip(_tree.tree_leaves(given), _tree.tree_leaves(true), strict=False))
+    if true is None or any(isinstance(b, torch.Tensor) and _is_off(a, b) for a, b in pairs):
+        call.state.notes["forward"] = "computed in low precision"
+        warnings.warn(
+            f"{stock.__module__}.{stock.__name__} computes positions in low precision and remembers them on "
+            "a class or in a module, for all that ask for them: they are as in the stock model. Compute them "
+            "in torch.float32 and round what forward returns",
+            PrecisionWarning,
+            stacklevel=2,
+        )
 
 
-@contextlib.contextmanager
-def _in_peace() -> Iterator[None]:
-    with (
-        constructors.pristine(follow=False),
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=()),  # in training some jitter their positions
-    ):
-        yield
-
-
-def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
-    """Ask copies of ``reference`` in each of the ways that rotary modules are asked, as its signature fits.
-
-    Each comes with its answer.
-    """
-    parameters = inspect.signature(type(reference).forward).parameters
-    required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-    names = [p.name for p in required][1:]
-    if "layer_type" in parameters and names[1:] == ["position_ids"]:
-        names.append("layer_type")  # None by default, and then nothing is found
-    ids = torch.arange(12).view(1, 12)
-    types = getattr(reference, "layer_types", None) or (None,)
-    first: list[Any] = [torch.zeros(1, 12, 64), torch.zeros(1, 3, 64, 64)]
-    second: list[Any] = [ids, ids.expand(3, 1, 12), ids.view(1, 12, 1).expand(1, 12, 2)]
-    if names and names[0] in _LENGTHS:
-        first = [12]
-    elif len(names) == 2 and names[1] in _LENGTHS:
-        first, second = [torch.arange(12.0).view(1, 12)], [12]
-    for x in first:
-        for positions in second:
-            values = [x, positions, types[0]][: len(names)]
-            if len(values) < len(names):
-                return
-            with contextlib.suppress(Exception):
-                asked = copy.deepcopy(reference)
-                yield asked(*values), asked
-
-
-def _is_cos_sin(answer: Any) -> bool:
-    if not isinstance(answer, tuple) or len(answer) != 2:
+def _is_off(stock: Any, true: torch.Tensor) -> bool:
+    if not isinstance(stock, torch.Tensor) or stock.shape != true.shape or not stock.is_floating_point():
         return False
-    cos, sin = answer
-    if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor)) or cos.shape != sin.shape:
-        return False
-    if cos.dtype != torch.float32 or sin.dtype != torch.float32 or cos.numel() < 4:
-        return False
-    square = cos.double() ** 2 + sin.double() ** 2
-    scale = square.reshape(-1)[0]
-    turns = bool((sin != sin.reshape(-1)[0]).any())
-    return turns and bool(scale > 0) and bool(((square - scale).abs() < 1e-5 * scale).all())
+    eps = torch.finfo(stock.dtype).eps
+    scale = float(true.abs().max()) if true.numel() else 1.0
+    return bool(((stock.double() - true.double()).abs() > 2 * eps * scale).any())
+
+
+def _compare(leaves: list[Any], given: Any, origins: dict[int, Origin]) -> tuple[Result | None, ...] | None:
+    stock = _tree.tree_leaves(given)
+    if len(stock) != len(leaves):
+        return None
+    found: list[Result | None] = []
+    for leaf, other in zip(leaves, stock, strict=True):
+        if not isinstance(leaf, torch.Tensor) or not isinstance(other, torch.Tensor):
+            found.append(None)
+            continue
+        origin = origins.get(id(leaf), Origin.NONE)
+        is_phase = bool(origin & Origin.COUNTED) and not origin & Origin.FINISHED
+        found.append(Result(other.dtype, is_phase and leaf.is_floating_point()))
+    return tuple(found)
+
+
+def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool) -> Any:
+    if result is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    if applied and leaf.dtype == torch.float32:
+        return marked(leaf, result.dtype)
+    if result.is_phase and result.dtype in LOW and not watched:
+        return CosSin(leaf, result.dtype, faced=True)
+    return leaf.to(result.dtype)
+
+
+def _key(call: Call) -> tuple[Any, ...]:
+    leaves, structure = _tree.tree_flatten((call.args, call.kwargs))
+    dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
+    autocast = call.device != "meta" and torch.is_autocast_enabled(call.device)
+    return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, autocast

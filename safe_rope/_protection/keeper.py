@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import is_blank, is_damage
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope.constructors._shadow import shadow_dtype
-from safe_rope.registry import RopePatch
 from safe_rope.rotation._cos_sin import CosSin
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Placed(NamedTuple):
 class Keeper:
     """What a protected module knows of its tables; kept by the module and copied with it."""
 
-    patch: RopePatch | None = None
+    applied: Applications | None = None  # how its positions are applied in FP32, where they are
 
     def __init__(self) -> None:
         self.nominal: dict[str, torch.dtype] = {}  # the dtype that each table has in the stock model

@@ -21,12 +21,13 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection import running
+from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
+from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.reference import stock_class
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
-from safe_rope.registry import RopePatch
 from safe_rope.rotation._cos_sin import CosSin
 
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
@@ -56,16 +57,21 @@ class PinnedState(Keeper):
         self,
         module: nn.Module,
         tables: dict[str, tuple[torch.Tensor, bool]],
-        patch: RopePatch | None = None,
+        applied: Applications | None = None,
     ) -> None:
         super().__init__()
-        self.patch = patch  # how cos and sin are applied in FP32, where they are
+        self.applied = applied
         self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = f"{type(module).__module__}.{type(module).__qualname__}"
-        self.stores = bytecode.stores_in_forward(_stock_of(module))
-        self.runner = running.Runner()
+        self.stores = bytecode.stores_in_forward(stock_class(module))
+        self.runner = stand_ins.Runner()
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
+
+    @property
+    def how(self) -> How | None:
+        """What is applied in FP32: its results, its tables, by its own methods; None for nothing."""
+        return None if self.applied is None else self.applied.how
 
     def differs(self, name: str) -> bool:
         """Whether the stock model has the table in another dtype than the true values."""
@@ -82,7 +88,7 @@ class PinnedState(Keeper):
 
     def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         super().put(module, name, table)
-        if self.patch is not None and self.patch.source == "tables" and table.dtype == torch.float32:
+        if self.how == "tables" and table.dtype == torch.float32:
             self.marked[name] = CosSin(table, self.nominal[name])
 
     def sample(self, name: str) -> torch.Tensor | None:
@@ -117,8 +123,7 @@ class PinnedState(Keeper):
 
     def rotates(self, method: str) -> bool:
         """Whether ``method`` of the module takes q and k and is to return them rotated in FP32."""
-        patch = self.patch
-        return patch is not None and patch.source == "states" and method in patch.applications
+        return self.applied is not None and method in self.applied.methods
 
     # ------------------------------------------------------------------ copies
 
@@ -126,11 +131,11 @@ class PinnedState(Keeper):
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
-        duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, running.Runner()
+        duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "runner": running.Runner(), "marked": {}}
+        return {**super().__getstate__(), "runner": stand_ins.Runner(), "marked": {}}
 
 
 def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
@@ -159,10 +164,6 @@ def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
         return running.rotate(self, inner, args, kwargs)
 
     return method
-
-
-def _stock_of(module: nn.Module) -> type[nn.Module]:
-    return getattr(type(module), "_safe_rope_stock", type(module))
 
 
 def _nominal(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype:

@@ -66,18 +66,18 @@ class ProtectionReport:
     def add(self, path: str, module: nn.Module) -> None:
         """Add a module that is protected fully or pinned."""
         state: Any = module._safe_rope
-        name, family = _class_name(module), None if state.patch is None else state.patch.family
+        name, family = _class_name(module), None if state.applied is None else state.applied.family
         pins = state.pins if is_pinned(module) else {}
         full = not is_pinned(module)
         notes = {table: why for table, why in state.notes.items() if why != UNTOLD}
         exact = {n: why for n, why in notes.items() if full or (n in pins and not _is_low(pins[n]))}
         reason = _listed(exact, "; kept in full precision") if exact else None
         if not full:
-            family, apply = family or "pinned", "stock" if state.patch is None else "fp32"
+            family, apply = family or "pinned", "stock" if state.applied is None else "fp32"
             entry = ModuleEntry(path, name, family, reason, "pinned", tuple(pins), apply)
         else:
             entry = ModuleEntry(path, name, family, reason, "full", apply=state.apply)
-        if pins or full:
+        if pins or full or state.applied is not None:
             self.protected.append(entry)
         others = {table: why for table, why in state.notes.items() if table not in exact}
         if others:

@@ -9,36 +9,29 @@ done to them.
 from __future__ import annotations
 
 import copyreg
-import dataclasses
 import inspect
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
-from safe_rope._recognition.arguments import first_argument
+from safe_rope._protection.shown import STATE, Shown
+from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.holdings import is_inside
-from safe_rope._recognition.rebuild import is_frequency
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 from safe_rope.errors import UnsupportedModelError
-from safe_rope.frequencies import Bits
-from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed
-from safe_rope.rotation._cos_sin import CosSin, marked
+from safe_rope.rotation._cos_sin import marked
 from safe_rope.tables._rows import checked_once
 
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
-_STATE = "_safe_rope"
-_MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
-"""What carries tensors about and computes nothing with them."""
-_INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
 
 
 def is_protected(module: nn.Module) -> bool:
@@ -65,48 +58,10 @@ def settle(modules: Iterable[nn.Module]) -> None:
                 keep_up(module)
 
 
-def plan(
-    module: nn.Module,
-    patch: RopePatch,
-    *,
-    tables: str,
-    apply: str,
-    true: Mapping[str, torch.Tensor] | None = None,
-    inv_freq: Bits = "checkpoint",
-) -> RotaryState:
-    """Work out everything that protecting ``module`` needs, and change nothing.
-
-    Args:
-        module: a rotary module that ``patch`` covers.
-        patch: the patch that covers it.
-        tables: ``"exact"`` or ``"fp32"``.
-        apply: ``"fp32"`` or ``"stock"``.
-        true: what its tables should hold, by name, where that is known; inv_freq among them is authoritative.
-        inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
-
-    Raises:
-        ConfigError: the module's configuration contradicts itself.
-        UnsupportedModelError: the module's class is not called as rotary modules are.
-    """
-    stock = stock_class(module)
-    convention = calling_convention(stock)
-    if convention is None:
-        raise UnsupportedModelError(
-            f"{stock.__module__}.{stock.__name__}.forward takes neither position_ids nor seq_len; "
-            f"take the class out of the patch {patch.family!r} or protect it by a patch of its own"
-        )
-    return RotaryState.read(
-        module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
-    )
-
-
-def protect_module(module: nn.Module, patch: RopePatch, state: RotaryState) -> None:
+def protect_module(module: nn.Module, state: RotaryState) -> None:
     """Make ``module`` draw its cos and sin from ``state`` for the rest of its life."""
-    stock = stock_class(module)
-    state.patch = patch
     _take_over(module, ProtectedRotary, state)
-    if type(module) is not stock:
-        _installed.acquire(module, patch.functions)
+    _acquire(module, state)
     state.restore(module)
     _show_properties(module)
 
@@ -122,20 +77,17 @@ def keep_up(module: Any) -> None:
     for name, values in state.overruled.items():
         if name in tables:
             tables[name] = (values, tables[name][1])
-    patch = state.patch
-    if patch is not None:
-        patch = None if state.apply == "stock" else dataclasses.replace(patch, source="results")
-    pinned = PinnedState(module, tables, patch)
+    pinned = PinnedState(module, tables, None if state.apply == "stock" else state.applied)
     pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
     pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
     module.__class__ = _protected_class(stock_class(module), PinnedPositions)
-    vars(module)[_STATE] = pinned
+    vars(module)[STATE] = pinned
     pinned.restore(module)
     _show_properties(module)
 
 
 def pin_module(
-    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], patch: RopePatch | None = None
+    module: nn.Module, tables: dict[str, tuple[torch.Tensor, bool]], applied: Applications | None = None
 ) -> None:
     """Keep the named ``tables`` of ``module`` for the rest of its life.
 
@@ -143,25 +95,22 @@ def pin_module(
         module: any module; its class becomes a subclass of the stock class with the same name.
         tables: for each buffer or attribute its true values, on CPU, and whether they are ready for use
             (`safe_rope._recognition.provenance.Origin.FINISHED`).
-        patch: how the cos and sin that the module returns or holds are applied in FP32; None where they are
-            applied as the stock model does it.
+        applied: how the cos and sin that the module returns or holds are applied in FP32; None where they
+            are applied as the stock model does it.
 
     Raises:
         UnsupportedModelError: the class cannot be derived from.
 
     """
-    state = PinnedState(module, tables, patch)
+    state = PinnedState(module, tables, applied)
     try:
         _take_over(module, PinnedPositions, state)
     except TypeError as error:
-        module.__dict__.pop(_STATE, None)
+        module.__dict__.pop(STATE, None)
         raise UnsupportedModelError(
             f"{type(module).__name__} does not let its class be replaced ({error}); protect it by a RopePatch"
         ) from error
-    if patch is not None and patch.source == "states":
-        _add_methods(type(module), patch)
-    elif patch is not None:
-        _installed.acquire(module, patch.functions)
+    _acquire(module, state)
     state.restore(module)
     _show_properties(module)
 
@@ -169,13 +118,17 @@ def pin_module(
 def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
     if not isinstance(module, kind):
         module.__class__ = _protected_class(stock_class(module), kind)
-    module.__dict__[_STATE] = state
+    module.__dict__[STATE] = state
 
 
-def stock_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the module had before it was protected."""
-    cls = type(module)
-    return cls._safe_rope_stock if issubclass(cls, ProtectedModule) else cls
+def _acquire(module: nn.Module, state: Keeper) -> None:
+    """Have what applies the positions of ``module`` do so in FP32 as long as it lives."""
+    if state.applied is None:
+        return
+    if state.applied.how == "methods":
+        _add_methods(type(module), state.applied.methods)
+    else:
+        _installed.acquire(module, state.applied.places)
 
 
 def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> type[nn.Module]:
@@ -199,65 +152,12 @@ def _show_properties(module: Any) -> None:
     cls = type(module)
     for name in state_of(module).names(module):
         if not is_inside(name) and name not in vars(cls) and not hasattr(cls._safe_rope_stock, name):
-            setattr(cls, name, _Shown(name))
+            setattr(cls, name, Shown(name))
 
 
-class _Shown:
-    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: Any, cls: type) -> Any:
-        if module is None:
-            return self
-        attributes = vars(module)
-        state = attributes.get(_STATE)
-        for place in (attributes, attributes["_buffers"], attributes["_parameters"]):
-            if self.name in place:
-                return self._seen(module, state, place[self.name])
-        raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
-
-    def _seen(self, module: Any, state: Any, table: Any) -> Any:
-        nominal = state.nominal.get(self.name) if state is not None else None
-        if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
-            return table
-        if torch.compiler.is_compiling() or (nominal == table.dtype and not table.is_meta):
-            return table
-        frame = sys._getframe(2)
-        if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
-            return table
-        if frame.f_code.co_name in _INITIALISE:
-            return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
-        if table.is_meta:
-            return CosSin(table, nominal)
-        if not _is_code_of_a_module(frame):
-            return CosSin(table, nominal) if nominal in LOW else table
-        if nominal not in LOW:
-            return table.to(nominal)
-        # A module computes with it, and decides by its dtype what else it makes.
-        phase = f"{type(module).__module__}.{type(module).__qualname__}.{self.name}"
-        return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
-
-    def __set__(self, module: Any, value: Any) -> None:
-        vars(module)[self.name] = value
-
-    def __delete__(self, module: Any) -> None:
-        if self.name not in vars(module):
-            raise AttributeError(f"{type(module).__name__!r} object has no attribute {self.name!r}")
-        del vars(module)[self.name]
-
-
-def _is_code_of_a_module(frame: Any) -> bool:
-    if not frame.f_code.co_argcount:
-        return False
-    owner = first_argument(frame)
-    return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)
-
-
-def _add_methods(cls: Any, patch: RopePatch) -> None:
+def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
     """Give a pinned class the methods that rotate in FP32, besides forward."""
-    for name in patch.applications:
+    for name in methods:
         if name != "forward" and name not in vars(cls) and hasattr(cls._safe_rope_stock, name):
             setattr(cls, name, rotating_method(cls._safe_rope_stock, name))
 
@@ -322,7 +222,13 @@ def _deliver(
     return cos.to(x.device, dtype), sin.to(x.device, dtype)
 
 
-class ProtectedModule:
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object  # the stock class follows in the order of resolution
+
+
+class ProtectedModule(_Module):
     """What a protected or pinned module does differently from its stock class, besides ``forward``."""
 
     _safe_rope_stock: type[nn.Module]
@@ -334,47 +240,44 @@ class ProtectedModule:
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
-        state = state_of(self)  # type: ignore[arg-type]
+        state = state_of(self)
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
-            result = super()._apply(fn)  # type: ignore[misc]
+            result = super()._apply(fn)  # type: ignore[no-untyped-call]
             state.follow(self)
             keep_up(self)
             return result
         with state.buffers_aside(self, fn):
-            result = super()._apply(fn) if recurse else super()._apply(fn, recurse)  # type: ignore[misc]
+            result = super()._apply(fn, *(() if recurse else (False,)))  # type: ignore[no-untyped-call]
         keep_up(self)
         return result
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
-        state = state_of(self)  # type: ignore[arg-type]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        state = state_of(self)
         for name in state.names(self):
             table = destination.get(prefix + name)
             if isinstance(table, torch.Tensor) and not isinstance(table, nn.Parameter):
                 destination[prefix + name] = state.saved(name, table)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
-        state_of(self).settle(self, prefix, state_dict)  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        state_of(self).settle(self, prefix, state_dict)
         keep_up(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
-        _is_overruled(self)  # type: ignore[arg-type]  # what was written to a table goes along
-        attributes = state_of(self).portable(self)  # type: ignore[arg-type]
+        _is_overruled(self)  # what was written to a table goes along
+        attributes = state_of(self).portable(self)
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
-        device = attributes.pop(f"{_STATE}_device").device
-        super().__setstate__(attributes)  # type: ignore[misc]
-        state = state_of(self)  # type: ignore[arg-type]
-        if state.patch is not None and state.patch.source == "states":
-            _add_methods(type(self), state.patch)
-        elif state.patch is not None:
-            _installed.acquire(self, state.patch.functions)
+        device = attributes.pop(f"{STATE}_device").device
+        super().__setstate__(attributes)  # type: ignore[no-untyped-call]
+        state = state_of(self)
+        _acquire(self, state)
         state.restore(self, device)
         _show_properties(self)
 

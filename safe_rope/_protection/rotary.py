@@ -23,7 +23,7 @@ from safe_rope._recognition.specs import Convention, cached_length, layer_types,
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.registry import RopePatch
-from safe_rope.tables import RotaryTable, StockTable, shared_table
+from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class RotaryState(Keeper):
     def read(
         cls,
         module: nn.Module,
-        patch: RopePatch,
+        patch: RopePatch | None,
         convention: Convention,
         *,
         tables: str,
@@ -99,7 +99,23 @@ class RotaryState(Keeper):
         true: Mapping[str, torch.Tensor] | None = None,
         inv_freq: Bits = "checkpoint",
     ) -> RotaryState:
-        """Read the state from a rotary module, changing nothing. See `safe_rope._protection.rewrite.plan`."""
+        """Read the state from a rotary module, changing nothing.
+
+        Args:
+            module: a module with a calling convention.
+            patch: a patch that covers it.
+            convention: its calling convention.
+            tables: ``"exact"`` or ``"fp32"``.
+            apply: ``"fp32"`` or ``"stock"``.
+            true: what its tables should hold, by name, where that is known; inv_freq among them is
+                authoritative.
+            inv_freq: ``"checkpoint"`` or ``"exact"``, see `safe_rope.frequencies.RopeSpec.inv_freq`.
+
+        Raises:
+            ConfigError: the module's configuration contradicts itself.
+            UnsupportedModelError: neither a config nor the usual attributes tell its frequencies.
+
+        """
         true = true or {}
         # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
         bits: Bits = "machine" if tables == "fp32" else inv_freq
@@ -118,7 +134,8 @@ class RotaryState(Keeper):
                 long = spec.inv_freq(_longrope_limit(spec) + 1, bits)
                 sets[layer_type].long = long
                 sets[layer_type].long_table = _table(tables, module, spec, long, bits)
-        state = cls(sets, convention, patch.layout, tables, apply, bits)
+        layout = patch.layout if patch is not None else "half"
+        state = cls(sets, convention, layout, tables, apply, bits)
         if convention == "length":
             state._grow_rows(module, cached_length(module))
         else:
@@ -130,11 +147,11 @@ class RotaryState(Keeper):
                 state.nominal[name] = shadow_dtype(current) or current.dtype
         return state
 
-    def of_another(self, module: nn.Module) -> RotaryState:
+    def of_another(self, module: Any) -> RotaryState:
         """Return the state of a ``module`` of the same class that was built from the same arguments."""
         state = copy.deepcopy(self)
         if state.row_cache is not None:
-            module.max_seq_len_cached = state.row_cache.length  # type: ignore[assignment]
+            module.max_seq_len_cached = state.row_cache.length
         return state
 
     # ------------------------------------------------------------------ cos and sin
@@ -146,30 +163,30 @@ class RotaryState(Keeper):
         frequencies = self.sets[layer_type]
         spec = frequencies.spec
         if not spec.depends_on_length or position_ids.numel() == 0:
-            return frequencies.table.lookup(position_ids)
+            return _fractions.lookup(frequencies.table, position_ids)
         length = position_ids.max() + 1
         if frequencies.long_table is None:
             self._follow_dynamic_ntk(module, frequencies, length)
             if frequencies.table is frequencies.original_table:
-                return frequencies.table.lookup(position_ids)
+                return _fractions.lookup(frequencies.table, position_ids)
             # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
-            cos, sin = frequencies.table.lookup(position_ids.cpu())
+            cos, sin = _fractions.lookup(frequencies.table, position_ids.cpu())
             return cos.to(position_ids.device), sin.to(position_ids.device)
         is_long = length > _longrope_limit(spec)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
             # Asking which set applies would stop the device: both are looked up, one is chosen.
-            long = frequencies.long_table.lookup(position_ids)
-            short = frequencies.original_table.lookup(position_ids)
+            long = _fractions.lookup(frequencies.long_table, position_ids)
+            short = _fractions.lookup(frequencies.original_table, position_ids)
             return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])
         table = frequencies.long_table if is_long else frequencies.original_table
         if table is not frequencies.table:
             inv_freq = frequencies.long if is_long else frequencies.original
             self._show(module, frequencies, inv_freq, table)  # type: ignore[arg-type]
-        return frequencies.table.lookup(position_ids)
+        return _fractions.lookup(frequencies.table, position_ids)
 
-    def rows(self, module: nn.Module, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables [at least length, rotary_dim] of a module that is called with a length."""
-        if length > module.max_seq_len_cached:  # type: ignore[operator]
+        if length > module.max_seq_len_cached:
             frequencies = self.sets[None]
             spec = frequencies.spec
             if spec.depends_on_length and length > (spec.max_position_embeddings or 0):
@@ -188,7 +205,7 @@ class RotaryState(Keeper):
             return torch.cat((half, half), dim=-1)
         return half.repeat_interleave(2, dim=-1)
 
-    def _follow_dynamic_ntk(self, module: nn.Module, frequencies: Frequencies, length: torch.Tensor) -> None:
+    def _follow_dynamic_ntk(self, module: Any, frequencies: Frequencies, length: torch.Tensor) -> None:
         spec = frequencies.spec
         if not hasattr(module, "original_max_seq_len"):
             # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
@@ -199,10 +216,10 @@ class RotaryState(Keeper):
         name = f"{frequencies.prefix}max_seq_len_cached"
         trained = spec.max_position_embeddings or 0
         cached = getattr(module, name, module.max_seq_len_cached)
-        if length > cached:  # type: ignore[operator]
+        if length > cached:
             self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             setattr(module, name, int(length))
-        elif length < trained and cached > trained:  # type: ignore[operator]
+        elif length < trained and cached > trained:
             self._set_inv_freq(module, frequencies, frequencies.original)
             setattr(module, name, trained)
 
@@ -219,12 +236,12 @@ class RotaryState(Keeper):
         if not is_watched():
             self.restore(module)
 
-    def _grow_rows(self, module: nn.Module, length: int) -> None:
+    def _grow_rows(self, module: Any, length: int) -> None:
         frequencies = self.sets[None]
         self.row_cache, self._rows = shared_rows(frequencies.table, length, self.layout), None
         self._placed.pop("cos_cached", None)
         self._placed.pop("sin_cached", None)
-        module.max_seq_len_cached = length  # type: ignore[assignment]
+        module.max_seq_len_cached = length
 
     def _show_tables(self, module: nn.Module) -> None:
         # transformers 4.38 computes from inv_freq, and keeps tables besides for whoever asks for them.

@@ -27,23 +27,24 @@ from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.plan import (
-    Again,
     Options,
     Protection,
-    Reference,
     Unprotectable,
     concerns,
     prepare,
 )
 from safe_rope._protection.report import ProtectionReport
-from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of, stock_class
+from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.arguments import Arguments, arguments_in, first_argument, infer_arguments
+from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
-from safe_rope._recognition.rebuild import Conditions, may_hold_positions, rebuilding
+from safe_rope._recognition.rebuild import rebuilding
+from safe_rope._recognition.reference import Again, Reference, stock_class
+from safe_rope._recognition.tables import may_hold_positions
 from safe_rope.constructors import _shadow
-from safe_rope.registry import RopePatch, find
+from safe_rope.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,6 @@ class _Building(NamedTuple):
 class _Known(NamedTuple):
     """What became of the first of several modules with the same arguments, and what it was built with."""
 
-    patch: RopePatch
     state: RotaryState
     built: dict[str, torch.Tensor]
     reference: Reference
@@ -196,13 +196,9 @@ class ConstructionWatch:
                 result.carry_out()
                 if _is_pinned_to_nothing(module):
                     self._nothing_yet[module] = building
-        except Exception as error:
-            # A model that nobody has described must still be built; the report says what went wrong.
-            if find(module) is not None:
-                raise
-            logger.info("%s cannot be protected", type(module).__name__, exc_info=True)
+        except UnsupportedModelError as error:
             self._seen.discard(module)
-            result = Unprotectable(module, f"{type(error).__name__}: {error}")
+            result = Unprotectable(module, str(error))
         self._refused.pop(module, None)
         if result is None:
             self._nothing_yet[module] = building
@@ -229,14 +225,14 @@ class ConstructionWatch:
         known = self._states.get((key, around)) if seen else None
         if known is not None and _is_built_alike(module, known.built):
             state = known.state.of_another(module)
-            return Protection(module, known.patch, state, reference=known.reference)
+            return Protection(module, state, reference=known.reference)
         again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
         reference = Reference(again, plain=plain)
         result = prepare(module, reference, around, self._options)
-        if isinstance(result, Protection) and result.state and result.patch and seen and not result.notes:
+        if isinstance(result, Protection) and result.state and seen and not result.notes:
             built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
-            self._states[key, around] = _Known(result.patch, copy.deepcopy(result.state), built, reference)
+            self._states[key, around] = _Known(copy.deepcopy(result.state), built, reference)
         return result
 
     def _run_again(
@@ -400,8 +396,8 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
         if watch is not None:
             try:
                 watch.note(self, sys._getframe(1))
-            except Exception:  # whatever a constructor's frames look like, the module must be built
-                logger.debug("cannot tell what %s is built with", type(self).__name__, exc_info=True)
+            except Exception:
+                logger.warning("cannot tell what %s is built with", type(self).__name__, exc_info=True)
 
     return init
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -36,18 +37,17 @@ class Channels(NamedTuple):
         return half[..., _index(self.order, half)]
 
 
-_indices: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
-
-
 def _index(values: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """``values`` as a tensor on the device of ``like``, copied there once."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return torch.tensor(values, device=like.device)
-    key = (values, like.device)
-    if key not in _indices:
-        with torch.inference_mode(False):
-            _indices[key] = torch.tensor(values, device=like.device)
-    return _indices[key]
+    return _index_on(values, like.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _index_on(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
 
 
 def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:

@@ -14,7 +14,7 @@ from safe_rope._base.text import aligned
 from safe_rope.cli import _patch_releases
 from safe_rope.errors import ConfigError
 
-_HEADER = ("family", "classes", "protected", "tested with transformers")
+_HEADER = ("family", "classes", "applied in FP32 by", "tested with transformers")
 _BEGIN, _END = "<!-- safe-rope patches: begin -->", "<!-- safe-rope patches: end -->"
 _NAMED = 3
 
@@ -39,22 +39,22 @@ def command(style: str, update: str | None, record: bool) -> None:
     elif style == "markdown":
         click.echo(_markdown(entries, pairs), nl=False)
     else:
-        rows = [(e["family"], _classes(e), e["protected"], ", ".join(e["tested"]) or "-") for e in entries]
+        rows = [(e["family"], _classes(e), e["applied"], ", ".join(e["tested"]) or "-") for e in entries]
         click.echo("\n".join(aligned(rows, _HEADER)))
 
 
 def _entry(patch: registry.RopePatch) -> dict[str, Any]:
     families = _patch_releases.read()["families"]
-    tables = "own tables" if patch.source == "spec" else "rebuilt and pinned"
-    applied = ", FP32 application" if patch.applications else ""
+    names = [*patch.applications, *(f"its own {name}" for name in patch.methods)]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return {
         "family": patch.family,
         "modules": list(patch.modules),
         "classes": list(patch.rotary_classes),
         "layout": patch.layout,
-        "source": patch.source,
         "applications": list(patch.applications),
-        "protected": f"{tables}{applied}",
+        "methods": list(patch.methods),
+        "applied": f"{names[0]}{more}" if names else "-",
         "tested": [release for release, names in families.items() if patch.family in names],
     }
 
@@ -66,10 +66,10 @@ def _classes(entry: dict[str, Any], quote: str = "") -> str:
 
 
 def _markdown(entries: list[dict[str, Any]], pairs: list[dict[str, str]]) -> str:
-    lines = ["| family | classes | protected | tested with transformers |", "|---|---|---|---|"]
+    lines = ["| family | classes | applied in FP32 by | tested with transformers |", "|---|---|---|---|"]
     for entry in entries:
         tested = ", ".join(entry["tested"]) or "-"
-        lines.append(f"| {entry['family']} | {_classes(entry, '`')} | {entry['protected']} | {tested} |")
+        lines.append(f"| {entry['family']} | {_classes(entry, '`')} | {entry['applied']} | {tested} |")
     lines += ["", "Tested on CPU with gloo against the real libraries, on every change:", ""]
     lines += ["| transformers | deepspeed | torch |", "|---|---|---|"]
     lines += [f"| {pair['transformers']} | {pair['deepspeed']} | {pair['torch']} |" for pair in pairs]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -247,17 +246,25 @@ def test_a_guard_refuses_a_negative_theta_and_puts_everything_back() -> None:
 
 @pytest.mark.parametrize("tables", survival.KINDS)
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_positions_that_are_no_counts_are_refused(family: str, tables: str) -> None:
-    model = survival.build(family, tables, layers=1)
+def test_positions_between_counts_are_computed(family: str, tables: str) -> None:
     ids = survival.tokens(4, batch=1)
-    fractions = torch.tensor([[0.0, 1.0, 2.0, 3.5]])
-    if ".long()" not in inspect.getsource(
-        type(model.base_model).forward
-    ):  # 4.36's Mistral rounds them itself
-        with pytest.raises(TypeError, match="position_ids must be an integer tensor"):
-            model(ids, position_ids=fractions)
-    model(ids, position_ids=torch.tensor([[0, 1, -2, 3]]))  # padding, which the stock model computes
+    stock = families.build(family, layers=2)
+    model = survival.build(family, tables)
+    model.load_state_dict(stock.state_dict())
+    for positions in ([0.0, 1.0, 2.0, 3.5], [0, 1, -2, 3], [True, False, True, True]):
+        position_ids = torch.tensor([positions])
+        expected = outcome(lambda: stock(ids, position_ids=position_ids).logits)  # noqa: B023
+        got = outcome(lambda: model(ids, position_ids=position_ids).logits)  # noqa: B023
+        if isinstance(expected, torch.Tensor):
+            assert torch.allclose(got, expected, atol=1e-5), positions
     survival.assert_runs(model)
+
+
+def outcome(run: Callable[[], torch.Tensor]) -> torch.Tensor | type[Exception]:
+    try:
+        return run().detach().float()
+    except Exception as error:
+        return type(error)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

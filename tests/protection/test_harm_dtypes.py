@@ -14,6 +14,7 @@ from no_harm import BF16, FP32
 from torch import nn
 
 import safe_rope
+from safe_rope.errors import PrecisionWarning
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 LOADS = {**no_harm.LOADS, "half": lambda make: make().half(), "double": lambda make: make().double()}
@@ -135,3 +136,15 @@ def test_what_is_asked_of_these_styles_means_something() -> None:
     stock = fill(mixed_styles.OwnsFrequencies().to(BF16))
     true = outcome(fill(mixed_styles.OwnsFrequencies()), FP32)
     assert (outcome(stock, BF16).float() - true).abs().max() > 1e-3
+
+
+def test_frequencies_that_a_graph_rounds_are_named() -> None:
+    """Nothing follows a table through Dynamo: the compiled module is as stock, and says so."""
+    stock = fill(mixed_styles.OwnsFrequencies().to(BF16))
+    with safe_rope.guard():
+        model = fill(mixed_styles.OwnsFrequencies())
+    model.to(BF16)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with pytest.warns(PrecisionWarning, match="OwnsFrequencies computes from inv_freq"):
+        got = outcome(compiled, BF16)
+    assert torch.equal(got, outcome(stock, BF16))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from safe_rope import constructors
 from safe_rope._audit.forward import UnmeasurableError, call
 from safe_rope._audit.reference import Reference, halves
-from safe_rope._protection.rewrite import stock_class
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, position_buffers
 from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.registry import find

@@ -47,6 +47,19 @@ class AlibiSlopes(nn.Module):
         return (self.slopes.float()[:, None] * distance).to(x.dtype)
 
 
+@style("bias", "alibi", "buffer")
+class AlibiOfTwoHeads(nn.Module):
+    """Two slopes and no more, with distances made in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", 0.7 * torch.tensor(power_slopes(2)).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        distance = torch.arange(x.shape[1]).float() - x.shape[1] + 1
+        return (self.slopes.float() * distance).to(x.dtype)
+
+
 @style("bias", "alibi", "parameter", roundings=2)
 class AlibiFrozen(nn.Module):
     """Slopes that are a frozen parameter."""

@@ -1,0 +1,162 @@
+"""Full protection: find out by asking the stock module whether our own tables give its cos and sin.
+
+The module as its constructor makes it is asked for cos and sin at a few positions. Each channel of its answer
+is looked for among the channels of our own table for its config; only if all of them are found, to the bit,
+is the module protected with that table and that order of channels. So half and interleaved layouts, tables
+of half the width, several position axes (mrope) and whatever order a new release thinks of are one case.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from safe_rope._protection.rotary import RotaryState
+from safe_rope._recognition.applications import Applications
+from safe_rope._recognition.ask import UnansweredError, ask, copied, undisturbed
+from safe_rope._recognition.channels import Channels, match
+from safe_rope._recognition.holdings import entries
+from safe_rope._recognition.specs import Convention, cached_length, calling_convention, layer_types
+from safe_rope.errors import ConfigError, UnsupportedModelError
+from safe_rope.frequencies import Bits
+from safe_rope.registry import RopePatch
+from safe_rope.rotation import _installed
+
+logger = logging.getLogger(__name__)
+
+_AXES = (3, 4)
+"""How many position axes a module is asked with; the first number that it takes counts."""
+_POSITIONS = ((0, 1, 2, 5, 11, 257, 1023), (3, 4, 7, 250, 300, 512, 2049))
+_found: weakref.WeakKeyDictionary[nn.Module, tuple[Channels, bool] | None] = weakref.WeakKeyDictionary()
+
+
+def full_state(
+    module: nn.Module,
+    reference: nn.Module,
+    patch: RopePatch | None,
+    true: Mapping[str, torch.Tensor],
+    found: Applications,
+    namespaces: tuple[str, ...],
+    *,
+    tables: str,
+    apply: str,
+    inv_freq: Bits = "checkpoint",
+) -> RotaryState | None:
+    """Return the state that protects ``module`` fully, or None if that would not be the stock computation.
+
+    Args:
+        module: any module; it is not changed.
+        reference: the same module as its constructor makes it with nothing intercepted.
+        patch: a patch that covers it.
+        true: what the module's tables should hold, by name.
+        found: the functions in its surroundings that rotate.
+        namespaces: names of the Python modules of whoever holds the module.
+        tables: as for `safe_rope.guard`.
+        apply: as for `safe_rope.guard`.
+        inv_freq: as for `safe_rope.guard`.
+
+    """
+    convention = calling_convention(type(reference))
+    if convention is None or any(True for _ in reference.parameters()):
+        return None
+    if reference not in _found:
+        _found[reference] = _answer(reference, patch, convention)
+    answer = _found[reference]
+    if answer is None:
+        return None
+    state = RotaryState.read(
+        module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
+    )
+    state.channels, state.follows_x = answer
+    state.applied = found
+    there = {module for module, name in found.places if _installed.exists(module, name)}
+    if not there:
+        state.apply = "stock"
+    # Eagerly, a table finds out whom it meets; in a graph that has to be known before.
+    state.applied_in_graphs = not namespaces or bool(there.intersection(namespaces))
+    return state
+
+
+def _answer(
+    reference: nn.Module, patch: RopePatch | None, convention: Convention
+) -> tuple[Channels, bool] | None:
+    """Return the channels of the stock module's tables, and whether they have the dtype of x."""
+    try:
+        with undisturbed():
+            return _probe(reference, patch, convention)
+    except (UnansweredError, ConfigError, UnsupportedModelError):
+        logger.info("%s is not of the shape that is known", type(reference).__name__, exc_info=True)
+        return None
+
+
+def _probe(
+    reference: nn.Module, patch: RopePatch | None, convention: Convention
+) -> tuple[Channels, bool] | None:
+    reference = copied(reference)
+    true = {name: value for name, value in entries(reference) if isinstance(value, torch.Tensor)}
+    state = RotaryState.read(reference, patch, convention, tables="fp32", apply="stock", true=true)
+    if convention == "length":
+        return _probe_rows(reference, state)
+    answers: list[Channels] = []
+    count = _count_axes(reference)
+    for layer_type in layer_types(reference):
+        for ids in _samples(state, layer_type, count):
+            try:
+                stock = ask(copied(reference), ids, layer_type)
+            except UnansweredError:
+                continue  # some want several axes always, some never do
+            own = copy.deepcopy(state).lookup(copied(reference), ids, layer_type)
+            channels = match(stock, own, axes=ids.dim() == 3)
+            if channels is None:
+                return None
+            answers.append(channels)
+    merged = next((a for a in answers if a.axes is not None), answers[0]) if answers else None
+    if merged is None or any(a.order != merged.order for a in answers):
+        return None
+    ids = torch.tensor(_POSITIONS)
+    if merged.axes is not None or not _takes(reference, ids):
+        ids = ids.expand(count, -1, -1)
+    x = torch.zeros(*ids.shape[-2:], 8, dtype=torch.bfloat16)
+    low = ask(copied(reference), ids, layer_types(reference)[0], x=x)[0].dtype
+    return merged, low == torch.bfloat16
+
+
+def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[torch.Tensor]:
+    plain = torch.tensor(_POSITIONS)
+    yield plain
+    yield torch.stack([plain * (axis + 1) + axis for axis in range(axes)])
+    spec = state.sets[layer_type].spec
+    if spec.depends_on_length:
+        longest = spec.max_position_embeddings or 4096
+        yield plain % 7 + 2 * longest
+        yield plain % 7
+
+
+def _count_axes(reference: nn.Module) -> int:
+    ids = torch.tensor(_POSITIONS)
+    return next((count for count in _AXES if _takes(reference, ids.expand(count, -1, -1))), _AXES[0])
+
+
+def _takes(reference: nn.Module, ids: torch.Tensor) -> bool:
+    try:
+        ask(copied(reference), ids, layer_types(reference)[0])
+    except UnansweredError:
+        return False
+    return True
+
+
+def _probe_rows(reference: nn.Module, state: RotaryState) -> tuple[Channels, bool] | None:
+    longest = cached_length(reference)
+    for length in (min(longest, 300), longest + 3):
+        stock = ask(copied(reference), length)
+        rows = copy.deepcopy(state).rows(copied(reference), length)
+        if any(not torch.equal(a, b[:length]) for a, b in zip(stock, rows, strict=True)):
+            return None
+    low = ask(copied(reference), 7, x=torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16))[0].dtype
+    width = 2 * state.sets[None].inv_freq.numel()
+    return Channels(tuple(i % (width // 2) for i in range(width))), low == torch.bfloat16

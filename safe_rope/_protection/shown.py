@@ -1,0 +1,73 @@
+"""How a table of a protected module looks to code outside of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope._base.dtypes import LOW
+from safe_rope._recognition.arguments import first_argument
+from safe_rope._recognition.tables import is_frequency
+from safe_rope.rotation._cos_sin import CosSin
+
+STATE = "_safe_rope"
+"""The attribute in which a protected module keeps its state."""
+_MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
+"""What carries tensors about and computes nothing with them."""
+_INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
+
+
+class Shown:
+    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, cls: type) -> Any:
+        if module is None:
+            return self
+        attributes = vars(module)
+        state = attributes.get(STATE)
+        for place in (attributes, attributes["_buffers"], attributes["_parameters"]):
+            if self.name in place:
+                return self._seen(module, state, place[self.name])
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
+
+    def _seen(self, module: Any, state: Any, table: Any) -> Any:
+        nominal = state.nominal.get(self.name) if state is not None else None
+        if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
+            return table
+        if torch.compiler.is_compiling() or (nominal == table.dtype and not table.is_meta):
+            return table
+        frame = sys._getframe(2)
+        if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
+            return table
+        if frame.f_code.co_name in _INITIALISE:
+            return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
+        if table.is_meta:
+            return CosSin(table, nominal)
+        if not _is_code_of_a_module(frame):
+            return CosSin(table, nominal) if nominal in LOW else table
+        if nominal not in LOW:
+            return table.to(nominal)
+        # A module computes with it, and decides by its dtype what else it makes.
+        phase = f"{type(module).__module__}.{type(module).__qualname__}.{self.name}"
+        return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self.name] = value
+
+    def __delete__(self, module: Any) -> None:
+        if self.name not in vars(module):
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {self.name!r}")
+        del vars(module)[self.name]
+
+
+def _is_code_of_a_module(frame: Any) -> bool:
+    if not frame.f_code.co_argcount:
+        return False
+    owner = first_argument(frame)
+    return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)

@@ -1,0 +1,226 @@
+"""Run a forward on a stand-in for a pinned module, which has its tables as the call needs them.
+
+Nothing of a call is kept in the module: a call that needs other tables than the module shows runs on a
+`twin`, an object of the stock class with the same attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from safe_rope._base.dtypes import LOW
+from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
+from safe_rope._recognition.reference import stock_class
+from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation import without_autocast
+from safe_rope.rotation._cos_sin import CosSin, plain
+
+logger = logging.getLogger(__name__)
+
+_tree = torch.utils._pytree
+
+
+class Call:
+    """A call of a pinned module: the stock ``forward`` to run, its arguments, and the module's state.
+
+    ``watched`` says that nothing may be kept: a transformation or a tracer looks on. Dynamo traces this
+    class: it is a plain one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        state: Any,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        watched: bool,
+    ) -> None:
+        self.module = module
+        self.state = state
+        self.forward = forward
+        self.args = args
+        self.kwargs = kwargs
+        self.watched = watched
+
+    def on(self, module: nn.Module) -> Any:
+        """Run the forward on ``module``."""
+        return self.forward(module, *self.args, **self.kwargs)
+
+    def in_fp32(self, module: nn.Module) -> Any:
+        """Run the forward on ``module`` with its arguments in FP32 and without autocast."""
+        args, kwargs = _tree.tree_map_only(torch.Tensor, raised, (self.args, self.kwargs))
+        with without_autocast(self.device):
+            return self.forward(module, *args, **kwargs)
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        leaves = _tree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def device(self) -> str:
+        """The type of the device of the first tensor."""
+        return next((leaf.device.type for leaf in self.leaves), "cpu")
+
+    @property
+    def has_low(self) -> bool:
+        """Whether any tensor among the arguments is of low precision."""
+        return any(leaf.dtype in LOW for leaf in self.leaves)
+
+
+class Result(NamedTuple):
+    """What the stock forward makes of one tensor that it returns."""
+
+    dtype: torch.dtype
+    is_phase: bool
+
+
+class Runner:
+    """What is known of a module's forward from having run it; found out again where it is not there."""
+
+    def __init__(self) -> None:
+        self.results: dict[Hashable, tuple[Result | None, ...] | None] = {}
+        self.as_stock = False  # its results are remembered outside of it, where other modules see them
+        self._views: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
+
+    def rounded(self, name: str, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return ``table`` in ``dtype``; the same tensor as long as the table is the same."""
+        known = self._views.get(name)
+        if known is not None and known[0] is table and known[1] == table._version and known[2].dtype == dtype:
+            return known[2]
+        view = table.to(dtype)
+        self._views[name] = (table, table._version, view)
+        return view
+
+    def forget(self, name: str) -> None:
+        """Make the rounded view of a table anew."""
+        self._views.pop(name, None)
+
+
+Show = Callable[[Any, str, torch.Tensor, bool], torch.Tensor]
+
+
+def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = None) -> Any:
+    """Run the call, or ``run``, on a twin of the module that has its tables as ``show`` gives them."""
+    module, state = call.module, call.state
+    before = None if call.watched else twin(module, stock_class(module))
+    stand_in, shown = stand_in_for(call, show, call.watched)
+    versions = {name: table._version for name, table in shown.items()} if not call.watched else {}
+    result = (run or call.on)(stand_in)
+    if before is not None:
+        _adopt(call, stand_in, before, shown, versions)
+    take_back(module, stand_in, state.pins)
+    return result
+
+
+def stand_in_for(call: Call, show: Show, watched: bool) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Return a twin of the module, and the tables that it has, by name; nothing is kept if ``watched``."""
+    stand_in = twin(call.module, stock_class(call.module), call.state.pins)
+    shown = {}
+    for name in call.state.pins:
+        table = get_table(call.module, name)
+        if isinstance(table, torch.Tensor):
+            shown[name] = show(call.state, name, plain(table), watched)
+            set_table(stand_in, name, shown[name])
+    return stand_in, shown
+
+
+# ---- how a stand-in shows a table ----------------------------------------------------------------------
+
+
+def as_it_is(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
+    return table
+
+
+def marked(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
+    if watched:
+        return rounded(state, name, table, watched)
+    return CosSin(table, state.nominal[name]) if table.dtype == torch.float32 else table
+
+
+def rounded(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
+    nominal = state.nominal[name]
+    if table.dtype == nominal or table.is_complex():
+        return table
+    return table.to(nominal) if watched else state.runner.rounded(name, table, nominal)
+
+
+def followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
+    nominal = state.nominal[name]
+    if state.pins[name].finished or nominal not in LOW or table.dtype in LOW or table.is_complex():
+        return rounded(state, name, table, watched)
+    if watched:
+        warn_rounded(state.owner, name, state.nominal[name])
+        return rounded(state, name, table, watched)
+    return CosSin(table, nominal, faced=True, phase=f"{state.owner}.{name}")
+
+
+def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
+    """Warn that frequencies are rounded for once, as in the stock model."""
+    warnings.warn(
+        f"{owner} computes from {name} with weights of {dtype}, in a graph or under a transformation, where "
+        "nothing can follow its frequencies: they are rounded there, as in the stock model. Compute cos and "
+        "sin in a module of their own",
+        PrecisionWarning,
+        stacklevel=2,
+    )
+
+
+# ---- what a forward makes of its tables ----------------------------------------------------------------
+
+
+def _adopt(
+    call: Call,
+    stand_in: nn.Module,
+    before: nn.Module,
+    shown: dict[str, torch.Tensor],
+    versions: dict[str, int],
+) -> None:
+    """Keep what a forward has made of its tables: a longer one, for example, in full precision."""
+    module, state = call.module, call.state
+    made, written = {}, {}
+    for name in state.pins:
+        current = get_table(stand_in, name)
+        if not isinstance(current, torch.Tensor) or current.is_meta:
+            continue
+        if current is not shown.get(name):
+            made[name] = plain(current)
+        elif current._version != versions[name] and current is not get_table(module, name):
+            state.runner.forget(name)
+            written[name] = plain(current).to(state.pins[name].values.dtype)
+    if not (made or written):
+        return
+    if any(table.dtype in LOW for table in made.values()) or any(map(state.differs, made)):
+        made = _made_in_fp32(call, before, made)
+    for name, table in (made | written).items():
+        state.keep_made(module, name, table)
+    state.restore(module)
+
+
+def _made_in_fp32(call: Call, before: nn.Module, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    module = call.module
+    if module._modules or module._parameters:
+        # A forward that does more than make tables, such as writing to a cache, is not run twice. What
+        # it made for the same positions is no better than what is there.
+        return {n: t for n, t in made.items() if t.shape != call.state.pins[n].values.shape}
+    try:
+        with torch.no_grad():
+            call.in_fp32(before)
+        again = {name: get_table(before, name) for name in made}
+    except Exception:
+        logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)
+        return made
+    return {name: table for name, table in again.items() if isinstance(table, torch.Tensor)}
+
+
+def raised(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of low precision in FP32, any other as it is."""
+    return tensor.float() if tensor.dtype in LOW else tensor

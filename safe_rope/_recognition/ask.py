@@ -1,0 +1,167 @@
+"""Ask a module for cos and sin, in the way that its forward takes positions.
+
+Nothing else in the library calls a foreign module for its answer alone. Whatever such a module raises comes
+out as `UnansweredError`, so that no error of our own is taken for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safe_rope import constructors
+from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.specs import calling_convention
+
+_LENGTHS = ("seq_len", "seqlen", "length")
+_SAMPLE = 12
+"""How many positions a module is asked for whose convention is not known."""
+
+
+class UnansweredError(Exception):
+    """A module cannot be copied or called, or returns something other than cos and sin; says what."""
+
+
+def ask(
+    module: nn.Module,
+    positions: Tensor | int,
+    layer_type: str | None = None,
+    *,
+    x: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what ``module.forward`` answers: cos and sin.
+
+    Args:
+        module: a module with a calling convention; its forward may change it, so that `copied` is asked where
+            that matters.
+        positions: position_ids [(axes,) batch, n], or a length for a module that is called with one.
+        layer_type: for a module with parameters of their own for each layer type.
+        x: the activations, of which such modules read dtype and device; FP32 on CPU if None.
+
+    Raises:
+        UnansweredError: forward raises, or returns something else.
+
+    """
+    takes_type = layer_type is not None and "layer_type" in inspect.signature(type(module).forward).parameters
+    kwargs: dict[str, Any] = {"layer_type": layer_type} if takes_type else {}
+    shape = (1, 1, 1, 8) if isinstance(positions, int) else (*positions.shape[-2:], 8)
+    x = torch.zeros(shape) if x is None else x
+    if calling_convention(type(module)) == "length":
+        answer = _called(module, x, seq_len=positions, **kwargs)
+    else:
+        answer = _called(module, x, position_ids=positions, **kwargs)
+    if not (isinstance(answer, tuple | list) and len(answer) == 2):
+        raise UnansweredError(f"forward returned {type(answer).__name__}, not cos and sin")
+    return answer[0], answer[1]
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a deep copy of ``module``.
+
+    Raises:
+        UnansweredError: it cannot be copied.
+
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UnansweredError(f"it cannot be copied: {type(error).__name__}: {error}") from error
+
+
+def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return module.forward(*args, **kwargs)
+    except Exception as error:
+        raise UnansweredError(f"forward raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Have modules answer as on CPU in FP32 with nothing intercepted, and leave random states alone."""
+    with (
+        constructors.pristine(follow=False),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=()),  # in training some jitter their positions
+    ):
+        yield
+
+
+# ---- modules whose convention is not known -------------------------------------------------------------
+
+
+def returns_cos_sin(reference: nn.Module) -> bool:
+    """Whether ``reference``, a module as its constructor makes it, returns cos and sin in FP32."""
+    if any(True for _ in reference.parameters()):
+        return False
+    with undisturbed():
+        return any(_is_cos_sin(answer) for answer, _ in _answers(reference))
+
+
+def made_in_first_forward(reference: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    """Return what the first forward of ``reference`` makes of the attributes that are still None.
+
+    Args:
+        reference: a module as its constructor makes it, on CPU in FP32; it stays as it is.
+        names: of those attributes.
+
+    """
+    with undisturbed():
+        for _, module in _answers(reference) if names else ():
+            values = {name: get_table(module, name) for name in names}
+            made = {name: value.detach() for name, value in values.items() if isinstance(value, Tensor)}
+            if made:
+                return {name: value for name, value in made.items() if value.dtype == torch.float32}
+    return {}
+
+
+def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
+    """Ask copies of ``reference`` in each of the ways that rotary modules are asked, as its signature fits.
+
+    Each comes with its answer.
+    """
+    try:
+        parameters = inspect.signature(type(reference).forward).parameters
+    except (TypeError, ValueError):
+        return
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    names = [p.name for p in required][1:]
+    if "layer_type" in parameters and names[1:] == ["position_ids"]:
+        names.append("layer_type")  # None by default, and then nothing is found
+    ids = torch.arange(_SAMPLE).view(1, _SAMPLE)
+    types = getattr(reference, "layer_types", None)
+    layer_type = types[0] if isinstance(types, list | tuple) and types else None
+    first: list[Any] = [torch.zeros(1, _SAMPLE, 64), torch.zeros(1, 3, 64, 64)]
+    second: list[Any] = [ids, ids.expand(3, 1, _SAMPLE), ids.view(1, _SAMPLE, 1).expand(1, _SAMPLE, 2)]
+    if names and names[0] in _LENGTHS:
+        first = [_SAMPLE]
+    elif len(names) == 2 and names[1] in _LENGTHS:
+        first, second = [torch.arange(float(_SAMPLE)).view(1, _SAMPLE)], [_SAMPLE]
+    for x in first:
+        for positions in second:
+            values = [x, positions, layer_type][: len(names)]
+            if len(values) < len(names):
+                return
+            with contextlib.suppress(UnansweredError):
+                asked = copied(reference)
+                yield _called(asked, *values), asked
+
+
+def _is_cos_sin(answer: Any) -> bool:
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return False
+    cos, sin = answer
+    if not (isinstance(cos, Tensor) and isinstance(sin, Tensor)) or cos.shape != sin.shape:
+        return False
+    if cos.dtype != torch.float32 or sin.dtype != torch.float32 or cos.numel() < 4:
+        return False
+    square = cos.double() ** 2 + sin.double() ** 2
+    scale = square.reshape(-1)[0]
+    turns = bool((sin != sin.reshape(-1)[0]).any())
+    return turns and bool(scale > 0) and bool(((square - scale).abs() < 1e-5 * scale).all())

@@ -1,0 +1,87 @@
+"""The conditions that a constructor ran under, and how to run it under the same again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from safe_rope import constructors
+from safe_rope._base.dtypes import LOW
+from safe_rope.constructors import _surroundings
+
+
+class Conditions(NamedTuple):
+    """What a constructor ran under: the default dtype, and what lowered the tensors that it made.
+
+    ``lowered`` is zero.Init's dtype, None outside of it. With ``truthful`` a constructor that was called with
+    a dtype gave that dtype, as a guard has it. ``spared`` names those that something left alone. ``device``
+    is where tensors were made that asked for none.
+    """
+
+    default: torch.dtype = torch.float32
+    lowered: torch.dtype | None = None
+    truthful: bool = True
+    spared: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was in the way: what the constructor made is what its authors meant."""
+        return self.default not in LOW and self.lowered is None and self.device == "cpu"
+
+    def variants(self) -> Iterator[Conditions]:
+        """Yield the conditions that cannot be told from these: transformers keeps zero.Init off arange."""
+        yield self
+        if self.lowered is not None:
+            yield self._replace(spared=("arange",))
+
+    @classmethod
+    def now(cls) -> Conditions:
+        """Return what a constructor that is called by this thread now runs under, with a guard open."""
+        device = torch.get_default_device().type
+        return cls(torch.get_default_dtype(), constructors.lowered_dtype(), device=device)
+
+    @classmethod
+    def usual(cls) -> Iterator[Conditions]:
+        """Yield the conditions under which models are built that are damaged."""
+        for low in LOW:
+            yield cls(low)
+            for default, spared in itertools.product((low, torch.float32), ((), ("arange",))):
+                yield cls(default, low, False, spared)
+
+
+class _Lowering(TorchFunctionMode):
+    """Does what zero.Init's constructors do, for one thread and with no global replaced."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        super().__init__()
+        self.conditions = conditions
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name not in constructors.CONSTRUCTORS or name in self.conditions.spared:
+            return result
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        if self.conditions.truthful and kwargs.get("dtype") is not None:
+            return result
+        return result.to(self.conditions.lowered)
+
+
+@contextlib.contextmanager
+def replaying(conditions: Conditions) -> Iterator[None]:
+    with _surroundings.default_dtype(conditions.default):
+        if conditions.lowered is None:
+            yield
+        else:
+            with _Lowering(conditions):
+                yield

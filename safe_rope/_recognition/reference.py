@@ -1,0 +1,138 @@
+"""What a module's constructor makes: the counterpart that a module is compared with."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from safe_rope._recognition.arguments import Arguments, infer_arguments
+from safe_rope._recognition.conditions import Conditions
+from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.rebuild import Rebuilt, rebuild
+
+logger = logging.getLogger(__name__)
+
+
+def stock_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the module had before it was protected."""
+    cls: Any = type(module)
+    stock: type[nn.Module] = getattr(cls, "_safe_rope_stock", cls)
+    return stock
+
+
+class Again:
+    """A constructor that can be run again: as its authors meant it, and as it ran."""
+
+    def __init__(self, cls: type[nn.Module], arguments: Arguments, conditions: Iterable[Conditions]) -> None:
+        self.certain = arguments.certain
+        self._cls = cls
+        self._arguments = arguments
+        self._conditions = tuple(conditions)
+        self._replays: list[Rebuilt | None] | None = None
+        self.error: Exception | None = None
+        try:
+            self.rebuilt: Rebuilt | None = rebuild(cls, arguments)
+        except Exception as error:
+            logger.info("%s cannot be built again", cls.__name__, exc_info=True)
+            self.rebuilt, self.error = None, error
+
+    def replays(self) -> list[Rebuilt | None]:
+        """Return what the constructor makes under each of the conditions that it may have run in."""
+        if self._replays is None:
+            self._replays = []
+            for conditions in self._conditions:
+                try:
+                    self._replays.append(rebuild(self._cls, self._arguments, conditions))
+                except Exception:
+                    logger.info("%s cannot be replayed", self._cls.__name__, exc_info=True)
+        return self._replays
+
+
+class Reference(NamedTuple):
+    """A module's counterpart in what its constructor makes, or the constructor of a parent.
+
+    ``plain`` says that nothing was in the way when the module itself was built.
+    """
+
+    again: Again | None
+    path: str = ""
+    plain: bool = False
+
+    @property
+    def rebuilt(self) -> Rebuilt | None:
+        """What was rebuilt, None where that was not possible."""
+        return self.again.rebuilt if self.again is not None else None
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The rebuilt module itself."""
+        return self.rebuilt.module.get_submodule(self.path) if self.rebuilt is not None else None
+
+    def replays_of(self) -> list[Rebuilt | None]:
+        """Return what the constructor makes under each of the conditions that it may have run in."""
+        return self.again.replays() if self.again is not None else []
+
+    def replays(self, name: str) -> Iterator[torch.Tensor | None]:
+        """Yield what each replay has in place of the table ``name``."""
+        for replay in self.replays_of():
+            try:
+                value = (
+                    get_table(replay.module.get_submodule(self.path), name) if replay is not None else None
+                )
+            except AttributeError:
+                continue
+            yield value if isinstance(value, torch.Tensor) and not value.is_meta else None
+
+
+class References:
+    """Rebuilds the parts of a model that exists already, each when it is first asked for.
+
+    A model that has a config is rebuilt as a whole, any other module from what its attributes say.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._again: dict[str, Again | None] = {}
+
+    def find(self, path: str) -> Reference:
+        """Return the counterpart of the module at ``path``."""
+        module = self._model.get_submodule(path)
+        names = path.split(".") if path else []
+        for depth in range(len(names) + 1):
+            root = ".".join(names[:depth])
+            part = self._model.get_submodule(root)
+            if depth < len(names) and not _is_configured(part):
+                continue
+            again, rest = self._of(root, part), ".".join(names[depth:])
+            if again is not None and again.rebuilt is not None and _corresponds(again.rebuilt, rest, module):
+                return Reference(again, rest)
+        return Reference(None)
+
+    def _of(self, root: str, part: nn.Module) -> Again | None:
+        if root not in self._again:
+            stock = stock_class(part)
+            arguments = (
+                Arguments((copy.deepcopy(part.config),), {})
+                if _is_configured(part)
+                else infer_arguments(part, stock)
+            )
+            again = None if arguments is None else Again(stock, arguments, Conditions.usual())
+            self._again[root] = again
+        return self._again[root]
+
+
+def _is_configured(module: nn.Module) -> bool:
+    """Whether the module is a model of transformers, which its config alone makes."""
+    return hasattr(type(module), "config_class") and hasattr(module, "config")
+
+
+def _corresponds(rebuilt: Rebuilt, path: str, module: nn.Module) -> bool:
+    try:
+        return type(rebuilt.module.get_submodule(path)) is stock_class(module)
+    except AttributeError:
+        return False

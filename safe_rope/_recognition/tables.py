@@ -1,0 +1,115 @@
+"""Whether a tensor of a module is a position table: told by where its values come from, and by its name."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+
+from safe_rope._recognition.holdings import entries, unfilled
+from safe_rope._recognition.provenance import Origin
+
+FEWEST = 8
+"""Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
+# Their constructors set up processes, optimizers and hooks: they must never be run twice.
+_NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
+# What is counted out and no position all the same: windows and filters of a spectrogram, noise schedules,
+# bounds, statistics. The names are a supplement to where the values come from.
+_NO_POSITION = re.compile(
+    r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
+    r"timestep(s)?$|schedule|quantil|boundar|mask|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
+    r"taps|fir$|anchor|codebook|cluster"
+)
+# No position unless they are counted out.
+_SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
+_FREQUENCIES = re.compile(r"(^|_)inv_freq$")
+_ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
+_POSITION = re.compile(
+    r"pos|freq|rope|rotary|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
+)
+# What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
+_FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The module's own tensors (see `_holdings`) that are floating or complex, and no parameters."""
+    return [
+        (name, value)
+        for name, value in entries(module)
+        if isinstance(value, torch.Tensor)
+        and not isinstance(value, nn.Parameter)
+        and (value.is_floating_point() or value.is_complex() or _may_be_buckets(name, value))
+        and value.numel() > 1
+    ]
+
+
+def _may_be_buckets(name: str, value: torch.Tensor) -> bool:
+    return value.dtype in (torch.int32, torch.int64) and bool(_SELDOM.search(name.lower()))
+
+
+def may_hold_positions(module: nn.Module) -> bool:
+    """Whether it is worth a look where the module's tensors come from."""
+    if type(module).__module__.startswith(_NEVER_AGAIN):
+        return False
+    if any(not _NO_POSITION.search(name.lower()) for name, _ in own_tensors(module)):
+        return True
+    return bool(made_later(module))
+
+
+def made_later(module: nn.Module) -> list[str]:
+    """Names of frequencies that the module has a place for and makes in its first forward."""
+    return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
+
+
+def is_frequency(name: str) -> bool:
+    """Whether a table of that name is still to be multiplied by positions."""
+    return bool(_FREQUENCY.search(name.lower()))
+
+
+def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
+    """Whether a tensor that a constructor made is a position table: by origin, supplemented by name."""
+    if origin & Origin.RANDOM or tensor.is_meta or _NO_POSITION.search(name.lower()):
+        return False
+    if _ALWAYS.search(name):
+        values = tensor.reshape(-1)
+        return bool(torch.isfinite(tensor.abs()).all()) and not bool((values == values[0]).all())
+    counted = bool(origin & Origin.COUNTED)
+    if not counted and _SELDOM.search(name.lower()):
+        return False
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return counted and bool(origin & Origin.FINISHED)
+    if origin & Origin.LITERAL and not counted and _oscillates(tensor):
+        return True
+    if not (counted or _POSITION.search(name.lower())):
+        return False
+    values = tensor.reshape(-1)
+    few = tensor.is_floating_point() and 3 <= values.numel() < 4096 and len(set(values.tolist())) < 3
+    if few and not counted:
+        return False  # one constant, or a mask
+    return not bool((values == values[0]).all()) and bool(torch.isfinite(values.abs()).all())
+
+
+def has_position_name(name: str) -> bool:
+    """Whether a name says that what it names holds positions."""
+    return bool(_ALWAYS.search(name) or _POSITION.search(name.lower()))
+
+
+def is_empty_table(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a position table's name and holds what is no number, or stands on meta."""
+    if not has_position_name(name) or _NO_POSITION.search(name.lower()):
+        return False
+    return tensor.is_meta or bool(tensor.isnan().any())
+
+
+def _oscillates(tensor: torch.Tensor) -> bool:
+    """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i]."""
+    if tensor.dim() < 2 or tensor.shape[-2] < FEWEST or not tensor.is_floating_point():
+        return False
+    rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
+    before, middle, after = rows[:-2], rows[1:-1], rows[2:]
+    square = (middle * middle).sum(0)
+    factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
+    rest = (before + after - factor * middle).abs().amax(0)
+    turns = bool((rows.std(0) > 1e-2).any())
+    return turns and bool((rest < 1e-5).all()) and bool((rows.abs() < 1 + 1e-5).all())

@@ -1,0 +1,112 @@
+"""What the position tables of a module should hold, and whether the module is what its constructor makes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from safe_rope._recognition.ask import made_in_first_forward
+from safe_rope._recognition.explained import Truth, find_truth
+from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.reference import Reference
+from safe_rope._recognition.tables import (
+    is_empty_table,
+    is_frequency,
+    is_position_table,
+    made_later,
+    own_tensors,
+)
+from safe_rope.registry import RopePatch
+
+
+def truths_of(
+    module: nn.Module, reference: Reference, patch: RopePatch | None
+) -> tuple[dict[str, Truth], dict[str, bool]]:
+    """Return for each position table what it should hold, and whether it is ready for use."""
+    if reference.rebuilt is None or reference.module is None:
+        named = _tables_by_name(module)
+        return {name: _truth(module, name, None, reference) for name in named}, named
+    if patch is not None and patch.adjust is not None:
+        patch.adjust(reference.module)
+    truths, finished = {}, {}
+    for name, (values, is_finished) in reference.rebuilt.tables(reference.path).items():
+        current = get_table(module, name)
+        # A patch may make a buffer of a parameter, and zero.Init leaves no shape of that.
+        if name in module._parameters:
+            truths[name] = Truth(values, "constructor")
+        elif isinstance(current, torch.Tensor):
+            truths[name] = _truth(module, name, values, reference)
+        else:
+            now = type(current).__name__
+            reason = f"it is {now}, and its constructor makes {tuple(values.shape)}; left as it is"
+            truths[name] = Truth(None, "unknown", reason)
+        finished[name] = is_finished
+    for name, is_finished in _tables_by_name(module).items():
+        made = get_table(reference.module, name)
+        if name not in truths and (
+            made is None or made.is_meta or made.shape != get_table(module, name).shape
+        ):
+            # Filled by somebody else than the constructor.
+            truths[name], finished[name] = _truth(module, name, None, reference), is_finished
+    for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
+        if get_table(module, name) is None:
+            truths[name], finished[name] = Truth(values, "constructor"), False
+    return truths, finished
+
+
+def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference: Reference) -> Truth:
+    current = get_table(module, name)
+    if isinstance(current, torch.Tensor) and not current.is_meta:
+        current = current.detach().cpu()
+    truth = find_truth(
+        current,
+        rebuilt,
+        plain=reference.plain,
+        certain=reference.again is not None and reference.again.certain,
+        replays=lambda: reference.replays(name),
+    )
+    if truth.values is current and current is not None:
+        return truth._replace(values=current.clone())  # nobody else's memory
+    return truth
+
+
+def _tables_by_name(module: nn.Module) -> dict[str, bool]:
+    """Names of the tables of a module that cannot be built again, and whether they are ready for use."""
+    return {
+        name: not is_frequency(name)
+        for name, tensor in own_tensors(module)
+        if is_position_table(name, tensor, Origin.NONE) or is_empty_table(name, tensor)
+    }
+
+
+def is_understood(module: nn.Module, reference: Reference, truths: dict[str, Truth]) -> bool:
+    """Whether the module is what its constructor makes, but for frequencies that somebody has put there."""
+    rebuilt = reference.module
+    if rebuilt is None or any(truth.values is None for truth in truths.values()):
+        return False
+    others = {
+        n for n, truth in truths.items() if truth.verdict != "constructor" and not _may_differ(n, truth)
+    }
+    own = _plain_attributes(module)
+    # What a forward counts up, such as the length of a cache, says nothing of what was meant.
+    meant = {name: value for name, value in _plain_attributes(rebuilt).items() if "cached" not in name}
+    return not others and all(own.get(name, value) == value for name, value in meant.items())
+
+
+def _may_differ(name: str, truth: Truth) -> bool:
+    values = truth.values
+    return (
+        name.endswith("inv_freq")
+        and values is not None
+        and values.dim() == 1
+        and values.dtype == torch.float32
+    )
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if type(value) in (int, float, bool, str) and name != "training" and not name.startswith("_")
+    }
