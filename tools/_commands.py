@@ -84,7 +84,7 @@ def test(arguments: Sequence[str]) -> int:
         "alone are run, in one process: tools/test -k guard",
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
-    parser.add_argument("--all", action="store_true", help="run every test: half an hour more")
+    parser.add_argument("--all", action="store_true", help="run the tests that are marked exhaustive, too: some minutes more")
     add_limits(parser)
     options, pytest_arguments = parser.parse_known_args(arguments)
     pair = named_pair(options.pair)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import families, small_models
+from support.covering import in_turn
 from torch import nn
 
 import safe_rope
@@ -157,8 +158,7 @@ def wrong_calls(model: Any, call: Call, calls: int, expected: dict[int, list[tor
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), in_turn([(kind,) for kind in KINDS], list(DTYPES)))
 def test_four_threads_get_the_bits_of_one(kind: str, dtype: str) -> None:
     make, call, calls = KINDS[kind]
     expected = {}

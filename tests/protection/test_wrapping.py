@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo
 from support import small_models
+from support.covering import in_turn
 from support.small_models import build, logits, tokens
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
@@ -202,8 +203,9 @@ AFTERWARDS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("kind", "way"), AT_ONCE)
+@pytest.mark.parametrize(
+    ("kind", "way", "dtype"), in_turn(AT_ONCE, list(DTYPES), lambda kind, way: way not in COMPILED)
+)
 def test_a_guarded_model_does_as_the_stock_one(kind: str, way: str, dtype: str) -> None:
     check(kind, way, DTYPES[dtype], run_before=False)
 
