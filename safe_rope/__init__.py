@@ -14,6 +14,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from safe_rope._base.version import VERSION as __version__
 from safe_rope.errors import (
     ConfigError,
     DamagedTablesError,
@@ -74,10 +75,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         globals()[name] = value = getattr(_import(_LAZY[name], name), name)
         return value
-    if name == "__version__":
-        from safe_rope._base.version import version
-
-        return version()
     if name in _SUBMODULES:
         return _import(f"{__name__}.{name}", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

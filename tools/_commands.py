@@ -1,32 +1,36 @@
-"""What the commands in this folder do, once a Python is found. Standard library only."""
+"""What tools/demo, tools/test and tools/lab do, once a Python is found. Standard library only."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _environment import Environment, Pair, newest_pair, pairs
+from _environment import DEFAULTS, ROOT, Environment, Pair, newest_pair, pairs
 from _process import ToolError, exit_on_sigterm, run, say
 from _suite import WORKERS, checks, run_jobs, summary, tests
 
 TOOLS = Path(__file__).resolve().parent
-DEMO_LIMIT = 300.0
-BENCH_LIMIT = 1200.0
-GRID_LIMIT = 3600.0
-WHEEL_LIMIT = 900.0
 
 ENVIRONMENT_HELP = """\
 The environment is made on the first call, in .venv of this repository or in the folder that
 SAFE_ROPE_VENV names, from the pinned versions in requirements/. Later calls install nothing and need
 no network, until a requirement file, pyproject.toml or the Python changes.
 """
+PLACE_HELP = """\
+where it runs, with every command:
+  --pair NAME  in the environment of this version pair (default: the newest)
+  --python X   with this Python, 3.10 or newer (default: python3)
+  --here       on that Python as it is, whatever it has installed; no environment is made
+
+"""
 
 
 def new_parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"tools/{command}",
+        prog="tools/test" if command == "test" else f"tools/lab {command}",
         description=description,
         epilog=ENVIRONMENT_HELP + epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -38,43 +42,31 @@ def new_parser(command: str, description: str, epilog: str = "") -> argparse.Arg
 
 
 def demo(arguments: Sequence[str]) -> int:
-    parser = new_parser(
-        "demo", "Show what DeepSpeed and dtype casts do to a Llama's position tables, and the guard."
-    )
-    parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="a table, or one JSON object"
-    )
-    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
-    options = parser.parse_args(arguments)
-    environment = Environment(named_pair(options.pair))
-    with environment.ready():
-        command: list[str | Path] = [environment.python, TOOLS / "_demo.py", "--format", options.format]
-        return run(command, env=environment.variables(), limit=DEMO_LIMIT)
+    return lab(["demo", *arguments])
 
 
-def bench_autocast(arguments: Sequence[str]) -> int:
-    parser = new_parser(
-        "bench_autocast",
-        "Train with torch.autocast on two ranks: how far from DDP, what travels and waits in which dtype.",
-    )
-    parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="tables, or one JSON object"
-    )
-    parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
-    parser.add_argument(
-        "--parity",
-        choices=["none", "covering", "grid"],
-        default="covering",
-        help="which combinations to compare with DDP; the grid takes half an hour (default: %(default)s)",
-    )
-    options = parser.parse_args(arguments)
-    environment = Environment(named_pair(options.pair))
+def lab(arguments: Sequence[str]) -> int:
+    """Run a command of the laboratory, in the environment of a version pair or on this Python as it is."""
+    from laboratory.__main__ import parser
+
+    if arguments[:1] == ["matrix"]:
+        return matrix(arguments[1:])
+    place = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    place.add_argument("--pair")
+    place.add_argument("--python")
+    place.add_argument("--here", action="store_true")
+    chosen, rest = place.parse_known_args(arguments)
+    own = {"matrix": "run the tests in the environment of each version pair"}
+    # A wrong argument and --help end here, before anything is installed.
+    limit = parser(own, PLACE_HELP + ENVIRONMENT_HELP).parse_args(rest).limit
+    if chosen.here:
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), *map(str, (TOOLS, ROOT, ROOT / "patches"))]
+        variables = {**DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        return run([sys.executable, "-m", "laboratory", *rest], env=variables, limit=limit)
+    environment = Environment(named_pair(chosen.pair))
     with environment.ready():
-        script = TOOLS / "_bench_autocast.py"
-        chosen = ["--format", options.format, "--parity", options.parity]
-        command: list[str | Path] = [environment.python, script, *chosen]
-        limit = GRID_LIMIT if options.parity == "grid" else BENCH_LIMIT
-        return run(command, env=environment.variables(), limit=limit)
+        variables = environment.variables() | {"PYTHONPATH": str(TOOLS)}
+        return run([environment.python, "-m", "laboratory", *rest], env=variables, limit=limit)
 
 
 def test(arguments: Sequence[str]) -> int:
@@ -84,7 +76,9 @@ def test(arguments: Sequence[str]) -> int:
         "alone are run, in one process: tools/test -k guard",
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
-    parser.add_argument("--all", action="store_true", help="run the tests that are marked exhaustive, too: some minutes more")
+    parser.add_argument(
+        "--all", action="store_true", help="run the tests that are marked exhaustive, too: some minutes more"
+    )
     add_limits(parser)
     options, pytest_arguments = parser.parse_known_args(arguments)
     pair = named_pair(options.pair)
@@ -98,7 +92,7 @@ def matrix(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "matrix",
         "Run every test in the environment of each version pair, and ruff and mypy in the newest.",
-        "\nArguments after -- go to pytest: tools/matrix transformers-4.36.2 -- -k guard\n",
+        "\nArguments after -- go to pytest: tools/lab matrix transformers-4.36.2 -- -k guard\n",
     )
     parser.add_argument(
         "--older",
@@ -141,15 +135,6 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def wheel(arguments: Sequence[str]) -> int:
-    parser = new_parser("wheel", "Build the wheel; check it in a clean environment and with torch.")
-    parser.parse_args(arguments)
-    environment = Environment(newest_pair())
-    with environment.ready():
-        command = [environment.python, TOOLS / "_wheel_check.py"]
-        return run(command, env=environment.variables(), limit=WHEEL_LIMIT)
-
-
 def named_pair(name: str | None) -> Pair:
     """Return the pair of that name; the newest that the running Python can have where none is given."""
     if name is None:
@@ -162,15 +147,8 @@ def named_pair(name: str | None) -> Pair:
 
 def main() -> int:
     exit_on_sigterm()
-    commands = {
-        "demo": demo,
-        "test": test,
-        "matrix": matrix,
-        "wheel": wheel,
-        "bench_autocast": bench_autocast,
-    }
     try:
-        return commands[sys.argv[1]](sys.argv[2:])
+        return {"demo": demo, "lab": lab, "test": test}[sys.argv[1]](sys.argv[2:])
     except ToolError as error:
         say(f"error: {error}")
         return 2

@@ -1,4 +1,4 @@
-"""Virtual environments with pinned versions, made once and reused. Standard library only.
+"""Virtual environments with pinned versions, made by venv and pip once and reused. Standard library only.
 
 An environment belongs to a version pair, that is to one file ``requirements/transformers-*.txt``. Making
 it takes three steps, each skipped while what it depends on is unchanged:
@@ -15,53 +15,61 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from _process import ToolError, free_port, run, say
+from _process import ToolError, run, say
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 BUILD_REQUIREMENTS = REQUIREMENTS / "build.txt"
-INSTALL_LIMIT = 1800.0
-HELPER_LIMIT = 900.0
-LOCK_NAME = ".safe-rope-lock"
-STEPS_NAME = "safe-rope-steps.json"
+LIMIT = 1800.0
+"""Seconds for each call of pip, and for the helper."""
 
-# One process is enough for DeepSpeed to build what it needs.
+STEPS = {
+    "packages": "installing torch, what DeepSpeed needs to build, and the rest",
+    "library": "installing safe_rope, editable",
+    "helper": "building DeepSpeed's C++ helper",
+}
+PIP = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check")
+EXTRAS = "train,plot,test,lint"
 BUILD_HELPER = """
-import deepspeed
-deepspeed.init_distributed("gloo", verbose=False)
+import os
+os.environ["DS_ACCELERATOR"] = "cpu"
+from deepspeed.comm.torch import build_shm_op
+build_shm_op()
 """
+DEFAULTS = {
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    # Ranks on this machine. Without it DeepSpeed 0.14 asks the program numactl, which may be missing.
+    "LOCAL_SIZE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A version of transformers and the DeepSpeed that is tested with it."""
+    """A version of transformers and the DeepSpeed that is tested with it, for a range of Pythons."""
 
     name: str
     requirements: Path
-    oldest_python: tuple[int, int]
-    newest_python: tuple[int, int]
+    oldest_python: tuple[int, ...]
+    newest_python: tuple[int, ...]
 
     @property
     def runs_here(self) -> bool:
         return self.oldest_python <= sys.version_info[:2] <= self.newest_python
-
-    def pin(self, package: str) -> str:
-        """Return the line of the requirement file that pins a package."""
-        for line in self.requirements.read_text().splitlines():
-            if line.startswith(f"{package}=="):
-                return line
-        raise ToolError(f"{self.requirements.name} does not pin {package}; add a line '{package}==...'")
 
 
 def pairs() -> list[Pair]:
@@ -71,8 +79,8 @@ def pairs() -> list[Pair]:
         header = re.match(r"# python: (\d+)\.(\d+) - (\d+)\.(\d+)\n", path.read_text())
         if header is None:
             raise ToolError(f"{path.name} must start with a line like '# python: 3.10 - 3.13'")
-        numbers = [int(number) for number in header.groups()]
-        found.append(Pair(path.stem, path, (numbers[0], numbers[1]), (numbers[2], numbers[3])))
+        numbers = tuple(map(int, header.groups()))
+        found.append(Pair(path.stem, path, numbers[:2], numbers[2:]))
     return sorted(found, key=lambda pair: [int(part) for part in re.findall(r"\d+", pair.name)], reverse=True)
 
 
@@ -85,38 +93,32 @@ def newest_pair() -> Pair:
     raise ToolError(f"no file in requirements/ is for Python {version}; name another one with --python")
 
 
-def environment_folder(pair: Pair) -> Path:
-    """Return where a pair's environment lies: the newest in .venv, the others beside it."""
-    main = Path(os.environ.get("SAFE_ROPE_VENV") or ROOT / ".venv").absolute()
-    return main if pair == newest_pair() else main.with_name(f"{main.name}-{pair.name}")
-
-
 class Environment:
-    """One version pair's virtual environment. ``with environment.ready():`` makes and holds it."""
+    """One version pair's virtual environment. ``with environment.ready():`` makes and holds it.
+
+    The newest pair's lies in .venv or where SAFE_ROPE_VENV says, the others beside it.
+    """
 
     def __init__(self, pair: Pair) -> None:
+        main = Path(os.environ.get("SAFE_ROPE_VENV") or ROOT / ".venv").absolute()
         self.pair = pair
-        self.folder = environment_folder(pair)
+        self.folder = main if pair == newest_pair() else main.with_name(f"{main.name}-{pair.name}")
         self.python = self.folder / "bin" / "python"
-        self.log = self.folder / "install.log"
-        self.extensions = self.folder / "torch_extensions"
+        self._log = self.folder / "install.log"
+        self._extensions = self.folder / "torch_extensions"
+        self._lock = self.folder / ".safe-rope-lock"
+        self._record = self.folder / "safe-rope-steps.json"
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for a program that runs in here."""
-        defaults = {
-            "DS_ACCELERATOR": "cpu",
-            "HF_HUB_OFFLINE": "1",
-            # Ranks on this machine. Without it DeepSpeed 0.14 asks the program numactl, which may be missing.
-            "LOCAL_SIZE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
+        return {
+            **DEFAULTS,
+            **os.environ,
+            # All environments of a user share DeepSpeed's own folder; two versions in it break each other.
+            "TORCH_EXTENSIONS_DIR": str(self._extensions),
+            "VIRTUAL_ENV": str(self.folder),
+            "PATH": os.pathsep.join([str(self.folder / "bin"), os.environ.get("PATH", os.defpath)]),
         }
-        variables = {**defaults, **os.environ}
-        # DeepSpeed's own folder is shared by all environments of a user; two versions in it break each other.
-        variables["TORCH_EXTENSIONS_DIR"] = str(self.extensions)
-        variables["VIRTUAL_ENV"] = str(self.folder)
-        variables["PATH"] = os.pathsep.join([str(self.folder / "bin"), os.environ.get("PATH", os.defpath)])
-        return variables
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -127,137 +129,113 @@ class Environment:
 
         """
         self._claim_folder()
-        with open(self.folder / LOCK_NAME, "a") as lock:
-            self._forget_broken_helper(lock.fileno())
-            self._lock(lock.fileno(), fcntl.LOCK_SH)
+        with self._lock.open("a") as lock:
+            self._forget_killed_builds(lock)
+            self._wait_for(lock, fcntl.LOCK_SH)
             while self._missing_steps():
-                fcntl.flock(lock, fcntl.LOCK_UN)
-                self._lock(lock.fileno(), fcntl.LOCK_EX)
+                self._wait_for(lock, fcntl.LOCK_EX)
                 self._install()
                 # Not atomic, hence the loop: somebody else may get in between.
                 fcntl.flock(lock, fcntl.LOCK_SH)
             yield
 
-    def _forget_broken_helper(self, descriptor: int) -> None:
-        """Have the helper built again if a program was killed in it: torch waits for ever for such a lock."""
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # somebody uses the environment: the lock may be theirs
-        if any(self.extensions.glob("*/lock")):
-            say("DeepSpeed's C++ helper is half built; making it again")
-            self._record({step: digest for step, digest in self._done().items() if step != "helper"})
-
-    def _lock(self, descriptor: int, kind: int) -> None:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another run that uses {self.folder.name} ...")
-            fcntl.flock(descriptor, kind)
-
     def _claim_folder(self) -> None:
         if not self.pair.runs_here:
-            oldest, newest = (
-                ".".join(map(str, v)) for v in (self.pair.oldest_python, self.pair.newest_python)
-            )
+            bounds = (self.pair.oldest_python, self.pair.newest_python)
+            oldest, newest = (".".join(map(str, version)) for version in bounds)
             raise ToolError(f"{self.pair.name} needs Python {oldest} to {newest}; name one with --python")
         # The folder may be emptied later: never take one that something else made.
-        foreign = not self.folder.is_dir() or (
-            any(self.folder.iterdir()) and not (self.folder / LOCK_NAME).exists()
-        )
-        if self.folder.exists() and foreign:
+        foreign = self.folder.exists() and not self._lock.exists()
+        if foreign and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise ToolError(
                 f"this tool did not make {self.folder}; remove it, or set SAFE_ROPE_VENV to a new one"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / LOCK_NAME).touch()
 
-    def _wanted(self) -> dict[str, str]:
-        """Return each step with a digest of what it depends on, in the order in which they are taken."""
+    def _forget_killed_builds(self, lock: IO[str]) -> None:
+        """Remove what a program that was killed in a build has left: torch waits for ever for its lock."""
+        # Where somebody uses the environment, the lock may be theirs.
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if any(self._extensions.glob("*/lock")):
+                say("DeepSpeed's C++ helper is half built; making it again")
+                shutil.rmtree(self._extensions)
+
+    def _wait_for(self, lock: IO[str], kind: int) -> None:
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another run that uses {self.folder.name} ...")
+            fcntl.flock(lock, kind)
+
+    def _done(self) -> dict[str, str]:
+        """Return the steps that are through, each with the digest of what it depended on."""
+        try:
+            done: dict[str, str] = json.loads(self._record.read_text())
+        except (OSError, ValueError):
+            return {}
+        if not self._extensions.exists():
+            done.pop("helper", None)
+        return done if self.python.exists() else {}
+
+    def _missing_steps(self) -> dict[str, str]:
+        """Return the steps to take, in their order, each with a digest of what it depends on."""
         interpreter = [sys.version, os.path.realpath(sys.executable), str(self.folder)]
         files = [BUILD_REQUIREMENTS.read_text(), self.pair.requirements.read_text()]
         packages = _digest(*interpreter, *files)
         library = _digest(packages, str(ROOT), (ROOT / "pyproject.toml").read_text())
-        return {"packages": packages, "library": library, "helper": packages}
-
-    def _done(self) -> dict[str, str]:
-        try:
-            done = json.loads((self.folder / STEPS_NAME).read_text())
-        except (OSError, ValueError):
-            return {}
-        return done if isinstance(done, dict) and self.python.exists() else {}
-
-    def _record(self, done: dict[str, str]) -> None:
-        unfinished = self.folder / f"{STEPS_NAME}.new"
-        unfinished.write_text(json.dumps(done, indent=1))
-        unfinished.replace(self.folder / STEPS_NAME)
-
-    def _missing_steps(self) -> list[str]:
         done = self._done()
-        return [step for step, digest in self._wanted().items() if done.get(step) != digest]
+        wanted = {"packages": packages, "library": library, "helper": packages}
+        return {step: digest for step, digest in wanted.items() if done.get(step) != digest}
 
     def _install(self) -> None:
-        steps = {"packages": self._packages, "library": self._library, "helper": self._helper}
+        pip: list[str | Path] = [self.python, *PIP]
+        pinned = self.pair.requirements
+        torch = next(pin for pin in pinned.read_text().splitlines() if pin.startswith("torch=="))
+        commands: dict[str, list[list[str | Path]]] = {
+            "packages": [
+                [sys.executable, "-m", "venv", self.folder],
+                [*pip, "-r", BUILD_REQUIREMENTS, torch],
+                # DeepSpeed is built from source and must see the torch that is installed.
+                [*pip, "--no-build-isolation", "-r", pinned],
+            ],
+            "library": [[*pip, "--no-build-isolation", "-c", pinned, "-e", f"{ROOT}[{EXTRAS}]"]],
+            "helper": [[self.python, "-c", BUILD_HELPER]],
+        }
         # Which steps are missing is asked again: whoever held the lock before may have done them.
-        for step in self._missing_steps():
+        for step, digest in self._missing_steps().items():
+            say(f"{self.folder.name}, with {self.pair.name}: {STEPS[step]}")
             started = time.monotonic()
-            steps[step]()
-            done = {} if step == "packages" else self._done()
-            done[step] = self._wanted()[step]
-            self._record(done)
+            done = self._done()
+            if step == "packages":
+                self._clear()
+                done = {}
+            self._extensions.mkdir(exist_ok=True)
+            for command in commands[step]:
+                self._logged(command)
+            self._record.write_text(json.dumps(done | {step: digest}, indent=1))
             say(f"  done in {time.monotonic() - started:.0f} s")
 
-    def _packages(self) -> None:
-        version = ".".join(map(str, sys.version_info[:3]))
-        say(f"making {self.folder.name} with Python {version}")
-        for entry in self.folder.iterdir():
-            if entry.name != LOCK_NAME:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        if subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True).returncode:
+    def _clear(self) -> None:
+        if not all(map(importlib.util.find_spec, ("ensurepip", "venv"))):
             raise ToolError(
                 f"{sys.executable} has no venv module; install it (often the package python3-venv)"
             )
-        self._logged(sys.executable, "-m", "venv", self.folder)
-        say(f"installing {self.pair.pin('torch')} and what DeepSpeed needs to build")
-        self._pip("-r", BUILD_REQUIREMENTS, self.pair.pin("torch"))
-        say(f"installing {self.pair.pin('transformers')}, {self.pair.pin('deepspeed')} and the rest")
-        # DeepSpeed is built from source and must see the torch that is installed.
-        self._pip("--no-build-isolation", "-r", self.pair.requirements)
+        for entry in self.folder.iterdir():
+            if entry != self._lock:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
-    def _library(self) -> None:
-        say("installing safe_rope, editable")
-        extras = f"{ROOT}[train,plot,test,lint]"
-        self._pip("--no-build-isolation", "-c", self.pair.requirements, "--editable", extras)
-
-    def _helper(self) -> None:
-        say("building DeepSpeed's C++ helper")
-        # A build that was killed leaves a lock on which the next one would wait for ever.
-        shutil.rmtree(self.extensions, ignore_errors=True)
-        self.extensions.mkdir()
-        variables = self.variables()
-        variables["DS_ACCELERATOR"] = "cpu"
-        variables.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
-        variables["MASTER_PORT"] = str(free_port())
-        self._logged(self.python, "-c", BUILD_HELPER, limit=HELPER_LIMIT, env=variables)
-
-    def _pip(self, *arguments: str | Path) -> None:
-        options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
-        self._logged(self.python, "-m", "pip", "install", *options, *arguments)
-
-    def _logged(
-        self, *command: str | Path, limit: float = INSTALL_LIMIT, env: dict[str, str] | None = None
-    ) -> None:
-        with open(self.log, "a") as log:
+    def _logged(self, command: list[str | Path]) -> None:
+        with self._log.open("a") as log:
             print("$", *command, file=log, flush=True)
-            status = run(command, env=env, cwd=self.folder, limit=limit, output=log)
-        if status == 0:
-            return
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if "error" in line.lower()]
-        reason = (errors or lines)[-1].strip()
-        raise ToolError(
-            f"{Path(command[0]).name} ended with status {status}: {reason[:200]} (log: {self.log})"
-        )
+            status = run(command, env=self.variables(), cwd=self.folder, limit=LIMIT, output=log)
+        if status != 0:
+            lines = list(filter(str.strip, self._log.read_text(errors="replace").splitlines()))
+            reason = [line for line in lines if "error" in line.lower()] or lines
+            program = Path(command[0]).name
+            raise ToolError(
+                f"{program} ended with status {status}: {reason[-1].strip()[:200]} (log: {self._log})"
+            )
 
 
 def _digest(*parts: str) -> str:

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
+# Seconds that a child has to end its own children in.
+GRACE = 5.0
+
 _running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -46,7 +49,7 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    limit: float,
+    limit: float | None,
     output: IO[str] | None = None,
 ) -> int:
     """Run a command in a process group of its own and return its exit status.
@@ -55,20 +58,19 @@ def run(
         command: the program and its arguments.
         cwd: the folder to run in; the caller's where None.
         env: the whole environment of the child; the caller's where None.
-        limit: seconds, after which the group is killed.
+        limit: seconds, after which the group is ended.
         output: where stdout and stderr go together; inherited where None.
 
     Returns:
         the exit status, 128 + n for a child that signal n ended, 124 for one that ran past the limit.
 
     """
-    errors = None if output is None else subprocess.STDOUT
     child = subprocess.Popen(
         [str(part) for part in command],
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=errors,
-        env=None if env is None else dict(env),
+        stderr=None if output is None else subprocess.STDOUT,
+        env=env,
         cwd=cwd,
         start_new_session=True,
     )
@@ -80,36 +82,8 @@ def run(
         status = 124
     finally:
         _running.discard(child)
-        end_group(child)
+        _end_group(child)
     return status if status >= 0 else 128 - status
-
-
-def run_worker(script: Path, *arguments: str | Path, limit: float) -> None:
-    """Run a script on this Python, on CPU, as the only rank of a process group.
-
-    Raises:
-        ToolError: it failed (the message is the end of what it printed), or ran past the limit (in seconds).
-
-    """
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    fixed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            env={**os.environ, **rank, **place, **fixed},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolError(f"no result after {limit:.0f} s") from None
-    if done.returncode != 0:
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        raise ToolError("\n".join(lines[-12:]) or f"exit status {done.returncode}, and no output")
 
 
 def end_running() -> None:
@@ -118,8 +92,12 @@ def end_running() -> None:
         child.terminate()
 
 
-def end_group(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the child's process group."""
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """End the child, with time to end its own children, and kill what is left of its process group."""
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -8,27 +8,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from safe_rope._audit.reference import LOW, CosSinTable, Reference, compare, halves, rounded_like
+from safe_rope._audit.reference import CosSinTable, PhaseReference, compare, halves, rounded_like
 from safe_rope._audit.report import Where
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.originals import vector
 
-_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-
-UNRELATED = (
-    "uninitialised (made on the meta device, then to_empty) or overwritten: the values are unrelated to "
-    "what the config asks for"
-)
 _SAMPLED_ROWS = 1024
 _NEAR = 2.0**-3
 """Relative: a frequency whose exponent was rounded to 8 bits is nearer than that for any usual theta."""
 
 
 class Explanation(NamedTuple):
-    """How a table came to be what it is: in words, whether that is certain, and at which step."""
+    """How a table came to be what it is: in words, at which step, and whether that is certain."""
 
     said: str
-    certain: bool
     where: Where
+    certain: bool = True
+
+
+UNRELATED = Explanation(
+    "uninitialised (made on the meta device, then to_empty) or overwritten: the values are unrelated to "
+    "what the config asks for",
+    "loading",
+)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -36,98 +38,83 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def explain_inv_freq(name: str, actual: Tensor, reference: Reference, expected: Tensor) -> Explanation:
+def explain_inv_freq(name: str, actual: Tensor, reference: PhaseReference, expected: Tensor) -> Explanation:
     """Say how ``actual`` came from ``expected`` (FP32 CPU).
 
     It is not certain where the values could be another formula's frequencies.
     """
     values = actual.detach().to("cpu", torch.float32)
-    unrelated = Explanation(UNRELATED, True, "loading")
     if not bool(values.isfinite().all()):
-        return unrelated
-    rounded = rounded_like(actual, expected)
+        return UNRELATED
+    dtype, rounded = dtype_name(actual.dtype), rounded_like(actual, expected)
+    near = bool(((values - expected).abs() <= _NEAR * expected.abs()).all())
     if actual.dtype in LOW:
-        dtype = LOW[actual.dtype]
-        if rounded == dtype:
-            return Explanation(f"{name} is {dtype} (module cast)", True, "module cast")
+        if rounded == actual.dtype:
+            return Explanation(f"{name} is {dtype} (module cast)", "module cast")
         if rounded is not None:
-            return Explanation(f"{name} is {dtype} and holds {rounded}-rounded values", True, "module cast")
-        if _near(values, expected):
-            said = f"{name} is {dtype} and was computed in it (constructor intercepted or default dtype)"
-            return Explanation(said, True, "constructor")
-        return unrelated
-    dtype = dtype_name(actual.dtype)
-    if rounded is not None:
-        said = f"{name} holds {rounded}-rounded values in a {dtype} tensor (constructor intercepted)"
-        return Explanation(said, True, "constructor")
-    for low, low_name in LOW.items():
-        if torch.equal(values, values.to(low).to(torch.float32)) and _near(values, expected):
-            said = f"{name} was computed in {low_name} and widened to {dtype} (constructor intercepted)"
-            return Explanation(said, True, "constructor")
-        if reference.spec.rope_type == "default" and torch.equal(values, _rounded_exponents(reference, low)):
-            said = f"{name} was built from exponents rounded to {low_name} (constructor intercepted)"
-            return Explanation(said, True, "constructor")
-    if not _could_be_frequencies(values):
-        return unrelated
-    if _near(values, expected):
-        return Explanation(f"{name} was written to, or built from damaged numbers", True, "constructor")
+            said = f"{name} is {dtype} and holds {dtype_name(rounded)}-rounded values"
+            return Explanation(said, "module cast")
+        said = f"{name} is {dtype} and was computed in it (constructor intercepted or default dtype)"
+        return Explanation(said, "constructor") if near else UNRELATED
+    how = f"holds {dtype_name(rounded)}-rounded values in a {dtype} tensor" if rounded is not None else None
+    for low in LOW:
+        if how is None and near and _representable(values, low):
+            how = f"was computed in {dtype_name(low)} and widened to {dtype}"
+        if how is None and torch.equal(values, _from_rounded_exponents(reference, low)):
+            how = f"was built from exponents rounded to {dtype_name(low)}"
+    if how is not None:
+        return Explanation(f"{name} {how} (constructor intercepted)", "constructor")
+    # Every known rope type has positive frequencies that do not rise, the fastest near one radian.
+    if not bool((values >= 0).all() and (values.diff() <= 0).all() and 2.0**-10 < float(values[0]) < 8.0):
+        return UNRELATED
+    if near:
+        return Explanation(f"{name} was written to, or built from damaged numbers", "constructor")
     said = f"{name} does not follow the config: overwritten, uninitialised, or another formula"
-    return Explanation(said, False, "loading")
+    return Explanation(said, "loading", certain=False)
 
 
-def _near(values: Tensor, expected: Tensor) -> bool:
-    return bool(((values - expected).abs() <= _NEAR * expected.abs()).all())
-
-
-def _rounded_exponents(reference: Reference, low: torch.dtype) -> Tensor:
+def _from_rounded_exponents(reference: PhaseReference, low: torch.dtype) -> Tensor:
+    """The frequencies that default RoPE has if its exponents are rounded to ``low``; else empty."""
     spec = reference.spec
+    if spec.rope_type != "default":
+        return reference.base[:0]
     indices = vector(range(0, spec.rotary_dim, 2), torch.float32).to(low).to(torch.float32)
     values: Tensor = 1.0 / (spec.rope_theta ** (indices / spec.rotary_dim))
     return values
 
 
-def _could_be_frequencies(values: Tensor) -> bool:
-    # Every known rope type has positive frequencies that do not rise, the fastest near one radian.
-    return bool((values >= 0).all() and (values.diff() <= 0).all() and 2.0**-10 < float(values[0]) < 8.0)
-
-
-def explain_cos_sin(what: str, reference: Reference, tables: list[CosSinTable]) -> Explanation:
+def explain_cos_sin(what: str, reference: PhaseReference, tables: list[CosSinTable]) -> Explanation:
     """Say how the first damaged one of ``tables`` came to be."""
+    is_forward = what.startswith("forward")
     for table in tables:
         errors, layout = compare(reference, table)
         if not errors.damaged:
             continue
-        is_forward = what.startswith("forward")
         how = _match(table, layout, reference)
         if how is not None:
-            cast = how.endswith("(cast)")
-            where: Where = "forward" if is_forward else "module cast" if cast else "constructor"
-            return Explanation(f"{what} {how}", True, where)
+            at_rest: Where = "module cast" if how.endswith("(cast)") else "constructor"
+            return Explanation(f"{what} {how}", "forward" if is_forward else at_rest)
         if is_forward:
             said = "forward returns something else, although the tensors that it reads are right"
-            return Explanation(said, False, "forward")
-        most = float((errors.excess > 1).double().mean()) > 0.5
-        return Explanation(UNRELATED if most else f"{what} were written to in some rows", True, "loading")
-    return Explanation(f"{what} are damaged in a way that is not known", False, "loading")
+            return Explanation(said, "forward", certain=False)
+        if float((errors.excess > 1).double().mean()) > 0.5:
+            return UNRELATED
+        return Explanation(f"{what} were written to in some rows", "loading")
+    return Explanation(f"{what} are damaged in a way that is not known", "loading", certain=False)
 
 
-def _sampled(count: int) -> Tensor:
-    indices = torch.arange(count)
-    return torch.cat((indices[:_SAMPLED_ROWS], indices[_SAMPLED_ROWS:][-_SAMPLED_ROWS:]))
-
-
-def _match(table: CosSinTable, layout: str, reference: Reference) -> str | None:
+def _match(table: CosSinTable, layout: str, reference: PhaseReference) -> str | None:
     """Tell what kind of damage gives these values, one of each pair, in a sample of the rows."""
-    rows, pairs, length = _sampled(len(table.positions)), len(reference.base), table.length
+    indices = torch.arange(len(table.positions))
+    rows = torch.cat((indices[:_SAMPLED_ROWS], indices[_SAMPLED_ROWS:][-_SAMPLED_ROWS:]))
+    pairs = len(reference.base)
     split_cos = halves(table.cos[rows.to(table.cos.device)], pairs, layout)
     split_sin = halves(table.sin[rows.to(table.sin.device)], pairs, layout)
     positions = table.positions[rows].repeat(len(split_cos))
-    cos, sin = torch.cat(split_cos), torch.cat(split_sin)
-    dtype = cos.dtype
-    cos, sin = cos.to("cpu", torch.float64), sin.to("cpu", torch.float64)
+    cos, sin = (torch.cat(split).to("cpu", torch.float64) for split in (split_cos, split_sin))
     held = next((low for low in LOW if _representable(cos, low) and _representable(sin, low)), None)
-    rounding = _ROUNDING[held] if held is not None else 0.0
-    for how, phases in _hypotheses(positions, length, reference):
+    rounding = 0.0 if held is None else torch.finfo(held).eps / 2
+    for how, phases in _hypotheses(positions, table.length, reference):
         slack = 2.0**-18 * phases.abs().clamp(min=1.0) + rounding * reference.scaling
         off_cos = (cos - phases.cos() * reference.scaling).abs()
         off_sin = (sin - phases.sin() * reference.scaling).abs()
@@ -135,39 +122,31 @@ def _match(table: CosSinTable, layout: str, reference: Reference) -> str | None:
             continue
         if how:
             return how
+        if held is not None and table.cos.dtype == held:
+            return f"are {dtype_name(held)} (cast)"
         if held is not None:
-            cast = f"are {LOW[held]} (cast)"
-            return cast if dtype == held else f"hold {LOW[held]}-rounded values in {dtype_name(dtype)}"
+            return f"hold {dtype_name(held)}-rounded values in {dtype_name(table.cos.dtype)}"
     return None
 
 
 def _representable(values: Tensor, low: torch.dtype) -> bool:
-    return torch.equal(values.to(low).to(torch.float64), values)
+    return torch.equal(values.to(low).to(values.dtype), values)
 
 
-def _hypotheses(positions: Tensor, length: int, reference: Reference) -> Iterator[tuple[str, Tensor]]:
+def _hypotheses(positions: Tensor, length: int, reference: PhaseReference) -> Iterator[tuple[str, Tensor]]:
     """Each kind of damage with the phases that it gives, float64 ``[n, rotary_dim // 2]``; "" for none."""
-    exact = reference.phases(positions, length)
-    yield "", exact
-    frequencies = reference.for_length(length)
-    divisor = reference.divisor
+    frequencies, divisor = reference.for_length(length), reference.divisor
+
+    def phases(steps: Tensor, inv_freq: Tensor) -> Tensor:
+        return (steps.to(torch.float64) / divisor)[:, None] * inv_freq.to("cpu", torch.float64)
+
+    yield "", reference.phases(positions, length)
+    for low in LOW:
+        name, rounded, low_frequencies = dtype_name(low), positions.to(low), frequencies.to(low)
+        yield f"were built from positions rounded to {name}", phases(rounded, frequencies)
+        yield f"were built from inv_freq rounded to {name}", phases(positions, low_frequencies)
+        product = (rounded / divisor)[:, None] * low_frequencies
+        yield f"were computed in {name} (positions, inv_freq and their product)", product.to(torch.float64)
     shown = getattr(reference.module, f"{reference.prefix}inv_freq", None)
-    for low, low_name in LOW.items():
-        rounded = positions.to(low)
-        steps = (rounded.to(torch.float64) / divisor)[:, None]
-        low_steps, low_frequencies = (rounded / divisor)[:, None], frequencies.to(low)
-        yield f"were built from positions rounded to {low_name}", steps * frequencies.to(torch.float64)
-        yield (
-            f"were built from inv_freq rounded to {low_name}",
-            (positions.to(torch.float64) / divisor)[:, None] * low_frequencies.to(torch.float64),
-        )
-        yield (
-            f"were computed in {low_name} (positions, inv_freq and their product)",
-            (low_steps * low_frequencies).to(torch.float64),
-        )
     if isinstance(shown, Tensor) and not shown.is_meta and shown.shape == frequencies.shape:
-        current = shown.detach().to("cpu", torch.float64)
-        yield (
-            "were built from the damaged inv_freq",
-            (positions.to(torch.float64) / divisor)[:, None] * current,
-        )
+        yield "were built from the damaged inv_freq", phases(positions, shown.detach())

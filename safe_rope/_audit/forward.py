@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit.reference import CosSinTable, Errors, Reference, compare
+from safe_rope._audit.reference import CosSinTable, PhaseReference
 from safe_rope._base import originals
 from safe_rope._protection.pinned import PinnedState
 from safe_rope._protection.rotary import RotaryState
+from safe_rope._recognition.specs import position_buffers
 from safe_rope.rotation import plain
 
 
@@ -71,37 +72,31 @@ def with_tables_of_its_forward(module: nn.Module, convention: str) -> nn.Module:
     try:
         duplicate = isolated(module)
         x = originals.empty((1, 2, 1), dtype=torch.float32, device=inv_freq.device).zero_()
-        with torch.no_grad():
-            duplicate.forward(x, originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device))
-    except Exception:  # whatever foreign code raises: `measure_forward` will say so
+        duplicate.forward(x, originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device))
+    except Exception:  # whatever foreign code raises: `call` raises it too
         return module
     made = duplicate._buffers.get("inv_freq")
     remade = isinstance(made, Tensor) and (made.shape != inv_freq.shape or not torch.equal(made, inv_freq))
     return duplicate if remade else module
 
 
-def measure_forward(
-    module: nn.Module, reference: Reference, positions: list[int], device: torch.device
-) -> tuple[Errors, list[CosSinTable], torch.dtype]:
-    """Compare what ``forward`` returns for ``positions`` with float64, called with an FP32 ``x``.
+def device_of(module: nn.Module) -> torch.device | None:
+    """Where the module's tables are: the CPU where it has none, None where all are on the meta device."""
+    held = [getattr(module, name) for name in position_buffers(module)]
+    devices = [table.device for table in held if isinstance(table, Tensor) and not table.is_meta]
+    return devices[0] if devices else None if held else torch.device("cpu")
 
-    Returns:
-        the errors; the tables themselves; the dtype that was returned.
+
+def call(
+    module: nn.Module, reference: PhaseReference, positions: list[int], dtype: torch.dtype
+) -> list[CosSinTable]:
+    """Return what ``forward`` gives for ``positions`` and an ``x`` of ``dtype``: one table a call.
 
     Raises:
         UnmeasurableError: ``forward`` raises, or returns something other than cos and sin.
     """
-    tables = call(module, reference, positions, device, torch.float32)
-    parts = [compare(reference, table)[0] for table in tables]
-    return Errors.joined(parts), tables, tables[0].cos.dtype
-
-
-def call(
-    module: nn.Module, reference: Reference, positions: list[int], device: torch.device, dtype: torch.dtype
-) -> list[CosSinTable]:
-    """Return what ``forward`` gives for ``positions`` and an ``x`` of ``dtype``: one table a call."""
     duplicate = isolated(module)
-    x = originals.empty((1, 1, 1, 1), dtype=dtype, device=device).zero_()
+    x = originals.empty((1, 1, 1, 1), dtype=dtype, device=device_of(module) or "cpu").zero_()
     ask = _by_length if reference.convention == "length" else _by_positions
     try:
         return ask(duplicate, reference, sorted(positions), x)
@@ -112,7 +107,7 @@ def call(
 
 
 def _by_positions(
-    duplicate: nn.Module, reference: Reference, positions: list[int], x: Tensor
+    duplicate: nn.Module, reference: PhaseReference, positions: list[int], x: Tensor
 ) -> list[CosSinTable]:
     extra = {} if reference.layer_type is None else {"layer_type": reference.layer_type}
 
@@ -127,7 +122,7 @@ def _by_positions(
     return [ask([position], position + 1) for position in positions]
 
 
-def _computed_from(duplicate: nn.Module, reference: Reference) -> Tensor | None:
+def _computed_from(duplicate: nn.Module, reference: PhaseReference) -> Tensor | None:
     """The frequencies that the last call multiplied the positions by, float64 CPU, or None."""
     inv_freq = getattr(duplicate, f"{reference.prefix}inv_freq", None)
     if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or inv_freq.shape != reference.base.shape:
@@ -137,36 +132,35 @@ def _computed_from(duplicate: nn.Module, reference: Reference) -> Tensor | None:
 
 
 def _by_length(
-    duplicate: nn.Module, reference: Reference, positions: list[int], x: Tensor
+    duplicate: nn.Module, reference: PhaseReference, positions: list[int], x: Tensor
 ) -> list[CosSinTable]:
     cached = int(reference.cached_length())
-    calls = [(cached, [p for p in positions if p < cached])]
+    within = [position for position in positions if position < cached]
+    calls = [(cached, within)] if within else []
     calls += [(position + 1, [position]) for position in positions if position >= cached]
     tables = []
     for length, asked in calls:
-        if asked:
-            cos, sin = _rows(duplicate.forward, reference, length, x, seq_len=length)
-            index = originals.tensor(asked, dtype=torch.int64, device="cpu")
-            rebuilt = _computed_from(duplicate, reference) if length > cached else None
-            rows = cos[index.to(cos.device)], sin[index.to(sin.device)]
-            tables.append(CosSinTable(*rows, index, length, rebuilt))
+        cos, sin = _rows(duplicate.forward, reference, length, x, seq_len=length)
+        index = originals.tensor(asked, dtype=torch.int64, device="cpu")
+        rebuilt = _computed_from(duplicate, reference) if length > cached else None
+        rows = cos[index.to(cos.device)], sin[index.to(sin.device)]
+        tables.append(CosSinTable(*rows, index, length, rebuilt))
     return tables
 
 
 def _rows(
-    forward: Callable[..., Any], reference: Reference, count: int, x: Tensor, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
+    forward: Callable[..., Any], reference: PhaseReference, count: int, x: Tensor, **kwargs: Any
+) -> list[Tensor]:
     result = forward(x, **kwargs)
     if not (isinstance(result, tuple | list) and len(result) == 2):
         raise UnmeasurableError(f"forward returned {type(result).__name__}, not cos and sin")
-    tables = []
+    tables, pairs = [], len(reference.base)
     for table in result:
+        shape = list(table.shape) if isinstance(table, Tensor) else type(table).__name__
         width = table.shape[-1] if isinstance(table, Tensor) and table.dim() else 0
-        pairs = len(reference.base)
         if width not in (pairs, 2 * pairs) or table.numel() != count * width or table.is_complex():
-            shape = list(table.shape) if isinstance(table, Tensor) else type(table).__name__
             raise UnmeasurableError(
                 f"forward returned {shape} for {count} positions, not [..., {count}, {2 * pairs}]"
             )
         tables.append(plain(table).detach().reshape(count, width))
-    return tables[0], tables[1]
+    return tables

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from safe_rope._base import originals
+from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rewrite import is_protected, state_of
 from safe_rope._protection.rotary import _divides_positions, _shown_spec
 from safe_rope._recognition.specs import Convention, read_spec
@@ -23,9 +23,10 @@ product, cos and sin are each rounded). A device whose ``pow`` is off by 4 ulps 
 The mildest damage, one rounding to float16, is 2**-12.
 """
 
-BAD_RADIANS = 0.1
+_ROWS = 8192
 
-LOW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_UNEXPLAINED = 2.0**-6
+"""Radians: cos and sin that were rounded to bfloat16 turn a pair by less."""
 
 
 class CosSinTable(NamedTuple):
@@ -47,13 +48,7 @@ class CosSinTable(NamedTuple):
     computed_from: Tensor | None = None
 
 
-_ROWS = 8192
-
-_UNEXPLAINED = 2.0**-6
-"""Radians: cos and sin that were rounded to bfloat16 turn a pair by less."""
-
-
-class Reference:
+class PhaseReference:
     """One rotary embedding of a module as its spec asks for it.
 
     Attributes:
@@ -83,14 +78,11 @@ class Reference:
         self.keeps_own = False
         self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
         if is_protected(module):
-            self._accept_own(state_of(module).sets[layer_type].original)
-
-    def _accept_own(self, kept: Tensor) -> None:
-        if kept.shape != self.base.shape or torch.equal(kept, self.base):
-            return
-        # What a constructor made in peace is the authors' own; the same rounded to 16 bits is damage.
-        if relative_error(kept, self.base) > TOLERANCE and rounded_like(kept, self.base) is None:
-            self.base, self.keeps_own = kept, True
+            kept = state_of(module).sets[layer_type].original
+            # What a constructor made in FP32 is its authors' own; the same rounded to 16 bits is damage.
+            fits = kept.shape == self.base.shape and relative_error(kept, self.base) > TOLERANCE
+            if fits and rounded_like(kept, self.base) is None:
+                self.base, self.keeps_own = kept, True
 
     @property
     def max_position(self) -> int:
@@ -110,7 +102,9 @@ class Reference:
             long = spec.inv_freq((spec.original_max_position_embeddings or 0) + 1)
             actual = getattr(self.module, name).detach()
             # Whichever the last sequence needed is there; a meta tensor has no values to tell.
-            if rest == "inv_freq" and (actual.is_meta or _nearer(actual, self.base, long)):
+            if rest == "inv_freq" and (
+                actual.is_meta or relative_error(actual, self.base) <= relative_error(actual, long)
+            ):
                 return self.base
             return long
         if rest != "inv_freq":
@@ -131,14 +125,12 @@ class Reference:
 
     def phases(self, positions: Tensor, length: Any = 0) -> Tensor:
         """Exact phases in a sequence of ``length``, float64 CPU ``[len(positions), rotary_dim // 2]``."""
-        frequencies = self.for_length(length).to(torch.float64)
-        if self.divisor != 1.0:
-            return positions.to(torch.float64)[:, None] * (frequencies / self.divisor)
-        return positions.to(torch.float64)[:, None] * frequencies
+        return positions.to(torch.float64)[:, None] * (
+            self.for_length(length).to(torch.float64) / self.divisor
+        )
 
 
-@dataclass
-class Errors:
+class Errors(NamedTuple):
     """Per measured position: float64 CPU ``[n]`` each; ``excess`` is the error over what is tolerated."""
 
     positions: Tensor
@@ -159,8 +151,7 @@ class Errors:
     @staticmethod
     def joined(parts: list[Errors]) -> Errors:
         """Return the measurements of several calls as one."""
-        columns = zip(*((part.positions, part.phase, part.cos, part.excess) for part in parts), strict=True)
-        return Errors(*(torch.cat(column) for column in columns))
+        return Errors(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def halves(table: Tensor, pairs: int, layout: str) -> tuple[Tensor, ...]:
@@ -172,25 +163,23 @@ def halves(table: Tensor, pairs: int, layout: str) -> tuple[Tensor, ...]:
     return table[..., ::2], table[..., 1::2]
 
 
-def compare(reference: Reference, table: CosSinTable) -> tuple[Errors, str]:
+def compare(reference: PhaseReference, table: CosSinTable) -> tuple[Errors, str]:
     """Measure ``table`` against float64; return also which layout it has."""
     results = [(_errors(reference, table, layout), layout) for layout in reference.layouts]
     return min(results, key=lambda result: float(result[0].excess.max()) if len(table.positions) else 0.0)
 
 
-def _errors(reference: Reference, table: CosSinTable, layout: str) -> Errors:
+def _errors(reference: PhaseReference, table: CosSinTable, layout: str) -> Errors:
     pairs = len(reference.base)
     parts = []
-    for start in range(0, len(table.positions), _ROWS):
-        rows = slice(start, start + _ROWS)
-        positions = table.positions[rows]
+    for all_cos, all_sin, positions in zip(
+        *(torch.split(column, _ROWS) for column in table[:3]), strict=True
+    ):
         phases = reference.phases(positions, table.length)
         true_cos, true_sin = phases.cos(), phases.sin()
-        angle = torch.zeros_like(phases)
-        value = torch.zeros_like(phases)
-        cos, sin = halves(table.cos[rows], pairs, layout), halves(table.sin[rows], pairs, layout)
-        for c, s in zip(cos, sin, strict=True):
-            c, s = c.to("cpu", torch.float64), s.to("cpu", torch.float64)
+        angle, value = torch.zeros_like(phases), torch.zeros_like(phases)
+        for pair in zip(halves(all_cos, pairs, layout), halves(all_sin, pairs, layout), strict=True):
+            c, s = (half.to("cpu", torch.float64) for half in pair)
             turned = torch.atan2(s * true_cos - c * true_sin, c * true_cos + s * true_sin)
             turned = _with_turns(turned, positions, phases, table.computed_from)
             off = torch.maximum(
@@ -217,13 +206,10 @@ def _with_turns(turned: Tensor, positions: Tensor, phases: Tensor, computed_from
     return torch.where(explained, whole, turned)
 
 
-def rounded_like(actual: Tensor, expected: Tensor) -> str | None:
+def rounded_like(actual: Tensor, expected: Tensor) -> torch.dtype | None:
     """Tell which 16-bit dtype ``actual`` (a float tensor) was rounded to on its way from ``expected``."""
     actual = actual.detach().to("cpu", torch.float32)
-    for low, name in LOW.items():
-        if torch.equal(actual, expected.to(low).to(torch.float32)):
-            return name
-    return None
+    return next((low for low in LOW if torch.equal(actual, expected.to(low).to(torch.float32))), None)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -231,7 +217,3 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     actual, expected = actual.to("cpu", torch.float64), expected.to(torch.float64)
     off = (actual - expected).abs() / expected.abs()
     return float(torch.where(actual == expected, 0.0, off).nan_to_num(nan=torch.inf).max())
-
-
-def _nearer(actual: Tensor, first: Tensor, second: Tensor) -> bool:
-    return relative_error(actual, first) <= relative_error(actual, second)

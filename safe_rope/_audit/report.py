@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from safe_rope._base.text import aligned
 from safe_rope.errors import DamagedTablesError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tables: TypeAlias = "dict[str, dict[str, Tensor]]"
 Severity = Literal["damaged", "note", "unknown"]
 Verdict = Literal["ok", "damaged", "unknown"]
 Where = Literal[
     "constructor", "module cast", "initialize", "loading", "cache rebuild", "forward", "application"
 ]
+
+BAD_RADIANS = 0.1
+"""The phase error from which a position counts as bad."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _SHOWN = 4
@@ -60,14 +68,13 @@ class Finding:
     def describe(self) -> str:
         """Return the finding in one line, without its path."""
         parts = [f"{self.severity}: {self.what}: {self.source}"]
-        if self.phase_error_rad is not None:
-            parts.append(f"phase error {self.phase_error_rad:.3g} rad")
-        if self.cos_error is not None:
-            parts.append(f"cos error {self.cos_error:.3g}")
-        if self.first_damaged_position is not None:
-            parts.append(f"wrong from position {self.first_damaged_position}")
-        if self.first_bad_position is not None:
-            parts.append(f"over 0.1 rad from {self.first_bad_position}")
+        measured = (
+            ("phase error {:.3g} rad", self.phase_error_rad),
+            ("cos error {:.3g}", self.cos_error),
+            ("wrong from position {}", self.first_damaged_position),
+            ("over 0.1 rad from {}", self.first_bad_position),
+        )
+        parts += [said.format(value) for said, value in measured if value is not None]
         return "; ".join(parts)
 
 
@@ -128,6 +135,8 @@ class AuditReport:
     Attributes:
         model_class: the class of the model that was audited, without what is wrapped around it.
         wrappers: the classes around it, from the outside in: an engine, FSDP, PEFT, a compiled model.
+        tables: for each rotary embedding, by its module's path, what ``forward`` returned: "positions" int64
+            CPU ``[n]``, rising, "cos" and "sin" FP32 CPU ``[n, rotary_dim // 2]``, one value of each pair.
         tolerance: relative to a phase, and absolute for phases below 1 rad.
         findings: what was found, in the order of the modules.
         modules: one entry a rotary module, whether something was found or not.
@@ -138,6 +147,7 @@ class AuditReport:
     findings: list[Finding] = field(default_factory=list)
     modules: list[ModuleAudit] = field(default_factory=list)
     wrappers: tuple[str, ...] = ()
+    tables: Tables = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -159,7 +169,7 @@ class AuditReport:
         if not damaged:
             return
         count = len({finding.path for finding in damaged})
-        lines = [f"  {line}" for line in _grouped(damaged, lambda f: (f.path, f.describe()))]
+        lines = [f"  {line}" for line in _described(damaged)]
         if len(lines) > _SHOWN:
             lines[_SHOWN:] = [f"  and {len(lines) - _SHOWN} more; see the report's findings"]
         raise DamagedTablesError(
@@ -175,10 +185,8 @@ class AuditReport:
             "wrappers": list(self.wrappers),
             "ok": self.ok,
             "tolerance": self.tolerance,
-            "findings": [_plain(finding) for finding in self.findings],
-            "modules": [
-                _plain(module) | {"rows": [_plain(row) for row in module.rows]} for module in self.modules
-            ],
+            "findings": [plain(finding) for finding in self.findings],
+            "modules": [plain(module) for module in self.modules],
         }
 
     def _title(self) -> str:
@@ -188,15 +196,13 @@ class AuditReport:
     def __str__(self) -> str:
         if not self.modules:
             return f"{self._title()}: no rotary module, so there is nothing to audit"
-        counts = {verdict: 0 for verdict in ("ok", "damaged", "unknown")}
-        for module in self.modules:
-            counts[module.verdict] += 1
+        verdicts = [module.verdict for module in self.modules]
+        counts = {verdict: verdicts.count(verdict) for verdict in ("ok", "damaged", "unknown")}
         said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
         lines = [f"{self._title()}: {len(self.modules)} rotary module(s): {said}"]
-        lines += _table([_cells(module) for module in self.modules])
+        lines += aligned(_merged(_cells(module) for module in self.modules), _HEADER)
         if self.findings:
-            lines += [""]
-            lines += _grouped(self.findings, lambda finding: (finding.path, finding.describe()))
+            lines += ["", *_described(self.findings)]
         return "\n".join(lines)
 
 
@@ -204,47 +210,32 @@ _HEADER = ("module", "class", "protected", "verdict", "phase error (rad)", "cos 
 
 
 def _cells(module: ModuleAudit) -> tuple[str, ...]:
-    worst = module.worst
-    measured = (
-        ("-", "-", "-")
-        if worst is None
-        else (f"{worst.phase_error_rad:.3g}", f"{worst.cos_error:.3g}", str(worst.position))
-    )
+    measured = ("-", "-", "-")
+    if (worst := module.worst) is not None:
+        measured = (f"{worst.phase_error_rad:.3g}", f"{worst.cos_error:.3g}", str(worst.position))
     name = module.module_class.rpartition(".")[2]
-    return (_name(module.path), name, "yes" if module.protected else "no", module.verdict, *measured)
+    return (module.path, name, "yes" if module.protected else "no", module.verdict, *measured)
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Align the rows; modules that differ in nothing but the layer's number share one."""
+def _described(findings: list[Finding]) -> list[str]:
+    return [f"{path}: {said}" for path, said in _merged((f.path, f.describe()) for f in findings)]
+
+
+def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows that begin with a module's path; those that differ in the layer's number only share one."""
     counted: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        counted.setdefault((_NUMBER.sub("*", row[0]), *row[1:]), []).append(row[0])
-    merged = [_HEADER, *((_merged(paths), *key[1:]) for key, paths in counted.items())]
-    widths = [max(len(row[column]) for row in merged) for column in range(len(_HEADER))]
+    for path, *rest in rows:
+        name = path or "(the model itself)"
+        counted.setdefault((_NUMBER.sub("*", name), *rest), []).append(name)
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in merged
+        (names[0] if len(names) == 1 else f"{row[0]} ({len(names)} modules)", *row[1:])
+        for row, names in counted.items()
     ]
 
 
-def _grouped(findings: list[Finding], split: Callable[[Finding], tuple[str, str]]) -> list[str]:
-    counted: dict[tuple[str, str], list[str]] = {}
-    for finding in findings:
-        path, text = split(finding)
-        counted.setdefault((_NUMBER.sub("*", _name(path)), text), []).append(_name(path))
-    return [f"{_merged(paths)}: {key[1]}" for key, paths in counted.items()]
-
-
-def _name(path: str) -> str:
-    return path or "(the model itself)"
-
-
-def _merged(paths: list[str]) -> str:
-    return paths[0] if len(paths) == 1 else f"{_NUMBER.sub('*', paths[0])} ({len(paths)} modules)"
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    return {entry.name: _finite(getattr(record, entry.name)) for entry in fields(record)}
+def plain(record: Any) -> dict[str, Any]:
+    """Return a dataclass as plain data for strict JSON; a number that is not finite becomes None."""
+    return asdict(record, dict_factory=lambda pairs: {name: _finite(value) for name, value in pairs})
 
 
 def _finite(value: Any) -> Any:

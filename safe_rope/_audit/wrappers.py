@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._audit.reference import LOW
+from safe_rope._base.dtypes import LOW
 
 # Children under which torch's own wrappers keep the module.
 _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

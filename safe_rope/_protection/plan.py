@@ -132,6 +132,8 @@ def _prepare(
     module: nn.Module, reference: Reference, namespaces: tuple[str, ...], options: Options
 ) -> Protection | Unprotectable | None:
     patch = find(module)
+    if reference.module is module:
+        reference = Reference(None, plain=reference.plain)  # the class hands out an instance that lives
     round_once(module, reference)
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}

@@ -8,7 +8,6 @@ done to them.
 
 from __future__ import annotations
 
-import copyreg
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -302,5 +301,5 @@ class PinnedPositions(ProtectedModule):
 
 
 def _rebuild(stock: type[nn.Module], kind: type[ProtectedModule]) -> nn.Module:
-    module: nn.Module = copyreg.__newobj__(_protected_class(stock, kind))  # type: ignore[attr-defined]
+    module: nn.Module = object.__new__(_protected_class(stock, kind))
     return module

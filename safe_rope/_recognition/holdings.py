@@ -79,7 +79,7 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
             copied, any other is shared. None for all containers.
 
     """
-    other = stock.__new__(stock)
+    other: nn.Module = object.__new__(stock)  # a class's own __new__ may hand out an instance that lives
     own = None if tables is None else {name.partition(".")[0] for name in tables if is_inside(name)}
     attributes = vars(other)
     attributes.update(vars(module))

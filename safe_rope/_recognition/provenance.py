@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from safe_rope._base.tensors import tensors
+
 
 class Origin(enum.Flag):
     """What a tensor's values have been made from and by."""
@@ -30,7 +32,7 @@ class Origin(enum.Flag):
     """Through sin, cos, a logarithm or the like: no phase any more that a position is multiplied with."""
 
 
-_COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "triu_indices", "tril_indices"}
+_COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}
 _LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "FloatTensor"}
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
            "normal_", "uniform_", "bernoulli", "bernoulli_", "multinomial", "trunc_normal_", "exponential_",
@@ -70,13 +72,13 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         origin = _source(name)
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors((args, kwargs)):
             origin |= self.origin(tensor)
         if origin is not Origin.NONE:
-            for tensor in _tensors(result):
+            for tensor in tensors(result):
                 self.note(tensor, origin)
             if _writes(name):
-                for tensor in (*_tensors(args[:1]), *_tensors(kwargs.get("out"))):
+                for tensor in (*tensors(args[:1]), *tensors(kwargs.get("out"))):
                     self._note_all_of(tensor, origin)
         return result
 
@@ -105,14 +107,3 @@ def _writes(name: str) -> bool:
         or (name.endswith("_") and not name.endswith("__"))
         or (name.startswith("__i") and name.endswith("__"))
     )
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)

@@ -79,7 +79,7 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    if origin & Origin.LITERAL and not counted and _oscillates(tensor):
+    if not counted and _oscillates(tensor):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
@@ -112,4 +112,5 @@ def _oscillates(tensor: torch.Tensor) -> bool:
     factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
     rest = (before + after - factor * middle).abs().amax(0)
     turns = bool((rows.std(0) > 1e-2).any())
-    return turns and bool((rest < 1e-5).all()) and bool((rows.abs() < 1 + 1e-5).all())
+    phase = 4 * tensor.shape[-2] * 2.0**-23  # what FP32 phases of that many radians are off by
+    return turns and bool((rest < max(1e-5, phase)).all()) and bool((rows.abs() < 1 + 1e-5).all())

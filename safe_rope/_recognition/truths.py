@@ -57,6 +57,8 @@ def truths_of(
 
 def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference: Reference) -> Truth:
     current = get_table(module, name)
+    if rebuilt is not None and _is_shared(current, rebuilt):
+        rebuilt = None  # the constructor has handed out what lives already: that proves nothing
     if isinstance(current, torch.Tensor) and not current.is_meta:
         current = current.detach().cpu()
     truth = find_truth(
@@ -69,6 +71,12 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
     if truth.values is current and current is not None:
         return truth._replace(values=current.clone())  # nobody else's memory
     return truth
+
+
+def _is_shared(current: object, rebuilt: torch.Tensor) -> bool:
+    if type(current) is not torch.Tensor or current.is_meta or current.device != rebuilt.device:
+        return False
+    return current.untyped_storage().data_ptr() == rebuilt.untyped_storage().data_ptr()
 
 
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:

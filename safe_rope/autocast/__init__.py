@@ -7,17 +7,14 @@ imports neither torch nor deepspeed; a name is loaded when it is first used.
 from __future__ import annotations
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from safe_rope.autocast.engine import full_precision as full_precision
-    from safe_rope.autocast.engine import initialize as initialize
-    from safe_rope.autocast.safety import ParameterSafety as ParameterSafety
-    from safe_rope.autocast.safety import SafetyReport as SafetyReport
-    from safe_rope.autocast.safety import derive_safe_parameters as derive_safe_parameters
-    from safe_rope.autocast.traffic import traffic as traffic
+    from safe_rope.autocast._traffic import traffic
+    from safe_rope.autocast.engine import full_precision, initialize
+    from safe_rope.autocast.safety import ParameterSafety, SafetyReport, derive_safe_parameters
+
+_HOMES = {"full_precision": "engine", "initialize": "engine", "traffic": "_traffic"}  # all others: safety
 
 __all__ = [
     "ParameterSafety",
@@ -28,32 +25,13 @@ __all__ = [
     "traffic",
 ]
 
-_LAZY = {
-    "full_precision": "safe_rope.autocast.engine",
-    "initialize": "safe_rope.autocast.engine",
-    "derive_safe_parameters": "safe_rope.autocast.safety",
-    "ParameterSafety": "safe_rope.autocast.safety",
-    "SafetyReport": "safe_rope.autocast.safety",
-    "traffic": "safe_rope.autocast.traffic",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        globals()[name] = value = getattr(importlib.import_module(_LAZY[name]), name)
+    if name in __all__:
+        home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'safety')}")
+        globals()[name] = value = getattr(home, name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Package(types.ModuleType):
-    """Keeps ``traffic`` the context manager, which importing the submodule of that name would replace."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _LAZY and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The one place for what is private in DeepSpeed's autocast, found by capability.
+"""The one place for what is private in DeepSpeed, found by capability; its absence is an error that says so.
 
 Releases 0.17.2 to 0.19.8 differ in names, not in structure: a parameter that carries an attribute is gathered
 and reduced in the dtype it holds, and a module-global flag says whether any engine has autocast on.
@@ -10,17 +10,18 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from safe_rope.autocast.releases import FIRST_RELEASE, NEWEST_TESTED
 from safe_rope.errors import IncompatibleVersionError, MissingDependencyError
 
 _MARKS = ("comm_dtype", "autocast_dtype")  # from 0.17.6 on, and before
-_GLOBALS = ("TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
+_MARK_NAME = "PARAM_COMM_DTYPE_ATTR_NAME"
 
 
 def deepspeed() -> Any:
@@ -46,11 +47,52 @@ def release() -> str:
     return str(deepspeed().__version__)
 
 
+def require(owner: Any, *names: str) -> None:
+    """Raise IncompatibleVersionError, with the installed version, unless ``owner`` has these attributes."""
+    lacking = [name for name in names if not hasattr(owner, name)]
+    if lacking:
+        raise IncompatibleVersionError(
+            f"DeepSpeed {release()} has none of the hook points {', '.join(lacking)} that torch_autocast "
+            f"needs; releases {FIRST_RELEASE} to {NEWEST_TESTED} do"
+        )
+
+
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let ``owner.name(...)`` be ``call(original, ...)`` from now on.
+
+    Raises:
+        IncompatibleVersionError: the installed DeepSpeed has nothing of this name there.
+
+    """
+    require(owner, name)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return call(original, *args, **kwargs)
+
+    setattr(owner, name, replaced)
+
+
+@contextlib.contextmanager
+def meanwhile(owner: Any, **values: Any) -> Iterator[None]:
+    """Let those of these attributes that ``owner`` has be ``values``, and put back what they were."""
+    before = {name: getattr(owner, name) for name in values if hasattr(owner, name)}
+    for name in before:
+        setattr(owner, name, values[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 def device_type() -> str:
     """The kind of device that engines run on, as torch.autocast names it."""
-    from deepspeed.accelerator import get_accelerator
+    return str(deepspeed().accelerator.get_accelerator().device_name())
 
-    return str(get_accelerator().device_name())
+
+# ---- the marks of parameters, and the state that engines share ------------------------------------------
 
 
 def _autocast_module() -> ModuleType | None:
@@ -66,40 +108,24 @@ def has_autocast() -> bool:
     return _autocast_module() is not None
 
 
-def mark_name() -> str | None:
-    """The attribute that a parameter of lower communication dtype carries."""
-    module = _autocast_module()
-    named = getattr(module, "PARAM_COMM_DTYPE_ATTR_NAME", None)
-    if named is None and hasattr(module, "has_autocast_dtype"):
-        return "autocast_dtype"
-    return named
-
-
-def missing() -> list[str]:
-    """The hook points that the installed DeepSpeed lacks, empty for every supported release."""
-    module = _autocast_module()
-    lacking = [name for name in _GLOBALS if not hasattr(module, name)]
-    if mark_name() is None:
-        lacking.append("PARAM_COMM_DTYPE_ATTR_NAME")
-    return lacking
-
-
-def require_mark_name() -> str:
-    """Return ``mark_name()``.
+def mark_name() -> str:
+    """The attribute that a parameter of lower communication dtype carries.
 
     Raises:
-        IncompatibleVersionError: the installed DeepSpeed has none.
+        IncompatibleVersionError: the installed DeepSpeed marks no parameter, or keeps no state that is known.
 
     """
-    name = mark_name()
-    if name is None:
-        raise IncompatibleVersionError(f"DeepSpeed {release()} marks no parameter for autocast")
-    return name
+    module = _autocast_module()
+    require(module, "TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
+    if hasattr(module, "has_autocast_dtype") and not hasattr(module, _MARK_NAME):
+        return "autocast_dtype"
+    require(module, _MARK_NAME)
+    return str(getattr(module, _MARK_NAME))
 
 
 def mark(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
     """Let DeepSpeed gather (ZeRO 3) and reduce these parameters in ``dtype``."""
-    name = require_mark_name()
+    name = mark_name()
     for parameter in parameters:
         setattr(parameter, name, dtype)
 
@@ -108,25 +134,26 @@ def unmark(parameters: Iterable[nn.Parameter]) -> None:
     """Let DeepSpeed communicate these parameters in their own dtype, whatever another engine left on them."""
     for parameter in parameters:
         for name in _MARKS:
-            if name in vars(parameter):
-                delattr(parameter, name)
+            vars(parameter).pop(name, None)
 
 
-@contextlib.contextmanager
-def own_globals() -> Iterator[None]:
+def is_marked(parameter: nn.Parameter) -> bool:
+    """Whether DeepSpeed would gather ``parameter`` in a lower dtype now."""
+    return hasattr(parameter, mark_name())
+
+
+def own_globals() -> contextlib.AbstractContextManager[None]:
     """Hide the autocast state of other engines, and leave none behind."""
-    module = _autocast_module()
-    if module is None:
-        yield
-        return
-    before = {name: getattr(module, name) for name in _GLOBALS if hasattr(module, name)}
-    for name in before:
-        setattr(module, name, False if isinstance(before[name], bool) else None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
+    return meanwhile(_autocast_module(), TORCH_AUTOCAST_INITIALIZED=False, TORCH_AUTOCAST_DTYPE=None)
+
+
+def reduce_in(optimizer: Any, dtype_of: Callable[[nn.Parameter], torch.dtype]) -> None:
+    """Let ``optimizer`` reduce each gradient in its ``dtype_of``; DeepSpeed reads what all engines share."""
+    if hasattr(optimizer, "get_param_comm_dtype"):
+        optimizer.get_param_comm_dtype = dtype_of
+
+
+# ---- what DeepSpeed takes and can do --------------------------------------------------------------------
 
 
 @functools.cache
@@ -161,23 +188,15 @@ def reduces_without_buffer() -> bool:
 
     Releases up to 0.19.5 look for tensor types that a CPU does not have, find none, and reduce nothing.
     """
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.runtime.zero import stage_1_and_2
-
-    split = getattr(stage_1_and_2, "split_half_float_double", None)
-    return split is None or bool(split([torch.zeros(1, device=get_accelerator().current_device_name())]))
-
-
-def is_pipeline(model: nn.Module) -> bool:
-    """Whether ``model`` is one of DeepSpeed's pipelines."""
-    from deepspeed.runtime.pipe.module import PipelineModule
-
-    return isinstance(model, PipelineModule)
+    split = getattr(_gather_module(), "split_half_float_double", None)
+    device = deepspeed().accelerator.get_accelerator().current_device_name()
+    return split is None or bool(split([torch.zeros(1, device=device)]))
 
 
 # ---- the gather of ZeRO 1 and 2 ------------------------------------------------------------------------
 
 _GATHER = "all_gather_dp_groups"
+_LAYOUT = ("bit16_groups", "bit16_groups_flat", "parallel_partitioned_bit16_groups", "real_dp_process_group")
 
 
 def _gather_module() -> ModuleType:
@@ -186,31 +205,19 @@ def _gather_module() -> ModuleType:
 
 def can_replace_gather(optimizer: Any) -> bool:
     """Whether ``optimizer`` is of ZeRO 1 or 2, plainly, with the gather and the layout that are known."""
-    needed = (
-        "bit16_groups",
-        "bit16_groups_flat",
-        "parallel_partitioned_bit16_groups",
-        "real_dp_process_group",
-    )
     return (
         type(optimizer).__module__ == _gather_module().__name__
         and hasattr(_gather_module(), _GATHER)
-        and all(hasattr(optimizer, name) for name in needed)
+        and all(hasattr(optimizer, name) for name in _LAYOUT)
         and not getattr(optimizer, "has_moe_layers", False)
         and not getattr(optimizer, "cpu_offload", False)
     )
 
 
-@contextlib.contextmanager
-def replaced_gather(gather: Any) -> Iterator[None]:
+def replaced_gather(gather: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Let the gather after a ZeRO 1 or 2 step be ``gather(original, **arguments)`` meanwhile."""
     module = _gather_module()
-    original = getattr(module, _GATHER)
-    setattr(module, _GATHER, functools.partial(gather, original))
-    try:
-        yield
-    finally:
-        setattr(module, _GATHER, original)
+    return meanwhile(module, **{_GATHER: functools.partial(gather, getattr(module, _GATHER))})
 
 
 def gather_groups(optimizer: Any) -> None:
@@ -226,12 +233,13 @@ def gather_groups(optimizer: Any) -> None:
 
 def broadcast(tensor: torch.Tensor, group_rank: int, group: Any) -> None:
     """Broadcast through DeepSpeed's layer, so that its communication log sees it."""
-    from deepspeed import comm
-
+    comm = deepspeed().comm
     comm.broadcast(tensor, comm.get_global_rank(group, group_rank), group=group)
 
 
 # ---- the gathers of ZeRO 3 ------------------------------------------------------------------------------
+
+_PARTITIONED = ("all_gather", "all_gather_coalesced", "ds_process_group", "ds_status", "ds_tensor")
 
 
 def persistent_parameters(optimizer: Any) -> list[nn.Parameter]:
@@ -246,9 +254,8 @@ def persistent_parameters(optimizer: Any) -> list[nn.Parameter]:
 
 def can_gather_again(parameter: Any) -> bool:
     """Whether ZeRO 3 has partitioned ``parameter`` over several ranks, in memory."""
-    needed = ("all_gather", "all_gather_coalesced", "ds_process_group", "ds_status", "ds_tensor")
     return (
-        all(hasattr(parameter, name) for name in needed)
+        all(hasattr(parameter, name) for name in _PARTITIONED)
         and getattr(parameter, "nvme_swapper", None) is None
         and torch.distributed.get_world_size(parameter.ds_process_group) > 1
     )
@@ -259,44 +266,25 @@ def is_gathered(parameter: Any) -> bool:
     return str(parameter.ds_status.name) == "AVAILABLE"
 
 
-def is_marked(parameter: nn.Parameter) -> bool:
-    """Whether DeepSpeed would gather ``parameter`` in a lower dtype now."""
-    return hasattr(parameter, require_mark_name())
+def before_gathers(parameter: Any, in_fp32: Callable[..., Any], as_marked: Callable[..., Any]) -> None:
+    """Call these with the parameters that ``parameter`` is about to gather.
 
-
-def wrap_post_step(optimizer: Any, around: Any) -> None:
-    """Let what a ZeRO 3 optimizer does at the end of its step be ``around(original, ...)``."""
-    optimizer._post_step = functools.partial(around, optimizer._post_step)
-
-
-def before_all_gather(parameter: Any, call: Any) -> None:
-    """Call ``call(parameters)`` before ``parameter.all_gather`` gathers them, for GatheredParameters say.
-
-    It gathers in FP32 what is partitioned, and leaves alone what is not.
+    ``in_fp32`` comes before ``all_gather``, for GatheredParameters say, which gathers what is partitioned in
+    FP32; ``as_marked`` before the gather for a forward or backward, in the marks' dtypes.
     """
-    if hasattr(parameter, "all_gather"):
-        original = parameter.all_gather
 
-        @functools.wraps(original)
-        def all_gather(param_list: Any = None, *args: Any, **kwargs: Any) -> Any:
-            call([parameter] if param_list is None else param_list)
-            return original(param_list, *args, **kwargs)
+    def all_gather(original: Any, param_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+        in_fp32([parameter] if param_list is None else param_list)
+        return original(param_list, *args, **kwargs)
 
-        parameter.all_gather = all_gather
+    def all_gather_coalesced(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        params = list(params)
+        as_marked(params)
+        return original(params, *args, **kwargs)
 
-
-def before_fetch(parameter: Any, call: Any) -> None:
-    """Call ``call(parameters)`` before these are gathered for a forward or backward, in the marks' dtypes."""
-    if hasattr(parameter, "all_gather_coalesced"):
-        original = parameter.all_gather_coalesced
-
-        @functools.wraps(original)
-        def all_gather_coalesced(params: Any, *args: Any, **kwargs: Any) -> Any:
-            params = list(params)
-            call(params)
-            return original(params, *args, **kwargs)
-
-        parameter.all_gather_coalesced = all_gather_coalesced
+    for call in (all_gather, all_gather_coalesced):
+        if hasattr(parameter, call.__name__):
+            around(parameter, call.__name__, call)
 
 
 def fetch(parameters: Iterable[nn.Parameter]) -> None:
@@ -308,8 +296,7 @@ def fetch(parameters: Iterable[nn.Parameter]) -> None:
 
 def gather_in_place(parameters: Iterable[Any]) -> None:
     """Give gathered parameters the exact values of their partitions."""
-    from deepspeed import comm
-
+    comm = deepspeed().comm
     for parameter in parameters:
         own = parameter.ds_tensor.to(parameter.device).contiguous()
         group = parameter.ds_process_group

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from safe_rope.autocast import _deepspeed, gather3, gather12, loss_scale, preflight, reads
-from safe_rope.autocast.safety import choose_parameters, parameters_named
-from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config
+from safe_rope.autocast import _deepspeed, gather3, gather12, preflight, reads
+from safe_rope.autocast.safety import choose_parameters
+from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
 logger = logging.getLogger(__name__)
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 _FP32_BYTES = 4
+_OWN = ("example_inputs", "low_precision_gather")  # arguments of `initialize` that are not DeepSpeed's
+
+Built = tuple[Any, Any, Any, Any]
+"""Engine, optimizer, training dataloader, learning rate scheduler."""
 
 
 def initialize(
@@ -37,7 +41,7 @@ def initialize(
     *,
     example_inputs: Any = None,
     low_precision_gather: bool = True,
-) -> tuple[Any, Any, Any, Any]:
+) -> Built:
     """Build a DeepSpeed engine, with torch.autocast made right where the config asks for it.
 
     Takes what ``deepspeed.initialize`` takes and returns what it returns. With the section
@@ -74,30 +78,21 @@ def initialize(
         MissingDependencyError: DeepSpeed is not installed.
 
     """
-    ds = _deepspeed.deepspeed()
-    arguments = {
-        "args": args,
-        "model": model,
-        "optimizer": optimizer,
-        "model_parameters": model_parameters,
-        "training_data": training_data,
-        "lr_scheduler": lr_scheduler,
-        "distributed_port": distributed_port,
-        "mpu": mpu,
-        "dist_init_required": dist_init_required,
-        "collate_fn": collate_fn,
-        "config": config,
-        "config_params": config_params,
-    }
-    if mesh_param is not None or "mesh_param" in inspect.signature(ds.initialize).parameters:
-        arguments["mesh_param"] = mesh_param
-    given = find_config(args, config, config_params)
-    settings = None if given is None else preflight.check_config(read_config(given))
-    if model is None or settings is None:
-        return _plain(ds, arguments)
+    given = {**locals()}
+    known = inspect.signature(_deepspeed.deepspeed().initialize).parameters
+    # Not every release knows mesh_param; one that does not refuses it where the caller gives it.
+    arguments = {k: v for k, v in given.items() if k not in _OWN and (k in known or v is not None)}
+    found = find_config(args, config, config_params)
+    read = None if found is None else read_config(found)
+    settings = None if read is None else preflight.check_config(read)
+    if model is None or read is None or settings is None:
+        return _plain(arguments)
     preflight.check_model(model)
-    names, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
-    return _with_autocast(ds, arguments, read_config(given), settings, names, report, low_precision_gather)
+    safe, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
+    arguments |= {"args": without_config(args), "config": read, "config_params": None}
+    built = _with_autocast(arguments, settings, safe, low_precision_gather)
+    built[0].safety_report = report
+    return built
 
 
 def full_precision(engine: Any) -> None:
@@ -110,98 +105,92 @@ def full_precision(engine: Any) -> None:
         gather.restore()
 
 
-def _plain(ds: Any, arguments: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _build(arguments: dict[str, Any]) -> Built:
+    with _deepspeed.own_globals():
+        engine, optimizer, loader, scheduler = _deepspeed.deepspeed().initialize(**arguments)
+    return engine, optimizer, loader, scheduler
+
+
+def _plain(arguments: dict[str, Any]) -> Built:
     if isinstance(arguments["model"], nn.Module):
         _deepspeed.unmark(arguments["model"].parameters())
-    with _deepspeed.own_globals():
-        built = ds.initialize(**arguments)
-    engine = built[0]
-    if hasattr(engine.optimizer, "get_param_comm_dtype"):
-        communication = engine.optimizer.communication_data_type
-        engine.optimizer.get_param_comm_dtype = lambda parameter: communication
-    reads.refuse_autocast(engine)
-    return built  # type: ignore[no-any-return]
+    built = _build(arguments)
+    optimizer = built[0].optimizer
+    _deepspeed.reduce_in(optimizer, lambda _: optimizer.communication_data_type)
+    reads.refuse_autocast(built[0])
+    return built
 
 
 def _with_autocast(
-    ds: Any,
     arguments: dict[str, Any],
-    config: dict[str, Any],
     settings: AutocastSettings,
-    names: frozenset[str],
-    report: Any,
+    safe: list[nn.Parameter],
     low_precision_gather: bool,
-) -> tuple[Any, Any, Any, Any]:
-    model = arguments["model"]
-    safe = parameters_named(model, names)
-    reduced = {id(p) for p in safe} if settings.reduce_dtype == settings.dtype else set()
+) -> Built:
+    model, dtype = arguments["model"], settings.dtype
+    reduced = {id(p) for p in safe} if settings.reduce_dtype == dtype else set()
+
+    def reduce_dtype(parameter: nn.Parameter) -> torch.dtype:
+        return dtype if id(parameter) in reduced else parameter.dtype
+
     trained = [p for p in model.parameters() if p.requires_grad]
-    dtypes = {settings.dtype if id(p) in reduced else p.dtype for p in trained}
-    arguments |= {"args": _without_config(arguments["args"]), "config_params": None}
-    arguments["config"] = _for_deepspeed(config, _bucket_size(settings, dtypes))
+    bucket_size = _bucket_size(settings, set(map(reduce_dtype, trained)))
+    arguments = {**arguments, "config": _for_deepspeed(arguments["config"], bucket_size)}
     _deepspeed.unmark(model.parameters())
     try:
         if reduced:
-            _deepspeed.mark(safe, settings.dtype)
-        with _deepspeed.own_globals():
-            built = ds.initialize(**arguments)
+            _deepspeed.mark(safe, dtype)
+        built = _build(arguments)
     except BaseException:
         _deepspeed.unmark(model.parameters())
         raise
     engine = built[0]
     # ZeRO builds a bucket for each dtype of the marks that it finds; ZeRO 3 reads them at each gather.
-    _deepspeed.mark(safe, settings.dtype)
-    if hasattr(engine.optimizer, "get_param_comm_dtype"):
-        engine.optimizer.get_param_comm_dtype = _reduce_dtypes(reduced, settings)
+    _deepspeed.mark(safe, dtype)
+    _deepspeed.reduce_in(engine.optimizer, reduce_dtype)
     _gather_low(engine, safe, settings, low_precision_gather)
-    if settings.dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
+    if dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
+        from safe_rope.autocast import loss_scale  # of DeepSpeed's classes
+
         loss_scale.install(engine, settings.stage)
-    reads.mention_autocast(engine, settings.dtype)
-    engine.safety_report = report
-    logger.info("%d of %d parameters are communicated in %s", len(safe), len(trained), settings.dtype)
-    return built  # type: ignore[no-any-return]
+    reads.mention_autocast(engine, dtype)
+    logger.info("%d of %d parameters are communicated in %s", len(safe), len(trained), dtype)
+    return built
 
 
 def _gather_low(
     engine: Any, safe: list[nn.Parameter], settings: AutocastSettings, low_precision_gather: bool
 ) -> None:
     """Gather in the autocast dtype after the step, and keep FP32 readers away from the result."""
-    gather: Any = None
+    gather: reads.Gather | None = None
     if settings.stage in (1, 2) and low_precision_gather and _deepspeed.can_replace_gather(engine.optimizer):
-        gather = gather12.install(engine, {id(p) for p in safe}, settings.dtype)
+        gather = gather12.LowPrecisionGather(engine.optimizer, safe, settings.dtype)
         reads.refuse_outside(engine, gather, settings.dtype)
     elif settings.stage == 3:
-        gather = gather3.install(engine, safe, settings.dtype, after_step=low_precision_gather)
+        gather = gather3.LowPrecisionFetches(engine, safe, after_step=low_precision_gather)
         reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)
     if gather is not None:
         reads.restore_first(engine, gather)
 
 
-def _reduce_dtypes(low: set[int], settings: AutocastSettings) -> Any:
-    """What the optimizer asks for each gradient; its own method reads a flag that all engines share."""
-
-    def get_param_comm_dtype(parameter: nn.Parameter) -> Any:
-        return settings.dtype if id(parameter) in low else parameter.dtype
-
-    return get_param_comm_dtype
-
-
-def _for_deepspeed(config: dict[str, Any], reduce_bucket_size: int) -> dict[str, Any]:
+def _for_deepspeed(config: Mapping[str, Any], reduce_bucket_size: int) -> dict[str, Any]:
     """The config with no classes to mark, since the parameters are, and with the bucket that fits."""
     config = {**config, SECTION: {**config[SECTION], "lower_precision_safe_modules": []}}
-    if "zero_optimization" in config:
-        config["zero_optimization"] = {
-            **config["zero_optimization"],
-            "reduce_bucket_size": reduce_bucket_size,
-        }
-        if _loses_gradients(config["zero_optimization"]):
-            logger.warning(
-                "DeepSpeed %s reduces no gradient on %s while zero_optimization.contiguous_gradients is off: "
-                "it is turned on",
-                _deepspeed.release(),
-                _deepspeed.device_type(),
-            )
-            config["zero_optimization"]["contiguous_gradients"] = True
+    if "zero_optimization" not in config:
+        return config
+    zero = config["zero_optimization"] = {
+        **config["zero_optimization"],
+        "reduce_bucket_size": reduce_bucket_size,
+    }
+    unbuffered = zero.get("stage", 0) in (1, 2) and not zero.get("contiguous_gradients", True)
+    if unbuffered and not _deepspeed.reduces_without_buffer():
+        logger.warning(
+            "DeepSpeed %s reduces no gradient on %s while zero_optimization.contiguous_gradients is off: "
+            "it is turned on",
+            _deepspeed.release(),
+            _deepspeed.device_type(),
+        )
+        zero["contiguous_gradients"] = True
     return config
 
 
@@ -211,29 +200,9 @@ def _bucket_size(settings: AutocastSettings, dtypes: set[torch.dtype]) -> int:
     ZeRO keeps one buffer for each dtype of reduction: ZeRO 1 and 2 in FP32 whatever the dtype, ZeRO 3 in
     the dtype itself. One buffer of the size that the user asked for takes 4 bytes for each element, and
     this is what all of them get together (twice that where overlap_comm doubles them).
-
-    Args:
-        settings: with the size that the user asked for.
-        dtypes: those in which gradients are reduced.
-
     """
     asked = settings.reduce_bucket_size
     if settings.stage == 3:
         together = sum(dtype.itemsize for dtype in dtypes)
         return max(1, asked * _FP32_BYTES // max(_FP32_BYTES, together))
     return max(1, asked // max(1, len(dtypes)))
-
-
-def _loses_gradients(zero: dict[str, Any]) -> bool:
-    buffered = zero.get("contiguous_gradients", True)
-    return zero.get("stage", 0) in (1, 2) and not buffered and not _deepspeed.reduces_without_buffer()
-
-
-def _without_config(args: Any) -> Any:
-    if args is None:
-        return None
-    args = copy.copy(args)
-    for name in ("deepspeed_config", "deepscale_config"):
-        if getattr(args, name, None) is not None:
-            setattr(args, name, None)
-    return args

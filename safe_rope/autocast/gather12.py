@@ -8,52 +8,30 @@ that is not safe stay FP32. reads.py keeps FP32 readers away from rounded weight
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from safe_rope.autocast import _deepspeed
 
 Piece = tuple[int, int, bool]  # start and end in the flat group, and whether it may be low
 
 
-@dataclass(frozen=True)
-class _Group:
-    """One parameter group: every rank's pieces of the flat buffer."""
-
-    pieces: tuple[tuple[Piece, ...], ...]
-
-    @property
-    def has_low(self) -> bool:
-        return any(low for pieces in self.pieces for _, _, low in pieces)
-
-
 class LowPrecisionGather:
-    """The gather after the step of one ZeRO 1 or 2 optimizer.
+    """The gather after each step of one ZeRO 1 or 2 optimizer, in ``dtype`` for the parameters of ``safe``.
 
     ``rounded`` says whether parameters hold values of the autocast dtype now.
     """
 
-    def __init__(self, optimizer: Any, safe: set[int], dtype: torch.dtype) -> None:
+    def __init__(self, optimizer: Any, safe: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         self._optimizer = optimizer
-        self._safe = safe
+        self._safe = {id(parameter) for parameter in safe}
         self._dtype = dtype
-        self._groups: list[_Group] | None = None
+        self._groups: list[list[list[Piece]]] | None = None  # of each group, of each rank
         self.rounded = False
-
-    def install(self) -> None:
-        """Let the optimizer's step gather through this."""
-        step = self._optimizer.step
-
-        @functools.wraps(step)
-        def stepped(*args: Any, **kwargs: Any) -> Any:
-            with _deepspeed.replaced_gather(self._gather):
-                return step(*args, **kwargs)
-
-        self._optimizer.step = stepped
+        _deepspeed.around(optimizer, "step", self._step)
 
     def restore(self) -> None:
         """Gather the FP32 weights. Every rank has to call it; it does nothing where nothing is rounded."""
@@ -61,29 +39,33 @@ class LowPrecisionGather:
             _deepspeed.gather_groups(self._optimizer)
             self.rounded = False
 
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _deepspeed.replaced_gather(self._gather):
+            return original(*args, **kwargs)
+
     def _gather(self, original: Callable[..., Any], **arguments: Any) -> Any:
-        flats, groups = arguments["groups_flat"], arguments["dp_process_group"]
+        flats, process_groups = arguments["groups_flat"], arguments["dp_process_group"]
         if self._groups is None:
             self._groups = [self._layout(i, flat) for i, flat in enumerate(flats)]
-        if not any(group.has_low for group in self._groups):
+        if not any(low for ranks in self._groups for pieces in ranks for _, _, low in pieces):
             return original(**arguments)
         limit = int(arguments["allgather_bucket_size"])
-        for flat, process_group, group in zip(flats, groups, self._groups, strict=True):
-            if len(group.pieces) > 1:
-                self._exchange(flat, process_group, group, limit)
+        for flat, process_group, ranks in zip(flats, process_groups, self._groups, strict=True):
+            if len(ranks) > 1:
+                self._exchange(flat, process_group, ranks, limit)
         self.rounded = True
         return None
 
-    def _exchange(self, flat: torch.Tensor, process_group: Any, group: _Group, limit: int) -> None:
+    def _exchange(self, flat: Tensor, process_group: Any, ranks: list[list[Piece]], limit: int) -> None:
         """Send every rank's pieces to all. Ranks hold unequal shares of safe parameters, hence broadcasts."""
         rank = torch.distributed.get_rank(process_group)
-        for source, pieces in enumerate(group.pieces):
+        for source, pieces in enumerate(ranks):
             for low in (True, False):
                 for message in _messages([piece for piece in pieces if piece[2] is low], limit):
                     self._send(flat, process_group, source, source == rank, message, low)
 
     def _send(
-        self, flat: torch.Tensor, process_group: Any, source: int, own: bool, message: list[Piece], low: bool
+        self, flat: Tensor, process_group: Any, source: int, own: bool, message: list[Piece], low: bool
     ) -> None:
         views = [flat.narrow(0, start, end - start) for start, end, _ in message]
         if not low and len(views) == 1:
@@ -91,7 +73,7 @@ class LowPrecisionGather:
             return
         numel = sum(view.numel() for view in views)
         buffer = torch.empty(numel, dtype=self._dtype if low else flat.dtype, device=flat.device)
-        parts = buffer.split([view.numel() for view in views])  # type: ignore[no-untyped-call]
+        parts = torch.split(buffer, [view.numel() for view in views])
         if own:
             for part, view in zip(parts, views, strict=True):
                 part.copy_(view)
@@ -100,35 +82,30 @@ class LowPrecisionGather:
             for part, view in zip(parts, views, strict=True):
                 view.copy_(part)
 
-    def _layout(self, index: int, flat: torch.Tensor) -> _Group:
+    def _layout(self, index: int, flat: Tensor) -> list[list[Piece]]:
         """Find the parameters in the flat buffer by where their storage lies, padding by what is left."""
-        bounds = []
-        for parameter in self._optimizer.bit16_groups[index]:
-            start = parameter.data.storage_offset() - flat.storage_offset()
-            if parameter.numel():
-                bounds.append((start, start + parameter.numel(), id(parameter) in self._safe))
-        partitions = []
-        for partition in self._optimizer.parallel_partitioned_bit16_groups[index]:
-            start = partition.storage_offset() - flat.storage_offset()
-            partitions.append(tuple(_cut(sorted(bounds), start, start + partition.numel())))
-        return _Group(tuple(partitions))
+
+        def span(tensor: Tensor) -> tuple[int, int]:
+            start = int(tensor.storage_offset() - flat.storage_offset())
+            return start, start + tensor.numel()
+
+        parameters = [parameter for parameter in self._optimizer.bit16_groups[index] if parameter.numel()]
+        bounds = sorted((*span(p.data), id(p) in self._safe) for p in parameters)
+        return [
+            _cut(bounds, *span(part)) for part in self._optimizer.parallel_partitioned_bit16_groups[index]
+        ]
 
 
-def _cut(bounds: list[Piece], start: int, end: int) -> Iterator[Piece]:
+def _cut(bounds: list[Piece], start: int, end: int) -> list[Piece]:
     """The part of every parameter between ``start`` and ``end``, neighbours of one kind joined."""
-    open_piece: Piece | None = None
+    pieces: list[Piece] = []
     for first, last, low in bounds:
         first, last = max(first, start), min(last, end)
-        if first >= last:
-            continue
-        if open_piece is not None and open_piece[2] is low and open_piece[1] == first:
-            open_piece = (open_piece[0], last, low)
-            continue
-        if open_piece is not None:
-            yield open_piece
-        open_piece = (first, last, low)
-    if open_piece is not None:
-        yield open_piece
+        if first < last:
+            if pieces and pieces[-1][1:] == (first, low):
+                first = pieces.pop()[0]
+            pieces.append((first, last, low))
+    return pieces
 
 
 def _messages(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
@@ -146,10 +123,3 @@ def _messages(pieces: list[Piece], limit: int) -> Iterator[list[Piece]]:
                 message, room = [], limit
     if message:
         yield message
-
-
-def install(engine: Any, safe: set[int], dtype: torch.dtype) -> LowPrecisionGather:
-    """Give ``engine``, at ZeRO 1 or 2, the gather in ``dtype`` for the parameters whose ids are ``safe``."""
-    gather = LowPrecisionGather(engine.optimizer, safe, dtype)
-    gather.install()
-    return gather

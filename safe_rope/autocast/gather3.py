@@ -15,19 +15,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed
 
 
 class LowPrecisionFetches:
-    """The gathers of one ZeRO 3 engine's safe parameters in ``dtype``."""
+    """The gathers of one ZeRO 3 engine's safe parameters in the autocast dtype.
 
-    def __init__(self, safe: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    Args:
+        engine: of ZeRO 3; what it gathers is watched from now on.
+        safe: the marked parameters.
+        after_step: gather its persistent parameters in the autocast dtype after the step.
+
+    """
+
+    def __init__(self, engine: Any, safe: Iterable[nn.Parameter], after_step: bool) -> None:
         self._safe = {id(p): p for p in safe if _deepspeed.can_gather_again(p)}
-        self._dtype = dtype
         self._low: dict[int, nn.Parameter] = {}  # those whose last gather was in the autocast dtype
+        for parameter in engine.module.parameters():  # any of them may be asked to gather others
+            _deepspeed.before_gathers(parameter, self._before_all_gather, self._before_fetch)
+        self._persistent = [
+            p for p in _deepspeed.persistent_parameters(engine.optimizer) if id(p) in self._safe
+        ]
+        if after_step and self._persistent:
+            _deepspeed.around(engine.optimizer, "_post_step", self._after_step)
 
     @property
     def rounded(self) -> bool:
@@ -38,28 +50,12 @@ class LowPrecisionFetches:
         """Give FP32 values to what is rounded. Every rank has to call it."""
         self._before_all_gather(list(self._low.values()))
 
-    def install(self, engine: Any, after_step: bool) -> None:
-        """Watch what ``engine`` gathers.
-
-        Args:
-            engine: of ZeRO 3.
-            after_step: gather its persistent parameters in the autocast dtype after the step.
-
-        """
-        for parameter in engine.module.parameters():  # any of them may be asked to gather others
-            _deepspeed.before_all_gather(parameter, self._before_all_gather)
-            _deepspeed.before_fetch(parameter, self._before_fetch)
-        persistent = [p for p in _deepspeed.persistent_parameters(engine.optimizer) if id(p) in self._safe]
-        if after_step and persistent:
-
-            def gather(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                _deepspeed.fetch(persistent)
-                low = [self._low.pop(id(p)) for p in persistent if id(p) in self._low]
-                result = original(*args, **kwargs)  # gathers what is still missing
-                self._low |= {id(p): p for p in low}
-                return result
-
-            _deepspeed.wrap_post_step(engine.optimizer, gather)
+    def _after_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        _deepspeed.fetch(self._persistent)
+        low = {id(p): p for p in self._persistent if self._low.pop(id(p), None) is not None}
+        result = original(*args, **kwargs)  # gathers what is still missing
+        self._low |= low
+        return result
 
     def _before_fetch(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -71,12 +67,3 @@ class LowPrecisionFetches:
         """What is partitioned will be gathered in FP32; give those values to what is not."""
         low = [p for p in parameters if self._low.pop(id(p), None) is not None]
         _deepspeed.gather_in_place([p for p in low if _deepspeed.is_gathered(p)])
-
-
-def install(
-    engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, after_step: bool
-) -> LowPrecisionFetches:
-    """Watch what ``engine``, at ZeRO 3, gathers of the ``safe`` parameters, and more with ``after_step``."""
-    fetches = LowPrecisionFetches(safe, dtype)
-    fetches.install(engine, after_step)
-    return fetches

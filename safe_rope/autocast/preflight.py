@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed, releases
-from safe_rope.autocast.settings import (
-    COMMUNICATION_DTYPES,
-    DTYPES,
-    REDUCE_BUCKET_SIZE,
-    SECTION,
-    AutocastSettings,
-    is_enabled,
-)
-from safe_rope.errors import ConfigError, IncompatibleVersionError
+from safe_rope.autocast.settings import SECTION, AutocastSettings
+from safe_rope.errors import ConfigError
 
 KEYS = ("enabled", "dtype", "lower_precision_safe_modules")
 QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+DTYPES = {
+    **dict.fromkeys(("torch.bfloat16", "bf16", "bfloat16"), torch.bfloat16),
+    **dict.fromkeys(("torch.float16", "fp16", "float16", "half"), torch.float16),
+}
+COMMUNICATION_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+REDUCE_BUCKET_SIZE = 500_000_000  # elements, what DeepSpeed takes where the config says nothing
 EXCLUSIVE = ("fp16", "bf16", "bfloat16", "amp")
-ALIKE = 0.8  # the ratio of difflib above which an unknown key counts as a misspelled one
 
 
 def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
@@ -41,34 +39,37 @@ def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
             DeepSpeed does wrong; the message says what to change.
 
     """
-    _check_section_name(config)
+    _check_spelling(config, [SECTION], 0.8)
     section = config.get(SECTION)
     if section is None:
         return None
-    if not isinstance(section, Mapping):
-        raise ConfigError(
-            f'{SECTION} must be an object such as {{"enabled": true, "dtype": "bfloat16"}}, got {section!r}'
-        )
-    _check_keys(section, KEYS, SECTION)
-    if not isinstance(section.get("enabled", False), bool):
-        raise ConfigError(f"{SECTION}.enabled must be true or false, got {section['enabled']!r}")
-    if not section.get("enabled", False):
+    _check_object(section, SECTION, '{"enabled": true, "dtype": "bfloat16"}')
+    for key in section:
+        if key not in KEYS:
+            raise ConfigError(f"{SECTION} has an unknown key {key!r}{_nearest(str(key), KEYS)}")
+    enabled = section.get("enabled", False)
+    if not isinstance(enabled, bool):
+        raise ConfigError(f"{SECTION}.enabled must be true or false, got {enabled!r}")
+    if not enabled:
         return None
-    _check_top_level(config)
-    zero = _zero_section(config)
-    stage = _stage(zero)
+    _check_spelling(config, _deepspeed.known_config_keys(), 0.86)
+    zero = config.get("zero_optimization", {})
+    _check_object(zero, "zero_optimization", '{"stage": 2}')
+    stage = zero.get("stage", 0)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ConfigError(f"zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
     accumulation = _accumulation_steps(config)
     dtype = _dtype(section)
-    _check_exclusive(config)
-    _check_quantised(zero)
-    _check_release(stage, accumulation, dtype, zero)
+    _check_exclusive(config, zero)
+    _check_release(int(stage), accumulation, dtype, zero)
+    bucket_size = zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)
     return AutocastSettings(
         dtype=dtype,
         safe_modules=_safe_modules(section),
-        stage=stage,
+        stage=int(stage),
         accumulation_steps=accumulation,
         reduce_dtype=_reduce_dtype(config, dtype),
-        reduce_bucket_size=_bucket_size(zero),
+        reduce_bucket_size=_whole(bucket_size, "zero_optimization.reduce_bucket_size"),
     )
 
 
@@ -79,7 +80,7 @@ def check_model(model: nn.Module) -> None:
         ConfigError: naming the first parameters that are not.
 
     """
-    if _deepspeed.is_pipeline(model):
+    if isinstance(model, _deepspeed.deepspeed().PipelineModule):
         raise ConfigError(
             f"{SECTION} is enabled and the model is a PipelineModule, whose engine does not enter autocast "
             f"as others do; remove the section {SECTION}, or train without pipeline parallelism"
@@ -92,7 +93,8 @@ def check_model(model: nn.Module) -> None:
     wrong = [
         f"{name} ({parameter.dtype})"
         for name, parameter in model.named_parameters()
-        if (parameter.requires_grad and parameter.dtype != torch.float32) or not _is_plain(parameter)
+        if (parameter.requires_grad and parameter.dtype != torch.float32)
+        or not (parameter.is_floating_point() or parameter.is_complex())
     ]
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
@@ -102,72 +104,26 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def _is_plain(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
-
-
-def import_classes(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
-    """Import the module classes of an explicit list.
-
-    Raises:
-        ConfigError: a name cannot be imported, or is no module class.
-
-    """
-    return tuple(_import_class(name) for name in names)
-
-
-def _import_class(name: str) -> type[nn.Module]:
-    where = f"{SECTION}.lower_precision_safe_modules"
-    package, _, cls = name.rpartition(".")
-    try:
-        module = importlib.import_module(package) if package else None
-    except ImportError as error:
-        raise ConfigError(f"{where} names {name!r}, which cannot be imported: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{where}: {name!r} is no qualified class name such as torch.nn.Linear") from error
-    if module is None:
-        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
-    found = getattr(module, cls, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"{where}: {package} has no module class {cls!r}{_nearest(cls, classes)}")
-    return found
-
-
 # ---- one check each ------------------------------------------------------------------------------------
 
 
-def _check_section_name(config: Mapping[str, Any]) -> None:
-    for key in config:
-        if key != SECTION and isinstance(key, str) and _is_like(key, SECTION):
-            raise ConfigError(f"the DeepSpeed config has an unknown key {key!r}; did you mean {SECTION!r}?")
-
-
-def _is_like(key: str, known: str) -> bool:
-    return difflib.SequenceMatcher(None, key.lower(), known).ratio() >= ALIKE
-
-
-def _check_top_level(config: Mapping[str, Any]) -> None:
-    """A key of one's own is allowed; one that is nearly DeepSpeed's is not, since DeepSpeed ignores both."""
-    known = _deepspeed.known_config_keys()
+def _check_spelling(config: Mapping[str, Any], known: Collection[str], alike: float) -> None:
+    """A key of one's own is allowed; one that is nearly a known one is not, since DeepSpeed ignores both."""
     for key in config:
         if isinstance(key, str) and key not in known:
-            near = difflib.get_close_matches(key.lower(), known, 1, 0.86)
-            if near:
+            for near in difflib.get_close_matches(key.lower(), known, 1, alike):
                 raise ConfigError(
                     f"the DeepSpeed config has an unknown key {key!r}, which DeepSpeed ignores; did you mean "
-                    f"{near[0]!r}?"
+                    f"{near!r}?"
                 )
 
 
-def _check_keys(section: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for key in section:
-        if key not in known:
-            raise ConfigError(f"{where} has an unknown key {key!r}{_nearest(str(key), known)}")
+def _check_object(value: Any, where: str, example: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must be an object such as {example}, got {value!r}")
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
+def _nearest(word: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(word, known, 1, 0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
@@ -179,40 +135,42 @@ def _dtype(section: Mapping[str, Any]) -> torch.dtype:
     if "dtype" not in section:
         raise ConfigError(f'{SECTION}.dtype is missing: {expected}; add "dtype": "bfloat16"')
     value = section["dtype"]
-    try:
-        return DTYPES[value.lower() if isinstance(value, str) else value]
-    except (KeyError, TypeError):
-        names = [name for name in DTYPES if isinstance(name, str)]
-        near = _nearest(value, names) if isinstance(value, str) else ""
-        raise ConfigError(f"{SECTION}.dtype: {expected}, got {value!r}{near}") from None
+    found = DTYPES.get(str(value).lower())
+    if found is None:
+        near = _nearest(value, DTYPES) if isinstance(value, str) else ""
+        raise ConfigError(f"{SECTION}.dtype: {expected}, got {value!r}{near}")
+    return found
 
 
-def _safe_modules(section: Mapping[str, Any]) -> Literal["auto"] | tuple[str, ...]:
+def _safe_modules(section: Mapping[str, Any]) -> Literal["auto"] | tuple[type[nn.Module], ...]:
     value = section.get("lower_precision_safe_modules", "auto")
     if value is None or value == "auto":
         return "auto"
-    where = f"{SECTION}.lower_precision_safe_modules"
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
+        where = f"{SECTION}.lower_precision_safe_modules"
         raise ConfigError(f'{where} must be "auto" or a list of class names, got {value!r}')
-    for name in value:
-        if not isinstance(name, str):
-            raise ConfigError(f"{where} must hold class names such as 'torch.nn.Linear', got {name!r}")
-    import_classes(value)
-    return tuple(value)
+    return tuple(map(import_class, value))
 
 
-def _zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    zero = config.get("zero_optimization", {})
-    if not isinstance(zero, Mapping):
-        raise ConfigError(f'zero_optimization must be an object such as {{"stage": 2}}, got {zero!r}')
-    return zero
-
-
-def _stage(zero: Mapping[str, Any]) -> int:
-    stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise ConfigError(f"zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
-    return int(stage)
+def import_class(name: Any) -> type[nn.Module]:
+    """Import a module class by its qualified name; raise ConfigError where that is none."""
+    where = f"{SECTION}.lower_precision_safe_modules"
+    if not isinstance(name, str):
+        raise ConfigError(f"{where} must hold class names such as 'torch.nn.Linear', got {name!r}")
+    package, _, cls = name.rpartition(".")
+    if not package:
+        raise ConfigError(f"{where}: {name!r} has no package; write for example torch.nn.{name}")
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{where} names {name!r}, which cannot be imported: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {name!r} is no qualified class name such as torch.nn.Linear") from error
+    found = getattr(module, cls, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"{where}: {package} has no module class {cls!r}{_nearest(cls, classes)}")
+    return found
 
 
 def _whole(value: Any, where: str) -> int:
@@ -228,30 +186,22 @@ def _accumulation_steps(config: Mapping[str, Any]) -> int:
     """The steps that the config names, or that follow from its batch sizes once the world is known."""
     if "gradient_accumulation_steps" in config:
         return _whole(config["gradient_accumulation_steps"], "gradient_accumulation_steps")
-    whole, part = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
-    if whole is None or part is None:
+    if config.get("train_batch_size") is None or config.get("train_micro_batch_size_per_gpu") is None:
         return 1
-    return max(
-        1,
-        _whole(whole, "train_batch_size")
-        // (_whole(part, "train_micro_batch_size_per_gpu") * _deepspeed.data_parallel_size(config)),
+    whole, part = (
+        _whole(config[name], name) for name in ("train_batch_size", "train_micro_batch_size_per_gpu")
     )
+    return max(1, whole // (part * _deepspeed.data_parallel_size(config)))
 
 
-def _bucket_size(zero: Mapping[str, Any]) -> int:
-    return _whole(zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE), "zero_optimization.reduce_bucket_size")
-
-
-def _check_exclusive(config: Mapping[str, Any]) -> None:
+def _check_exclusive(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
     for name in EXCLUSIVE:
-        if is_enabled(config, name):
+        section = config.get(name)
+        if isinstance(section, Mapping) and section.get("enabled", False):
             raise ConfigError(
                 f"the sections {SECTION} and {name} are both enabled: {SECTION} keeps parameters FP32, casts "
                 f"where it is safe, {name} turns them all low; remove {name}, or disable {SECTION}"
             )
-
-
-def _check_quantised(zero: Mapping[str, Any]) -> None:
     for name in QUANTISED:
         if zero.get(name):
             raise ConfigError(
@@ -291,12 +241,7 @@ def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapp
         )
     if dtype == torch.float16:
         _check_float16(release, stage, zero)
-    missing = _deepspeed.missing()
-    if missing:
-        raise IncompatibleVersionError(
-            f"DeepSpeed {release} has none of the hook points {', '.join(missing)} that {SECTION} needs; "
-            f"releases {releases.FIRST_RELEASE} to {releases.NEWEST_TESTED} do"
-        )
+    _deepspeed.mark_name()
 
 
 def _check_float16(release: str, stage: int, zero: Mapping[str, Any]) -> None:

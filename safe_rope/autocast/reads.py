@@ -8,7 +8,6 @@ on, whatever device is used, and only warns.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -41,9 +40,14 @@ def restore_first(engine: Any, gather: Gather) -> None:
     An export of the module or of a part of it is refused while they are rounded.
     """
     engine.low_precision_gather = gather
+
+    def restored(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        gather.restore()
+        return original(*args, **kwargs)
+
     for name in _RESTORING:
         if hasattr(engine, name):
-            setattr(engine, name, _restoring(getattr(engine, name), gather))
+            _deepspeed.around(engine, name, restored)
 
     def refuse_export(*_: Any) -> None:
         if gather.rounded:
@@ -64,14 +68,9 @@ def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
 
 
 def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
-    """Let ZeRO 3 have FP32 weights wherever the model runs without autocast to ``dtype``.
+    """Let ZeRO 3, where a forward is a collective anyway, have FP32 weights outside of autocast to ``dtype``.
 
-    Args:
-        engine: at ZeRO 3, where a forward is a collective anyway.
-        safe: the marked parameters, which a forward under autocast gathers in ``dtype``.
-        dtype: the autocast dtype.
-        gather: what a forward finds gathered already.
-
+    A forward under autocast gathers those of ``safe`` in ``dtype``, and finds what ``gather`` has gathered.
     """
     unmarked: list[bool] = []
 
@@ -91,12 +90,7 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
 
 
 def refuse_autocast(engine: Any) -> None:
-    """Make the forward of ``engine``, which has no autocast of its own, raise under one entered outside.
-
-    Raises:
-        ConfigError: at each forward under torch.autocast for the device of the engine.
-
-    """
+    """Let ``engine``, which has no autocast, raise ConfigError at each forward under somebody else's."""
     device = _deepspeed.device_type()
 
     def refuse(module: Any, inputs: Any) -> None:
@@ -114,19 +108,17 @@ def refuse_autocast(engine: Any) -> None:
 def mention_autocast(engine: Any, dtype: torch.dtype) -> None:
     """Say once, on rank 0, that the engine's own settings replace those of a surrounding torch.autocast."""
     device = _deepspeed.device_type()
-    said = False
 
     def mention(module: Any, inputs: Any) -> None:
-        nonlocal said
-        if not said and torch.is_autocast_enabled(device):
-            said = True
+        if torch.is_autocast_enabled(device):
+            handle.remove()
             if engine.global_rank == 0:
-                logger.info(
-                    "torch.autocast is enabled around the engine; its own torch_autocast settings (%s) hold",
-                    dtype,
+                text = (
+                    "torch.autocast is enabled around the engine; its own torch_autocast settings (%s) hold"
                 )
+                logger.info(text, dtype)
 
-    engine.register_forward_pre_hook(mention)
+    handle = engine.register_forward_pre_hook(mention)
 
 
 def _runs_in(dtype: torch.dtype) -> bool:
@@ -139,12 +131,3 @@ def _message(what: str) -> str:
         "the model's weights were gathered in the autocast dtype, which training does not notice, and now "
         f"{what}: expected FP32 weights. Call safe_rope.autocast.full_precision(engine) on every rank before"
     )
-
-
-def _restoring(method: Callable[..., Any], gather: Gather) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def restored(*args: Any, **kwargs: Any) -> Any:
-        gather.restore()
-        return method(*args, **kwargs)
-
-    return restored

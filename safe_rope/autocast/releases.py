@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 FIRST_RELEASE = "0.17.2"
 """The first DeepSpeed that has the section ``torch_autocast``."""
 
@@ -30,15 +32,6 @@ class Fault:
     remedy: str
     accumulation: bool = False
     overlap: bool = False
-
-    def concerns(self, release: str, stage: int, accumulation_steps: int, overlap: bool) -> bool:
-        """Whether the fault happens in ``release`` with these settings."""
-        return (
-            parse(self.first) <= parse(release) <= parse(self.last)
-            and stage in self.stages
-            and (accumulation_steps > 1 or not self.accumulation)
-            and (overlap or not self.overlap)
-        )
 
 
 FAULTS = (
@@ -84,17 +77,13 @@ FAULTS = (
 )
 
 
-def parse(release: str) -> tuple[int, ...]:
-    """Return the numbers of a release, without what follows them: ``0.17.6+cpu`` is (0, 17, 6)."""
-    numbers: list[int] = []
-    for part in release.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
-
-
 def faults(release: str, stage: int, accumulation_steps: int, overlap: bool = False) -> list[Fault]:
     """Return every known fault of ``release`` with these settings."""
-    return [fault for fault in FAULTS if fault.concerns(release, stage, accumulation_steps, overlap)]
+    return [
+        fault
+        for fault in FAULTS
+        if Version(fault.first).release <= Version(release).release <= Version(fault.last).release
+        and stage in fault.stages
+        and (accumulation_steps > 1 or not fault.accumulation)
+        and (overlap or not fault.overlap)
+    ]

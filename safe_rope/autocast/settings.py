@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import json
+import contextlib
+import copy
+import importlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,35 +13,25 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from safe_rope.errors import ConfigError
 
 SECTION = "torch_autocast"
-DTYPES: dict[Any, torch.dtype] = {
-    name: dtype
-    for dtype, names in {
-        torch.bfloat16: (torch.bfloat16, "torch.bfloat16", "bf16", "bfloat16"),
-        torch.float16: (torch.float16, "torch.float16", "fp16", "float16", "half"),
-    }.items()
-    for name in names
-}
-COMMUNICATION_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-# What DeepSpeed takes where the config says nothing; both are numbers of elements.
-REDUCE_BUCKET_SIZE = 500_000_000
+_IN_ARGS = ("deepspeed_config", "deepscale_config")
 
 
 @dataclass(frozen=True)
 class AutocastSettings:
     """What ``torch_autocast`` and the sections around it ask for.
 
-    ``safe_modules`` is ``"auto"`` (derive them) or the qualified names of module classes;
+    ``safe_modules`` is ``"auto"`` (derive them) or the classes of modules whose parameters are meant;
     ``reduce_dtype`` is FP32 where ``communication_data_type`` asks for it, else ``dtype``, and holds for
     the parameters that are safe; ``reduce_bucket_size`` is in elements.
     """
 
     dtype: torch.dtype
-    safe_modules: Literal["auto"] | tuple[str, ...]
+    safe_modules: Literal["auto"] | tuple[type[nn.Module], ...]
     stage: int
     accumulation_steps: int
     reduce_dtype: torch.dtype
@@ -52,8 +43,17 @@ def find_config(args: Any, config: Any, config_params: Any) -> Any:
     if config is None:
         config = config_params
     if config is None:
-        config = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
+        config = next(filter(None, (getattr(args, name, None) for name in _IN_ARGS)), None)
     return config
+
+
+def without_config(args: Any) -> Any:
+    """Return ``args`` without the config that they name; the object itself stays as it is."""
+    args = copy.copy(args)
+    for name in _IN_ARGS:
+        if getattr(args, name, None) is not None:
+            setattr(args, name, None)
+    return args
 
 
 def read_config(config: Any) -> dict[str, Any]:
@@ -73,10 +73,9 @@ def read_config(config: Any) -> dict[str, Any]:
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 return _parse(file.read(), f"the DeepSpeed config {path}")
-        try:
+        text = ""
+        with contextlib.suppress(ValueError):
             text = base64.urlsafe_b64decode(path).decode("utf-8")
-        except (binascii.Error, UnicodeDecodeError, ValueError):
-            text = ""
         if text:
             return _parse(text, "the base64 DeepSpeed config")
     raise ConfigError(
@@ -85,12 +84,9 @@ def read_config(config: Any) -> dict[str, Any]:
 
 
 def _parse(text: str, what: str) -> dict[str, Any]:
+    hjson: Any = importlib.import_module("hjson")  # DeepSpeed requires it, and reads its configs with it
     try:
-        import hjson  # type: ignore[import-untyped]  # DeepSpeed requires it, and writes its own configs in it
-
         parsed = hjson.loads(text, object_pairs_hook=_unique)
-    except ImportError:
-        parsed = json.loads(text, object_pairs_hook=_unique)
     except ConfigError:
         raise
     except ValueError as error:
@@ -105,9 +101,3 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if twice:
         raise ConfigError(f"the DeepSpeed config names {', '.join(twice)} twice; keep one of them")
     return dict(pairs)
-
-
-def is_enabled(config: Mapping[str, Any], section: str) -> bool:
-    """Whether ``section`` is there and says ``"enabled": true``."""
-    value = config.get(section)
-    return isinstance(value, Mapping) and bool(value.get("enabled", False))

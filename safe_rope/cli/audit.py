@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import click
 
 from safe_rope._audit.command.job import DTYPES, Job, choose_dtype, load_deepspeed_config, load_model_config
 from safe_rope._audit.command.outcome import Outcome
-from safe_rope._audit.command.process import MeasurementError, measure
+from safe_rope._audit.command.process import measure
+from safe_rope._base.files import write_atomically
 from safe_rope.cli._progress import following
 from safe_rope.errors import ConfigError, MissingDependencyError
 
@@ -51,7 +51,7 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 @click.option("--quiet", "-q", is_flag=True, help="The report and errors only.")
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")
 @click.pass_context
-def command(context: click.Context, /, **values: Any) -> None:
+def command(context: click.Context, /, **options: Any) -> None:
     """Measure the position tables of a model on every load path, stock and inside safe_rope.guard().
 
     MODEL is a checkpoint folder or a config.json; no weights are read. A skeleton of the model, with one
@@ -60,7 +60,6 @@ def command(context: click.Context, /, **values: Any) -> None:
 
     Exit status: 0 the tables are right, 1 some are damaged, 2 an error.
     """
-    options = values
     if options["positions"] and options["longest"]:
         raise click.UsageError("give --positions or --max, not both")
     plot, dump = (_target(options[name], f"--{name}") for name in ("plot", "dump"))
@@ -85,16 +84,10 @@ def command(context: click.Context, /, **values: Any) -> None:
 
     def keep_dump(folder: Path) -> None:
         if dump is not None:
-            _replace(folder / "dump.safetensors", dump)
+            write_atomically(str(dump), (folder / "dump.safetensors").read_bytes())
 
-    try:
-        with following(options["quiet"]) as listen:
-            found = measure(job.to_dict(), listen, keep_dump)
-    except MeasurementError as error:
-        if options["debug"]:
-            click.echo(error.trace, err=True)
-        raise
-    outcome = Outcome.read(job.name, dtype, job.stage, found)
+    with following(options["quiet"]) as listen:
+        outcome: Outcome = measure(job, listen, keep_dump)
     if plot is not None:
         from safe_rope._audit.command.plot import draw
 
@@ -118,15 +111,6 @@ def _target(path: str | None, option: str) -> Path | None:
     if not os.access(target.absolute().parent, os.W_OK):
         raise ConfigError(f"{option} {path}: the folder cannot be written to")
     return target
-
-
-def _replace(source: Path, target: Path) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        shutil.copyfile(source, partial)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def require(*packages: str) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from safe_rope._audit.command.job import load_model_config
-from safe_rope._audit.command.outcome import number
-from safe_rope._audit.command.process import MeasurementError, measure
-from safe_rope._audit.command.sides import read_side
+from safe_rope._audit.command.job import load_model_config, read_side
+from safe_rope._audit.command.outcome import grouped, number
+from safe_rope._audit.command.process import measure
 from safe_rope._base.text import aligned
 from safe_rope.cli._progress import following
 from safe_rope.cli.audit import LONGEST, read_positions, require
@@ -52,14 +51,9 @@ def command(context: click.Context, /, a: str, b: str, **options: Any) -> None:
     model = None if options["model"] is None else load_model_config(options["model"])
     require("transformers")
     asked = {name: options[name] for name in ("positions", "longest", "tables", "tolerance", "ulp")}
-    request = {"compare": {**asked, "sides": [read_side(a, model), read_side(b, model)]}}
-    try:
-        with following(options["quiet"]) as listen:
-            found = measure(request, listen)
-    except MeasurementError as error:
-        if options["debug"]:
-            click.echo(error.trace, err=True)
-        raise
+    asked["sides"] = [read_side(a, model), read_side(b, model)]
+    with following(options["quiet"]) as listen:
+        found = measure(asked, listen)
     differs = any(module["first_beyond"] is not None for module in found["modules"])
     if options["style"] == "json":
         click.echo(json.dumps({"a": a, "b": b, "ok": not differs, **found}, indent=2, allow_nan=False))
@@ -77,17 +71,13 @@ def _text(a: str, b: str, found: dict[str, Any]) -> str:
     rows = [
         (
             module["name"],
-            f"{module['positions']:,}",
+            grouped(module["positions"]),
             number(module["max_ulp"]),
             number(module["max_radians"]),
-            f"{module['at']:,}",
-            _position(module["first_difference"]),
-            _position(module["first_beyond"]),
+            grouped(module["at"]),
+            grouped(module["first_difference"]),
+            grouped(module["first_beyond"]),
         )
         for module in found["modules"]
     ]
     return "\n".join([*lines, "", *aligned(rows, _HEADER)])
-
-
-def _position(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"

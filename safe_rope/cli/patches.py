@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from safe_rope import registry
+from safe_rope._base.files import write_atomically
 from safe_rope._base.text import aligned
 from safe_rope.cli import _patch_releases
 from safe_rope.errors import ConfigError
@@ -84,9 +84,4 @@ def _update(file: Path, table: str) -> None:
         raise ConfigError(
             f"{file} has no lines {_BEGIN} and {_END}, between which the table belongs; add them"
         )
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        partial.write_text(f"{before}{begin}\n{table}{end}{after}", encoding="utf-8")
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(str(file), f"{before}{begin}\n{table}{end}{after}".encode())

@@ -7,8 +7,7 @@ import textwrap
 import click
 
 from safe_rope._base.text import nearest
-from safe_rope.scan.rules import RULES
-from safe_rope.scan.rules.rule import Rule
+from safe_rope.scan import RULES, Rule
 
 
 @click.command("rule")

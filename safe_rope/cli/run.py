@@ -10,17 +10,17 @@ import os
 import shutil
 import sys
 import uuid
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
 from safe_rope.integrations import run_report
 from safe_rope.integrations.options import TABLES, Options
 
-
-class _Failure(click.ClickException):
-    exit_code = 2
+_VALUED = ("--tables", "--report")
 
 
 class _Command(click.Command):
@@ -28,18 +28,18 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         split = args.index("--") if "--" in args else len(args)
-        ctx.meta["safe_rope.command"] = args[split + 1 :] if split < len(args) else None
-        plain = [arg for i, arg in enumerate(args[:split]) if not arg.startswith("-") and not _value(args, i)]
+        ctx.meta["safe_rope.command"] = args[split + 1 :]
+        plain = [
+            arg
+            for before, arg in zip(["", *args], args[:split], strict=False)
+            if not arg.startswith("-") and before not in _VALUED
+        ]
         if plain:
-            raise _Failure(f"write -- before the command: safe-rope run -- {' '.join(plain)} ...")
+            raise click.ClickException(f"write -- before the command: safe-rope run -- {' '.join(plain)} ...")
         try:
             return super().parse_args(ctx, args[:split])
         except click.UsageError as error:
-            raise _Failure(error.format_message()) from error
-
-
-def _value(args: list[str], index: int) -> bool:
-    return index > 0 and args[index - 1] in ("--tables", "--report")
+            raise click.ClickException(error.format_message()) from error
 
 
 @click.command("run", cls=_Command, options_metavar="[OPTIONS] -- COMMAND...")
@@ -59,61 +59,54 @@ def command(context: click.Context, strict: bool, tables: str, report: str | Non
     options = Options(tables=tables, strict=strict, report=os.path.abspath(report) if report else None)
     if print_env:
         if arguments:
-            raise _Failure("--print-env runs nothing; leave the command out")
+            raise click.ClickException("--print-env runs nothing; leave the command out")
         for name, value in options.environment(os.environ).items():
             click.echo(f"{name}={value}")
         return
     if not arguments:
-        raise _Failure("give a command after --: safe-rope run -- torchrun --nproc_per_node 2 train.py")
+        raise click.ClickException(
+            "give a command after --: safe-rope run -- torchrun --nproc_per_node 2 train.py"
+        )
     _replace_process(options, arguments)
 
 
-def _replace_process(options: Options, arguments: list[str]) -> NoReturn:
+def _replace_process(options: Options, arguments: list[str]) -> None:
     program = shutil.which(arguments[0])
     if program is None:
         found = os.path.exists(arguments[0])
-        raise _Failure(f"{arguments[0]}: {'not executable' if found else 'command not found'}")
+        raise click.ClickException(f"{arguments[0]}: {'not executable' if found else 'command not found'}")
     run = uuid.uuid4().hex
-    environment = {**os.environ, **Options(**{**vars(options), "run": run}).environment(os.environ)}
-    report = _Report(options.report)
-    report.begin(run, arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execve(program, arguments, environment)
-    except BaseException as error:
-        report.take_back()
-        if isinstance(error, OSError):
-            raise _Failure(f"{arguments[0]}: cannot be run: {error.strerror or error}") from error
-        raise
-
-
-@dataclass
-class _Report:
-    """The report file, and what it held before."""
-
-    path: str | None
-    before: bytes | None = None
-
-    def begin(self, run: str, arguments: list[str]) -> None:
-        if self.path is None:
-            return
-        with contextlib.suppress(OSError), open(self.path, "rb") as file:
-            self.before = file.read()
+    environment = {**os.environ, **replace(options, run=run).environment(os.environ)}
+    with _reported(options.report, run, arguments):
+        sys.stdout.flush()
+        sys.stderr.flush()
         try:
-            run_report.begin(self.path, run, arguments)
+            os.execve(program, arguments, environment)
         except OSError as error:
-            raise _Failure(f"{self.path}: the report cannot be written: {error.strerror or error}") from error
+            raise click.ClickException(f"{arguments[0]}: cannot be run: {error.strerror or error}") from error
 
-    def take_back(self) -> None:
-        if self.path is None:
-            return
+
+@contextlib.contextmanager
+def _reported(path: str | None, run: str, arguments: list[str]) -> Iterator[None]:
+    """Write the report of a run that begins; if it does not, the file holds again what it held before."""
+    if path is None:
+        yield
+        return
+    before: bytes | None = None
+    with contextlib.suppress(OSError):
+        before = Path(path).read_bytes()
+    try:
+        run_report.begin(path, run, arguments)
+    except OSError as error:
+        raise click.ClickException(
+            f"{path}: the report cannot be written: {error.strerror or error}"
+        ) from error
+    try:
+        yield
+    except BaseException:
         with contextlib.suppress(OSError):
-            if self.before is None:
-                os.unlink(self.path)
-            else:
-                with open(self.path, "wb") as file:
-                    file.write(self.before)
+            os.unlink(path) if before is None else Path(path).write_bytes(before)
+        raise
 
 
 def python_command(original: list[str], script: list[str]) -> list[str]:
@@ -126,7 +119,7 @@ def python_command(original: list[str], script: list[str]) -> list[str]:
     options: list[str] = []
     rest = list(script)
     while rest and rest[0].startswith("--"):
-        takes_value = rest[0] in ("--tables", "--report")
+        takes_value = rest[0] in _VALUED
         options += rest[: 1 + takes_value]
         del rest[: 1 + takes_value]
     if not rest:
@@ -148,4 +141,6 @@ def check_interpreter(flags: Any) -> None:
         click.ClickException: it was started with -E, -I or -S.
     """
     if flags.ignore_environment or flags.no_site:
-        raise _Failure("Python's options -E, -I and -S keep safe-rope from starting; leave them out")
+        raise click.ClickException(
+            "Python's options -E, -I and -S keep safe-rope from starting; leave them out"
+        )

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from safe_rope.errors import SafeRopeError
-from safe_rope.scan.engine.result import Diagnostic, FileResult, Hit
-from safe_rope.scan.rules import RULES
-from safe_rope.scan.run import session
-from safe_rope.scan.run.baseline import DEFAULT as DEFAULT_BASELINE
-from safe_rope.scan.run.baseline import Baseline
-from safe_rope.scan.run.baseline import load as load_baseline
-from safe_rope.scan.run.selection import Selection
-from safe_rope.scan.run.settings import check_rules
-from safe_rope.scan.run.settings import load as load_settings
-
-FORMATS = ("text", "json", "sarif", "github")
+from safe_rope.scan import (
+    DEFAULT_FILE,
+    FORMATS,
+    Baseline,
+    Cache,
+    Diagnostic,
+    FileResult,
+    Hit,
+    Selection,
+    UnreadableError,
+    check_rules,
+    diff,
+    fix_source,
+    limited,
+    load_settings,
+    open_cache,
+    printable,
+    scan_files,
+    scan_source,
+    session,
+    table,
+)
 
 
 class _Failure(click.ClickException):
@@ -35,7 +48,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: tuple[str,
 @click.command("scan")
 @click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Scan an installed package.")
-@click.option("--format", "style", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option("--format", "style", type=click.Choice(list(FORMATS)), default="text", show_default=True)
 @click.option("--select", multiple=True, callback=_names, metavar="RULES", help="Report only these rules.")
 @click.option("--ignore", multiple=True, callback=_names, metavar="RULES", help="Do not report these rules.")
 @click.option("--fix", is_flag=True, help="Write the safe fixes into the files.")
@@ -44,7 +57,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: tuple[str,
 )
 @click.option("--diff", is_flag=True, help="Print what --fix would change; write nothing.")
 @click.option("--baseline", metavar="FILE", help="Report only findings that FILE does not hold.")
-@click.option("--write-baseline", is_flag=True, help=f"Record the findings in FILE ({DEFAULT_BASELINE}).")
+@click.option("--write-baseline", is_flag=True, help=f"Record the findings in FILE ({DEFAULT_FILE}).")
 @click.option("--statistics", is_flag=True, help="Count findings by rule and by identical code.")
 @click.option("--jobs", "-j", type=click.IntRange(min=1), metavar="N", help="Processes (default: the cores).")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
@@ -102,23 +115,21 @@ class _Run:
     def __init__(self, options: _Options) -> None:
         self.options = options
         # A wrong rule name is an error even where nothing is scanned.
-        check_rules(options.select, RULES, "--select")
-        check_rules(options.ignore, RULES, "--ignore")
+        check_rules(options.select, "--select")
+        check_rules(options.ignore, "--ignore")
         self.settings = functools.cache(
-            lambda directory: load_settings(directory, RULES, options.select, options.ignore)
+            lambda directory: load_settings(directory, options.select, options.ignore)
         )
 
     def files(self) -> int:
         """Scan what the paths and packages name; return the exit status."""
-        from safe_rope.scan.run.cache import Cache, open_cache
-        from safe_rope.scan.run.runner import scan_files
-
         options = self.options
         baseline = self._baseline()
         targets = session.collect(options.paths, options.packages, self.settings)
         cache = Cache(None) if options.no_cache else open_cache()
         try:
-            results = scan_files(list(targets.settings), cache, jobs=options.jobs, quiet=options.quiet)
+            with _progress(options.quiet) as progress:
+                results = scan_files(list(targets.settings), cache, jobs=options.jobs, progress=progress)
         finally:
             cache.close()
         if not results and not targets.errors:
@@ -140,11 +151,6 @@ class _Run:
 
     def stdin(self) -> int:
         """Scan stdin; return the exit status."""
-        from safe_rope.scan.engine.reading import UnreadableError, limited
-        from safe_rope.scan.fixing.apply import diff as unified_diff
-        from safe_rope.scan.fixing.apply import fix_source
-        from safe_rope.scan.run.one_file import scan_source
-
         options = self.options
         baseline = self._baseline()
         name = options.stdin_filename or "<stdin>"
@@ -163,7 +169,7 @@ class _Run:
             if not options.diff:
                 results[name] = fixed.result
         if options.diff:
-            _write(unified_diff(name, data, after))
+            _write(diff(name, data, after))
         elif options.fix:
             _write(after)
         return self._finish(selection, results, [], to_stderr=options.fix)
@@ -179,18 +185,14 @@ class _Run:
         errors = errors + [error for result in results.values() for error in result.errors]
         if self.options.write_baseline:
             return self._write_baseline(selection, results, errors)
-        for problem in selection.problems(RULES):
+        for problem in selection.problems():
             self._note(f"warning: {problem}")
         hits = session.shown(selection, results)
         _errors(errors)
-        counted = ""
-        if self.options.statistics:
-            from safe_rope.scan.formats.statistics import table
-
-            counted = table(hits)
+        counted = table(hits) if self.options.statistics else ""
         counted_only = self.options.statistics and self.options.style == "text"
         if not self.options.diff:
-            output = counted if counted_only else self._render(hits, errors)
+            output = counted if counted_only else FORMATS[self.options.style](hits, errors)
             _write(_encoded(output), to_stderr=to_stderr)
         if self.options.diff or not counted_only:
             _write(_encoded(counted), to_stderr=True)
@@ -201,46 +203,37 @@ class _Run:
     def _baseline(self) -> Baseline | None:
         if self.options.baseline is None or self.options.write_baseline:
             return None
-        return load_baseline(self.options.baseline)
+        return Baseline.load(self.options.baseline)
 
     def _write_baseline(
         self, selection: Selection, results: dict[str, FileResult], errors: list[Diagnostic]
     ) -> int:
-        file = self.options.baseline or DEFAULT_BASELINE
+        file = self.options.baseline or DEFAULT_FILE
         try:
-            count = Baseline(file).write(file, session.recorded(selection, results))
+            count = Baseline(file).write(session.recorded(selection, results))
         except OSError as error:
             raise SafeRopeError(f"{file}: baseline cannot be written: {error.strerror or error}") from error
         self._note(f"recorded {_plural(count, 'finding')} in {file}")
         _errors(errors)
         return 2 if errors else 0
 
-    def _render(self, hits: list[Hit], errors: list[Diagnostic]) -> str:
-        if self.options.style == "json":
-            from safe_rope.scan.formats import json
-
-            return json.render(hits, errors)
-        if self.options.style == "sarif":
-            from safe_rope.scan.formats import sarif
-
-            return sarif.render(hits, errors)
-        if self.options.style == "github":
-            from safe_rope.scan.formats import github
-
-            return github.render(hits, errors)
-        from safe_rope.scan.formats import text
-
-        colored, width = text.terminal()
-        return text.render(hits, colored=colored, width=width)
-
     def _note(self, message: str) -> None:
         if not self.options.quiet:
             _write(_encoded(message + "\n"), to_stderr=True)
 
 
-def _errors(errors: list[Diagnostic]) -> None:
-    from safe_rope.scan.formats.plain import printable
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    from safe_rope.cli._progress import following  # rich takes longer to import than a warm scan
 
+    with following(quiet) as tell:
+        yield lambda done, of: tell({"doing": "scanning", "done": done, "of": of})
+
+
+def _errors(errors: list[Diagnostic]) -> None:
     for error in errors:
         _write(_encoded(f"error: {printable(str(error))}\n"), to_stderr=True)
 

@@ -12,13 +12,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from safe_rope.scan.run.session import Scanned as Scanned
-    from safe_rope.scan.run.settings import Settings as Settings
+from safe_rope.scan.engine import Diagnostic, FileResult, Hit, UnreadableError, limited
+from safe_rope.scan.fixing import diff, fix_source
+from safe_rope.scan.formats import FORMATS, printable, table
+from safe_rope.scan.rules import RULES, Rule
+from safe_rope.scan.run import session
+from safe_rope.scan.run.baseline import DEFAULT_FILE, Baseline
+from safe_rope.scan.run.cache import Cache, open_cache
+from safe_rope.scan.run.one_file import scan_source
+from safe_rope.scan.run.runner import scan_files
+from safe_rope.scan.run.selection import Selection
+from safe_rope.scan.run.session import Scanned
+from safe_rope.scan.run.settings import Settings, check_rules, load_settings
 
-__all__ = ["Scanned", "Settings", "scan"]
+# The names beside Scanned, Settings and scan are the command's.
+__all__ = [
+    "DEFAULT_FILE", "FORMATS", "RULES", "Baseline", "Cache", "Diagnostic", "FileResult", "Hit", "Rule",
+    "Scanned", "Selection", "Settings", "UnreadableError", "check_rules", "diff", "fix_source", "limited",
+    "load_settings", "open_cache", "printable", "scan", "scan_files", "scan_source", "session", "table",
+]  # fmt: skip
 
 
 def scan(
@@ -37,19 +50,4 @@ def scan(
     Raises:
         ConfigError: a pyproject.toml holds settings that are wrong.
     """
-    from safe_rope.scan.run.session import scan_paths
-
-    return scan_paths([os.fspath(path) for path in paths], settings, jobs=jobs)
-
-
-def __getattr__(name: str) -> Any:
-    # The command imports this package for every run, and a warm one takes a few hundredths of a second.
-    if name == "Scanned":
-        from safe_rope.scan.run.session import Scanned
-
-        return Scanned
-    if name == "Settings":
-        from safe_rope.scan.run.settings import Settings
-
-        return Settings
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return session.scan_paths([os.fspath(path) for path in paths], settings, jobs=jobs)

@@ -33,7 +33,7 @@ def deepspeed_engine(case: parity.Case) -> Any:
         )[0]
         # Its method reads a flag that all engines of the process share.
         own = type(engine.optimizer).get_param_comm_dtype
-    dtypes = {id(p): getattr(p, _deepspeed.require_mark_name(), p.dtype) for p in module.parameters()}
+    dtypes = {id(p): getattr(p, _deepspeed.mark_name(), p.dtype) for p in module.parameters()}
     assert own is not None
     engine.optimizer.get_param_comm_dtype = lambda parameter: dtypes[id(parameter)]
     return engine

@@ -13,8 +13,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from safe_rope.autocast import derive_safe_parameters
-from safe_rope.autocast.safety.inputs import find_example_inputs
+from safe_rope.autocast.safety.choose import traced
+from safe_rope.autocast.safety.inputs import ExampleInputs
 from safe_rope.errors import ConfigError
+
+
+def find_example_inputs(model: nn.Module, *sources: Any) -> ExampleInputs | None:
+    """The inputs that the engine traces ``model`` with."""
+    found = traced(model, torch.bfloat16, *sources)
+    return found[0] if found is not None else None
 
 
 class Rows(Dataset[Any]):

@@ -166,7 +166,7 @@ def test_engines_with_different_settings_do_not_see_each_other() -> None:
 def test_a_model_that_had_autocast_can_go_without_it() -> None:
     model = Regression()
     safe_rope.initialize(model=model, example_inputs=BATCH, config=config(3, **AUTOCAST))
-    name = _deepspeed.require_mark_name()
+    name = _deepspeed.mark_name()
     assert any(hasattr(p, name) for p in model.parameters())
     again = Regression()
     again.load_state_dict(Regression().state_dict())

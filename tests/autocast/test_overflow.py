@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,21 @@ def test_an_overflow_on_one_rank_is_skipped_by_all_and_training_goes_on(
         doublings = [b / a for a, b in zip(seen["growth"], seen["growth"][1:], strict=False)]
         assert sorted(set(doublings)) == [1.0, 2.0], (stage, doublings)
         assert doublings.count(2.0) == 2, (stage, doublings)
+
+
+def test_a_checkpoint_holds_deepspeeds_own_loss_scale_and_the_one_that_the_next_loss_gets() -> None:
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    from safe_rope.autocast.loss_scale import StepLossScaler
+
+    scaler = StepLossScaler()
+    scaler.scale_window = 1
+    for _ in range(2):
+        scaler.update_scale(False)
+    assert scaler.cur_scale == 65536.0
+    saved = pickle.dumps(scaler, protocol=2)
+    assert b"safe_rope" not in saved
+    loaded = pickle.loads(saved)
+    assert type(loaded) is DynamicLossScaler
+    assert loaded.cur_scale == 2 * 65536.0
+    assert (loaded.scale_window, loaded.cur_iter) == (1, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 import safe_rope
 from safe_rope.autocast import _deepspeed, preflight, releases, settings
-from safe_rope.errors import ConfigError
+from safe_rope.errors import ConfigError, IncompatibleVersionError
 
 pytestmark = pytest.mark.contract
 
@@ -150,6 +151,14 @@ def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.Monkey
     check(config(gradient_accumulation_steps=2, zero_optimization={"stage": 1}))
     with pytest.raises(ConfigError, match=r"overwrite the last one's: use DeepSpeed 0.19.3 or newer"):
         check(config(gradient_accumulation_steps=2))
+
+
+def test_a_hook_point_that_deepspeed_lacks_is_named_with_the_release() -> None:
+    optimizer = types.SimpleNamespace(step=len)
+    _deepspeed.around(optimizer, "step", lambda step, batch: step(batch) + 1)
+    assert optimizer.step("ab") == 3
+    with pytest.raises(IncompatibleVersionError, match=rf"{re.escape(_deepspeed.release())} .* _post_step"):
+        _deepspeed.around(optimizer, "_post_step", len)
 
 
 def test_float16_without_zero_needs_a_deepspeed_with_a_loss_scale_there(has_autocast: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safe_rope.autocast import derive_safe_parameters
+from safe_rope.autocast.preflight import import_class
 from safe_rope.autocast.safety.choose import check_safe_modules, default_safe_parameters
 from safe_rope.errors import PrecisionWarning
 
@@ -23,6 +24,10 @@ class Masked(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight * (self.weight > 0), self.bias)
+
+
+class Zebra(nn.Module):
+    """A class whose name is like no other's."""
 
 
 class Mixed(nn.Module):
@@ -61,28 +66,29 @@ def test_the_default_set_is_part_of_the_derived_one(name: str) -> None:
 def test_an_explicit_list_is_told_what_is_unsafe_and_why() -> None:
     model = Mixed()
     report = derive_safe_parameters(model, torch.tensor([[1, 2, 3]]))
-    check = check_safe_modules(model, ["torch.nn.Linear", nn.Conv1d], report)
-    assert not check.ok
-    assert check.safe == {n for n in report.safe if n.split(".")[0] in ("plain", "masked", "conv", "scaled")}
-    assert {entry.name for entry in check.unsafe} == {"head.weight", "masked.weight", "scaled.weight"}
-    assert "head.weight is read in float32 by aten.embedding in embed" in str(check)
-    assert "aten.gt in masked" in str(check)
+    safe, (complaint,) = check_safe_modules(model, [nn.Linear, nn.Conv1d], report)
+    assert safe == {n for n in report.safe if n.split(".")[0] in ("plain", "masked", "conv", "scaled")}
+    assert complaint.startswith("3 parameter(s)")
+    for name in ("head.weight", "masked.weight", "scaled.weight"):
+        assert f"{name} is read in float32" in complaint
+    assert "head.weight is read in float32 by aten.embedding in embed" in complaint
+    assert "aten.gt in masked" in complaint
 
 
 def test_a_class_that_the_model_does_not_have_is_named_with_the_nearest_one() -> None:
     model = architectures.build("gpt2")
     report = derive_safe_parameters(model, **architectures.inputs(model))
-    check = check_safe_modules(model, ["transformers.pytorch_utils.Conv1d", "nowhere.Zebra"], report)
-    nearest, none = check.unknown
-    assert "did you mean transformers.pytorch_utils.Conv1D?" in nearest
+    _, (nearest, none) = check_safe_modules(model, [nn.Conv1d, Zebra], report)
+    assert "class torch.nn.Conv1d; did you mean transformers.pytorch_utils.Conv1D?" in nearest
     assert "did you mean" not in none
-    good = check_safe_modules(model, ["transformers.pytorch_utils.Conv1D"], report)
-    assert good.ok
-    assert len(good.safe) == 2 * 8
+    safe, complaints = check_safe_modules(model, [type(model.transformer.h[0].attn.c_attn)], report)
+    assert not complaints
+    assert len(safe) == 2 * 8
 
 
 def test_a_listed_class_stands_for_its_subclasses_by_any_of_its_names() -> None:
     model = nn.Sequential(Plain(8, 8))
     report = derive_safe_parameters(model, small_modules.example())
-    for name in ("torch.nn.Linear", "torch.nn.modules.linear.Linear", nn.Linear, Plain):
-        assert check_safe_modules(model, [name], report).safe == {"0.weight", "0.bias"}
+    named = map(import_class, ("torch.nn.Linear", "torch.nn.modules.linear.Linear"))
+    for cls in (*named, nn.Linear, Plain):
+        assert check_safe_modules(model, [cls], report) == ({"0.weight", "0.bias"}, [])

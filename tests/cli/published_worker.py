@@ -15,7 +15,6 @@ from typing import Any
 
 from safe_rope._audit.command import worker
 from safe_rope._audit.command.job import Job, choose_dtype, load_model_config
-from safe_rope._audit.command.outcome import Outcome
 from safe_rope.errors import SafeRopeError
 
 
@@ -25,7 +24,7 @@ def audited(file: Path, folder: Path) -> dict[str, Any]:
     job = Job(name=file.stem, model=model, deepspeed=None, dtype=choose_dtype(None, model, None))
     folder.mkdir()
     try:
-        return Outcome.read(job.name, job.dtype, None, worker._audit(job, folder, io.StringIO())).to_dict()
+        return worker._audit(job, folder, io.BytesIO()).to_dict()
     except SafeRopeError as error:
         return {"error": str(error)}
 

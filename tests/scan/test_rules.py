@@ -110,9 +110,9 @@ def test_source_that_does_not_parse_gives_one_error_with_its_place(data: bytes) 
     data = data if len(data) < 512 else b"import torch\ntorch.arange(9, dtype=torch.float)\n" + data
     with pytest.raises(SourceError) as raised:
         analyze(data, "broken.py")
-    assert raised.value.path == "broken.py"
-    assert raised.value.line >= 1
-    assert raised.value.column >= 1
+    assert raised.value.diagnostic.path == "broken.py"
+    assert raised.value.diagnostic.line >= 1
+    assert raised.value.diagnostic.column >= 1
 
 
 def test_a_large_file_gives_what_its_functions_give_alone() -> None:

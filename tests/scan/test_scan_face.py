@@ -12,7 +12,6 @@ import pytest
 from scan_examples import BAD, CLEAN
 
 import safe_rope
-from safe_rope._base.version import version
 from safe_rope.errors import ConfigError
 from safe_rope.scan import Scanned, Settings, scan
 
@@ -40,25 +39,17 @@ def test_the_nearest_pyproject_decides_where_no_settings_are_given(project: Path
         scan(["a.py"])
 
 
-def test_the_face_imports_nothing_of_the_scanner_before_it_is_asked() -> None:
+def test_the_face_imports_the_standard_library_only_and_the_package_nothing_of_the_face() -> None:
     code = (
-        "import json, sys; import safe_rope.scan as s; first = sorted(sys.modules); s.scan(['nowhere']);"
-        "print(json.dumps([first, sorted(sys.modules)]))"
+        "import json, sys; import safe_rope; first = sorted(sys.modules); import safe_rope.scan as s;"
+        "s.scan(['nowhere']); print(json.dumps([first, sorted(sys.modules)]))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = json.loads(run.stdout)
-    assert [name for name in before if name.startswith("safe_rope.scan")] == ["safe_rope.scan"]
+    assert [name for name in before if name.startswith("safe_rope.scan")] == []
     assert "safe_rope.scan.run.runner" in after
     assert {"torch", "transformers", "deepspeed", "click", "rich"}.isdisjoint(after)
 
 
 def test_the_version_is_the_installed_one() -> None:
-    assert version() == importlib.metadata.version("safe-rope") == safe_rope.__version__
-
-
-def test_without_installation_the_version_is_that_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert version.__wrapped__() == safe_rope.__version__
+    assert importlib.metadata.version("safe-rope") == safe_rope.__version__

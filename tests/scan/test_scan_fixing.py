@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD, CALL, FIXED
 
-from safe_rope.scan.engine.finding import Edit, Finding, Fix
-from safe_rope.scan.engine.result import FileResult, Hit
+from safe_rope.scan.engine.finding import Edit, FileResult, Finding, Fix, Hit
 from safe_rope.scan.fixing.apply import choose, fix_source
 from safe_rope.scan.run.one_file import scan_source
 
@@ -123,16 +122,16 @@ def test_diff_of_nothing_is_empty(project: Path, scan) -> None:
 
 
 def _hit(*edits: Edit, safe: bool = True) -> Hit:
-    return Hit(Finding("SR001", "error", "a.py", 1, 1, 1, 2, "m", Fix(edits, safe, "d")), ("x",))
+    return Hit(Finding("SR001", "error", "a.py", 1, 1, 1, 2, "m", Fix(safe, "d", edits)), ("x",))
 
 
 def test_overlapping_fixes_wait_and_shared_edits_are_made_once() -> None:
     shared = Edit(0, 0, "import torch\n")
-    first = Fix((shared, Edit(5, 9, "a")), True, "")
-    second = Fix((shared, Edit(12, 12, "b")), True, "")
-    overlapping = Fix((Edit(7, 12, "c"),), True, "")
-    inside = Fix((Edit(6, 6, "d"),), True, "")
-    same_place = Fix((Edit(12, 14, "e"),), True, "")
+    first = Fix(True, "", (shared, Edit(5, 9, "a")))
+    second = Fix(True, "", (shared, Edit(12, 12, "b")))
+    overlapping = Fix(True, "", (Edit(7, 12, "c"),))
+    inside = Fix(True, "", (Edit(6, 6, "d"),))
+    same_place = Fix(True, "", (Edit(12, 14, "e"),))
     assert choose([same_place, overlapping, inside, second, first]) == [second, first] or choose(
         [same_place, overlapping, inside, second, first]
     ) == [first, second]

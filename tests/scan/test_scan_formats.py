@@ -10,8 +10,7 @@ import pytest
 from sarif_schema import violations
 from scan_examples import BAD, CALL, COMMAND, environment, run_process
 
-from safe_rope.scan.engine.finding import Edit, Finding, Fix
-from safe_rope.scan.engine.result import Diagnostic, Hit
+from safe_rope.scan.engine.finding import Diagnostic, Edit, Finding, Fix, Hit
 from safe_rope.scan.formats import github, sarif, text
 
 MESSAGE = "50% off: 257 rounds to 256,\nor so"
@@ -27,7 +26,7 @@ def _hit(**changes: object) -> Hit:
         "end_line": 3,
         "end_column": 8,
         "message": MESSAGE,
-        "fix": Fix((Edit(4, 7, "xyz"), Edit(9, 9, "")), True, "do it"),
+        "fix": Fix(True, "do it", (Edit(4, 7, "xyz"), Edit(9, 9, ""))),
     }
     values |= changes
     return Hit(Finding(**values), ("    abc def",))  # type: ignore[arg-type]

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
-from scan_examples import BAD, run_process
+from scan_examples import BAD, CLEAN, environment, run_process
 
 from safe_rope.scan.engine import reading
 from safe_rope.scan.run import runner
@@ -202,22 +205,38 @@ def test_several_processes_give_the_same_as_one(project: Path, scan) -> None:
     assert (one.stdout, one.stderr, one.exit_code) == (three.stdout, three.stderr, three.exit_code)
 
 
-def test_progress_is_shown_on_a_terminal_only_and_after_two_seconds(monkeypatch, capsys) -> None:
-    times = iter([0.0, 1.0, 2.5, 2.55, 3.0])
-    monkeypatch.setattr(runner.time, "monotonic", lambda: next(times))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = runner.Progress(2000, quiet=False)
-    for done in (100, 200, 300, 400):
-        progress.at(done)
-    progress.clear()
-    shown = capsys.readouterr().err
-    assert "200 of 2,000" in shown
-    assert "400 of 2,000" in shown
-    assert "100 of" not in shown
-    assert "300 of" not in shown
-    assert shown.endswith("\r\x1b[K")
-    times = iter([0.0, 9.0])
-    silent = runner.Progress(2000, quiet=True)
-    silent.at(1)
-    silent.clear()
-    assert capsys.readouterr().err == ""
+def test_progress_counts_the_files_that_the_cache_does_not_know(project: Path) -> None:
+    for number in range(40):
+        (project / f"m{number}.py").write_text(BAD)
+    told: list[tuple[int, int]] = []
+    for jobs in (1, 2):
+        paths = [f"m{number}.py" for number in range(40)]
+        runner.scan_files(paths, Cache(None), jobs=jobs, progress=lambda *done: told.append(done))
+    assert told == [(done, 40) for done in range(40)] * 2
+
+
+@pytest.mark.parametrize(("quiet", "shown"), [([], True), (["--quiet"], False)])
+def test_progress_is_shown_on_a_terminal_and_only_there(project: Path, quiet: list[str], shown: bool) -> None:
+    code = (
+        "import sys; from safe_rope.cli import _progress; _progress._PATIENCE = 0;"
+        "from safe_rope.scan.run import runner; import time; scan = runner.scan_file;"
+        "runner.scan_file = lambda path: time.sleep(0.1) or scan(path);"
+        "from safe_rope.cli.main import main; main()"
+    )
+    for number in range(10):
+        (project / f"m{number}.py").write_text(CLEAN)
+    command = [sys.executable, "-c", code, "scan", ".", "--jobs", "1", "--no-cache", *quiet]
+    master, slave = pty.openpty()
+    try:
+        on_terminal = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave, env=environment())
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # the terminal is gone with its last writer
+            while data := os.read(master, 4096):
+                seen += data
+        assert on_terminal.wait(timeout=60) == 0
+    finally:
+        os.close(master)
+    assert (b"scanning" in seen) == shown
+    piped = subprocess.run(command, capture_output=True, check=True, env=environment())
+    assert b"scanning" not in piped.stderr

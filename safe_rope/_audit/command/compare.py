@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from safe_rope._audit.command.dump import Tables, environment, gather, load
+from safe_rope._audit.command.dump import environment, load
 from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.skeleton import Skeleton
+from safe_rope._audit.model import audit
 from safe_rope._audit.reference import TOLERANCE
+from safe_rope._audit.report import Tables
 from safe_rope._protection import protect
 from safe_rope.errors import ConfigError, UnsupportedModelError
 
-_ROWS = 8192
 _SHOWN = 24
 
 
@@ -32,17 +34,17 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     sides = request["sides"]
     loaded = [load(Path(side["dump"])) if "dump" in side else None for side in sides]
     held = [_positions_of(content[0]) for content in loaded if content is not None]
-    groups, environments = [], []
-    for side, content in zip(sides, loaded, strict=True):
-        made = content or ({"": _tables(side, request, held)}, environment())
-        groups.append(made[0])
-        environments.append(made[1])
+    contents = [
+        content or ({"": _tables(side, request, held)}, environment())
+        for side, content in zip(sides, loaded, strict=True)
+    ]
+    (first, one), (second, other) = contents
     modules = []
-    for group, first, second in _matched(groups, sides):
-        for name, one, other in _paired(first, second, sides):
+    for group, tables, others in _matched(first, second, sides):
+        for name, a, b in _paired(tables, others, sides):
             title = " ".join(filter(None, (group, name)))
-            modules.append({"name": title, **_difference(one, other, request, title)})
-    return {"modules": modules, "environments": environments}
+            modules.append({"name": title, **_difference(a, b, request, title)})
+    return {"modules": modules, "environments": [one, other]}
 
 
 def _positions_of(groups: dict[str, Tables]) -> list[int]:
@@ -53,9 +55,8 @@ def _positions_of(groups: dict[str, Tables]) -> list[int]:
 
 def _tables(side: dict[str, Any], request: dict[str, Any], held: list[list[int]]) -> Tables:
     skeleton = Skeleton(side["model"])
-    positions, longest = tuple(request["positions"]), request["longest"]
-    job = Job(side["name"], {}, None, "float32", positions=positions, longest=longest)
-    asked = held[0] if held else job.dumped(skeleton.announced)
+    job = Job(side["name"], {}, None, "float32", request["positions"], request["longest"])
+    asked = (held[0] if held else []) or job.dumped(skeleton.announced)
     try:
         device = torch.device(side["device"])
         torch.empty(1, device=device)
@@ -66,20 +67,19 @@ def _tables(side: dict[str, Any], request: dict[str, Any], held: list[list[int]]
     if request["tables"] == "exact":
         protect(model, strict=True)
     model = model.to(getattr(torch, side["dtype"])).to(device)
-    tables = gather(model, asked)
+    tables = audit(model, asked).tables
     if not tables:
         raise UnsupportedModelError(f"{side['name']} has no rotary module whose tables can be read")
     return tables
 
 
 def _matched(
-    groups: list[dict[str, Tables]], sides: list[dict[str, Any]]
+    first: dict[str, Tables], second: dict[str, Tables], sides: list[dict[str, Any]]
 ) -> list[tuple[str, Tables, Tables]]:
     """Groups of the same name; where a side has one only, that with each of the other side."""
-    first, second = groups
     if len(first) == 1 or len(second) == 1:
-        pairs = [((a, b), one, other) for a, one in first.items() for b, other in second.items()]
-        return [(" / ".join(dict.fromkeys(filter(None, names))), one, other) for names, one, other in pairs]
+        pairs = itertools.product(first, second)
+        return [(" / ".join(dict.fromkeys(filter(None, (a, b)))), first[a], second[b]) for a, b in pairs]
     common = [name for name in first if name in second]
     if not common:
         raise ConfigError(
@@ -111,16 +111,15 @@ def _difference(
             f"{title}: rotary_dim {2 * pairs} on one side, {2 * other['cos'].shape[-1]} on the other; "
             "compare embeddings of one dimension"
         )
-    common, in_one, in_other = _common(one["positions"], other["positions"])
+    in_one = torch.isin(one["positions"], other["positions"])
+    in_other = torch.isin(other["positions"], one["positions"])
+    common = one["positions"][in_one]
     if not len(common):
         raise ConfigError(f"{title}: the two sides have no position in common")
-    radians, ulps = [], []
-    for start in range(0, len(common), _ROWS):
-        a, b = in_one[start : start + _ROWS], in_other[start : start + _ROWS]
-        rows = (one["cos"][a], one["sin"][a], other["cos"][b], other["sin"][b])
-        radians.append(_angle(*(table.double() for table in rows)))
-        ulps.append(torch.maximum(_ulps(rows[0], rows[2]), _ulps(rows[1], rows[3])))
-    off, steps = torch.cat(radians), torch.cat(ulps)
+    cos, sin = one["cos"][in_one], one["sin"][in_one]
+    other_cos, other_sin = other["cos"][in_other], other["sin"][in_other]
+    off = _angle(cos.double(), sin.double(), other_cos.double(), other_sin.double())
+    steps = torch.maximum(_ulps(cos, other_cos), _ulps(sin, other_sin))
     allowed = TOLERANCE * common.double().clamp(min=1.0)
     if request["tolerance"] is not None:
         allowed = torch.full_like(allowed, request["tolerance"])
@@ -141,13 +140,6 @@ def _difference(
             {"position": int(common[i]), "radians": float(off[i]), "ulp": float(steps[i])} for i in shown
         ],
     }
-
-
-def _common(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    places = {int(position): index for index, position in enumerate(other)}
-    found = [(int(p), i, places[int(p)]) for i, p in enumerate(one) if int(p) in places]
-    columns = torch.tensor(found, dtype=torch.int64).reshape(-1, 3).unbind(dim=1)
-    return columns[0], columns[1], columns[2]
 
 
 def _angle(cos: Tensor, sin: Tensor, other_cos: Tensor, other_sin: Tensor) -> Tensor:

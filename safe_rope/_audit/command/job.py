@@ -1,9 +1,11 @@
-"""What `safe-rope audit` was asked: the two configs, and what to measure. Never imports torch."""
+"""What `safe-rope audit` and `compare` were asked: configs, sides, what to measure. Never imports torch."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,16 @@ DTYPES = {
     "fp16": "float16",
 }
 _LONGEST_DUMP = 16_384
+_DEVICE = re.compile(r"^(cpu|cuda|xpu|mps|npu|hpu)(:\d+)?$")
+
+# What devices and dtypes are compared on where no model is given: Llama 2's embedding.
+_USUAL_MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 32768,
+}
 
 
 @dataclass(frozen=True)
@@ -38,18 +50,9 @@ class Job:
     model: dict[str, Any]
     deepspeed: dict[str, Any] | None
     dtype: str
-    positions: tuple[int, ...] = ()
+    positions: Sequence[int] = ()
     longest: int | None = None
     dump: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the job as JSON takes it."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Job:
-        """Return the job that `to_dict` gave."""
-        return cls(**{**data, "positions": tuple(data["positions"])})
 
     @property
     def stage(self) -> int | None:
@@ -65,7 +68,7 @@ class Job:
         if self.positions:
             return list(self.positions)
         longest = self.longest or announced
-        return sorted({*range(min(longest, _LONGEST_DUMP)), *(p for p in spread(longest) if p < longest)})
+        return sorted({*range(min(longest, _LONGEST_DUMP)), *spread(longest)})
 
 
 def spread(longest: int, beyond: bool = False) -> list[int]:
@@ -77,7 +80,7 @@ def spread(longest: int, beyond: bool = False) -> list[int]:
     octaves = {round(2 ** (step / 2)) - (step + 1) % 2 for step in range(2 * longest.bit_length() + 1)}
     usual = {0, 1, 255, 257, 2047, 2049, longest - 1}
     found = {p for p in octaves | usual if 0 <= p < longest}
-    return sorted(found | ({2 * longest - 1} if beyond else {longest - 1}))
+    return sorted(found | {2 * longest - 1} if beyond else found)
 
 
 def load_model_config(path: str) -> dict[str, Any]:
@@ -107,7 +110,13 @@ def load_deepspeed_config(path: str) -> dict[str, Any]:
     stage = stage_of(config)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
-    enabled = [name for name in ("bf16", "fp16") if _section(path, config, name).get("enabled") is True]
+    sections = {name: config.get(name, {}) for name in ("bf16", "fp16")}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"{path}: {name} must be an object such as {{'enabled': true}}, got {section!r}"
+            )
+    enabled = [name for name, section in sections.items() if section.get("enabled") is True]
     if len(enabled) > 1:
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; keep one")
     return config
@@ -119,6 +128,34 @@ def stage_of(config: dict[str, Any]) -> Any:
     if not isinstance(zero, dict):
         raise ConfigError(f"zero_optimization must be an object, got {zero!r}")
     return zero.get("stage", 0)
+
+
+def read_side(given: str, model: dict[str, Any] | None) -> dict[str, Any]:
+    """Tell what ``given`` is: a device, a dtype, a dump of tables, or a model; as plain data.
+
+    Args:
+        given: ``cpu``, ``cuda:0``, ``bf16``, ``tables.safetensors``, a config.json or a checkpoint folder.
+        model: the config that devices and dtypes are compared on, or None.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    config = _USUAL_MODEL if model is None else model
+    if _DEVICE.match(given):
+        return {"name": given, "model": config, "device": given, "dtype": "float32"}
+    if given in DTYPES:
+        return {"name": given, "model": config, "device": "cpu", "dtype": DTYPES[given]}
+    path = Path(given)
+    if path.suffix == ".safetensors":
+        if not path.is_file():
+            raise ConfigError(f"{given} does not exist; expected a dump that safe-rope audit --dump wrote")
+        return {"name": given, "dump": str(path.absolute())}
+    if path.exists():
+        return {"name": given, "model": load_model_config(given), "device": "cpu", "dtype": "float32"}
+    raise ConfigError(
+        f"{given!r} is no device (cpu, cuda:0), no dtype (bf16, float32), no dump (.safetensors) and no path "
+        "that exists; give one of these for each side"
+    )
 
 
 def choose_dtype(asked: str | None, model: dict[str, Any], deepspeed: dict[str, Any] | None) -> str:
@@ -140,13 +177,6 @@ def choose_dtype(asked: str | None, model: dict[str, Any], deepspeed: dict[str, 
         if named in DTYPES and DTYPES[named] != "float32":
             return DTYPES[named]
     return "bfloat16"
-
-
-def _section(path: str, config: dict[str, Any], name: str) -> dict[str, Any]:
-    section = config.get(name, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{path}: {name} must be an object such as {{'enabled': true}}, got {section!r}")
-    return section
 
 
 def _json_object(path: Path, what: str) -> dict[str, Any]:

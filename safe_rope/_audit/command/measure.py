@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from torch import nn
-
-from safe_rope._audit.command.dump import gather, save
+from safe_rope._audit.command.dump import save
 from safe_rope._audit.command.job import Job
-from safe_rope._audit.command.paths import Material, Step, implied, start_deepspeed
+from safe_rope._audit.command.paths import Material, implied, start_deepspeed
 from safe_rope._audit.model import audit
+from safe_rope._audit.report import AuditReport, Finding, Where
 from safe_rope._audit.wrappers import unwrapped
 from safe_rope._protection import guard
 
 
-def measure_path(job: Job, material: Material, index: int, kind: str, folder: Path) -> dict[str, Any]:
-    """Return, as plain data, the audit after every step of the path, and what the guard did.
+def measure_path(job: Job, material: Material, path: str, kind: str, dump: Path | None) -> AuditReport:
+    """Return the audit after the last step of the path; findings say which step did it.
 
-    To be called in a process of its own.
+    To be called in a process of its own. The model's tables are written to ``dump``.
     """
-    path = implied(material)[index]
     if material.deepspeed is not None:
         start_deepspeed()
-    positions = job.measured(material.skeleton.announced)
-    steps = []
-    protection: dict[str, Any] | None = None
-    model: nn.Module | None = None
-    for step, loaded, report in _walk(path.steps(material), kind):
-        model = unwrapped(loaded)[0]  # paths stay the same whatever the engine
-        steps.append({"step": step, "audit": audit(model, positions).to_dict()})
-        protection = report if report is not None else protection
-    result: dict[str, Any] = {"path": path.name, "kind": kind, "steps": steps, "protection": protection}
-    if job.dump and model is not None:
-        result["file"] = f"tables-{index}-{kind}.safetensors"
-        tables = gather(model, job.dumped(material.skeleton.announced))
-        save(folder / result["file"], {f"{path.name} ({kind})": tables})
-    return result
-
-
-def _walk(steps: Iterator[Step], kind: str) -> Iterator[tuple[str, nn.Module, dict[str, Any] | None]]:
-    """Yield each step, the model, and after loading, which the guard is open for, the guard's report."""
-    session: Any = None
-    with contextlib.ExitStack() as stack:
-        if kind == "guarded":
-            session = stack.enter_context(guard())
+    announced = material.skeleton.announced
+    steps = implied(material)[path](material)
+    with guard() if kind == "guarded" else contextlib.nullcontext():
         first = next(steps)
-    yield *first, None if session is None else session.report.to_dict()
-    for step in steps:
-        yield *step, None
+    audits: list[tuple[Where | None, AuditReport]] = []
+    for step, loaded in itertools.chain([first], steps):
+        model = unwrapped(loaded)[0]  # paths stay the same whatever the engine
+        audits.append((step, audit(model, job.measured(announced))))
+    if dump is not None:
+        save(dump, {f"{path} ({kind})": audit(model, job.dumped(announced)).tables})
+    report = audits[-1][1]
+    report.tables = {}  # it is sent to another process
+    report.findings = [
+        replace(f, where=_origin(f, audits)) if f.severity == "damaged" else f for f in report.findings
+    ]
+    return report
+
+
+def _origin(finding: Finding, audits: list[tuple[Where | None, AuditReport]]) -> Where | None:
+    """The step after which the damage is there; where that one only loads, what the damage itself tells."""
+    for step, report in audits:
+        for there in report.damaged:
+            if (there.path, there.what) == (finding.path, finding.what):
+                return there.where if there.where == "cache rebuild" else step or there.where
+    return finding.where

@@ -2,246 +2,223 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from safe_rope._audit.command.job import Job
+from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, plain
 from safe_rope._base.text import aligned
 
-BAD_RADIANS = 0.1
-_STEPS = {"initialize": "initialize", "cast": "module cast"}
+KINDS = ("stock", "guarded")
 _COLUMNS = 8
+_HEADER = ("load path", "module", "stock", "lost at", "phase error (rad)", "over 0.1 rad from", "guarded")
+_TOLD = (
+    "what",
+    "where",
+    "source",
+    "phase_error_rad",
+    "cos_error",
+    "first_bad_position",
+    "first_damaged_position",
+)
 
 
-@dataclass(frozen=True)
-class Lost:
-    """One damaged tensor or result: what, where it was lost, how, and by how much."""
+class Side(NamedTuple):
+    """One rotary module at the end of one load path, stock or guarded, and what was found about it."""
 
-    what: str
-    where: str
-    source: str
-    phase_error_rad: float | None
-    cos_error: float | None
-    first_bad_position: int | None
-    first_damaged_position: int | None
+    module: ModuleAudit
+    findings: list[Finding]
 
+    @property
+    def lost(self) -> list[Finding]:
+        """What is damaged."""
+        return [finding for finding in self.findings if finding.severity == "damaged"]
 
-@dataclass
-class Side:
-    """One rotary module at the end of one load path, stock or guarded.
-
-    Attributes:
-        verdict: "ok", "damaged" or "unknown".
-        rows: for each measured position: position, phase_error_rad, cos_error, layer_type, within_tolerance.
-        lost: what is damaged.
-        notes: what else the audit said, in words.
-        guard: what the guard did, or would do.
-    """
-
-    verdict: str
-    rows: list[dict[str, Any]]
-    lost: list[Lost] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    guard: str = ""
+    @property
+    def notes(self) -> list[str]:
+        """What else the audit said, in words."""
+        others = [finding for finding in self.findings if finding.severity != "damaged"]
+        return [f"{finding.severity}: {finding.what}: {finding.source}" for finding in others]
 
     @property
     def first_bad_position(self) -> int | None:
         """The first position whose phase is known to be off by more than 0.1 rad."""
-        found = [entry.first_bad_position for entry in self.lost if entry.first_bad_position is not None]
+        found = [lost.first_bad_position for lost in self.lost if lost.first_bad_position is not None]
         return min(found, default=None)
 
-    def worst(self, within: int) -> dict[str, Any] | None:
+    def worst(self, within: int) -> MeasuredRow | None:
         """The row with the largest error among the positions that the model announces."""
-        rows = [row for row in self.rows if row["position"] < within] or self.rows
-        return max(rows, key=_error, default=None)
+        rows = [row for row in self.module.rows if row.position < within] or self.module.rows
+        return max(rows, key=lambda row: row.phase_error_rad, default=None)
 
-
-@dataclass
-class PathModule:
-    """One rotary module on one load path."""
-
-    path: str
-    module: str
-    module_class: str
-    stock: Side
-    guarded: Side
-
-
-@dataclass
-class Outcome:
-    """The whole audit. ``text()`` and ``to_dict()`` are its forms."""
-
-    name: str
-    dtype: str
-    stage: int | None
-    found: dict[str, Any]
-    entries: list[PathModule]
-
-    @classmethod
-    def read(cls, name: str, dtype: str, stage: int | None, found: dict[str, Any]) -> Outcome:
-        """Put together what the worker measured."""
-        by_path: dict[str, dict[str, dict[str, Any]]] = {}
-        for result in found["paths"]:
-            by_path.setdefault(result["path"], {})[result["kind"]] = result
-        entries = []
-        for path, kinds in by_path.items():
-            stock, guarded = _sides(kinds["stock"]), _sides(kinds["guarded"])
-            for module, (class_name, side) in stock.items():
-                entries.append(PathModule(path, module, class_name, side, guarded[module][1]))
-        return cls(name, dtype, stage, found, entries)
-
-    def is_damaged(self, guarded: bool) -> bool:
-        """Whether a table is damaged, of the stock model or of the guarded one."""
-        return any((e.guarded if guarded else e.stock).verdict == "damaged" for e in self.entries)
+    def errors(self) -> dict[int, float]:
+        """The largest phase error by position, radians."""
+        errors: dict[int, float] = {}
+        for row in self.module.rows:
+            errors[row.position] = max(errors.get(row.position, 0.0), row.phase_error_rad)
+        return errors
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON."""
         return {
-            "model": self.name,
-            "model_type": self.found["model_type"],
-            "rope": self.found["description"],
-            "max_position_embeddings": self.found["max_position_embeddings"],
-            "dtype": self.dtype,
-            "zero_stage": self.stage,
-            "versions": self.found["versions"],
+            "verdict": self.module.verdict,
+            "rows": plain(self.module)["rows"],
+            "lost": [{name: plain(finding)[name] for name in _TOLD} for finding in self.lost],
+            "notes": self.notes,
+            "guard": self.module.guard,
+            "first_bad_position": self.first_bad_position,
+        }
+
+
+class Entry(NamedTuple):
+    """One rotary module on one load path."""
+
+    path: str
+    stock: Side
+    guarded: Side
+
+    @property
+    def title(self) -> str:
+        """The load path and the module."""
+        return f"{self.path}: {self.stock.module.path}"
+
+
+@dataclass
+class Outcome:
+    """The whole audit. ``text()`` and ``to_dict()`` are its forms.
+
+    Attributes:
+        job: what was asked.
+        model_type: of the model.
+        rope: its rotary embeddings in words.
+        announced: how many positions its config announces.
+        layers: how many layers were measured.
+        versions: of the libraries that were measured with.
+        audits: for each load path, the audits of the "stock" and of the "guarded" model.
+    """
+
+    job: Job
+    model_type: str
+    rope: str
+    announced: int
+    layers: int
+    versions: dict[str, str]
+    audits: dict[str, dict[str, AuditReport]]
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """One entry a path and rotary module."""
+        entries = []
+        for path, kinds in self.audits.items():
+            stock, guarded = (_sides(kinds[kind]) for kind in KINDS)
+            entries += [Entry(path, side, guarded[module]) for module, side in stock.items()]
+        return entries
+
+    def is_damaged(self, guarded: bool) -> bool:
+        """Whether a table is damaged, of the stock model or of the guarded one."""
+        return any((e.guarded if guarded else e.stock).module.verdict == "damaged" for e in self.entries)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for strict JSON."""
+        return {
+            "model": self.job.name,
+            "model_type": self.model_type,
+            "rope": self.rope,
+            "max_position_embeddings": self.announced,
+            "dtype": self.job.dtype,
+            "zero_stage": self.job.stage,
+            "versions": self.versions,
             "ok": not self.is_damaged(guarded=False),
             "guarded_ok": not self.is_damaged(guarded=True),
             "paths": [
-                asdict(entry)
-                | {kind: _with_first(asdict(getattr(entry, kind)), getattr(entry, kind)) for kind in _KINDS}
+                {
+                    "path": entry.path,
+                    "module": entry.stock.module.path,
+                    "module_class": entry.stock.module.module_class,
+                    "stock": entry.stock.to_dict(),
+                    "guarded": entry.guarded.to_dict(),
+                }
                 for entry in self.entries
             ],
         }
 
+    @property
+    def environment(self) -> str:
+        """The versions in words."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
     def text(self) -> str:
         """Return the report for people."""
-        announced = self.found["max_position_embeddings"]
-        zero = "no DeepSpeed" if self.stage is None else f"ZeRO-{self.stage}"
-        versions = ", ".join(f"{name} {version}" for name, version in self.found["versions"].items())
-        layers = self.found["layers"]
-        skeleton = f"measured on a skeleton of {layers} layer{'s' if layers > 1 else ''}"
+        zero = "no DeepSpeed" if self.job.stage is None else f"ZeRO-{self.job.stage}"
+        skeleton = f"measured on a skeleton of {self.layers} layer{'s' if self.layers > 1 else ''}"
         lines = [
-            f"{self.name}: {self.found['model_type']}, {self.found['description']}; {announced:,} positions",
-            f"{versions}; {zero}, {self.dtype}; {skeleton}",
+            f"{self.job.name}: {self.model_type}, {self.rope}; {self.announced:,} positions",
+            f"{self.environment}; {zero}, {self.job.dtype}; {skeleton}",
             "",
         ]
         if not self.entries:
             return "\n".join([*lines, "no rotary module, so there is nothing to audit"])
-        lines += aligned([_summary(entry, announced) for entry in self.entries], _HEADER)
+        lines += aligned([_summary(entry, self.announced) for entry in self.entries], _HEADER)
         lines += ["", *self._errors_by_position(), ""]
-        lines += _explanations(self.entries)
-        return "\n".join(lines)
+        return "\n".join([*lines, *(line for entry in self.entries for line in _explanation(entry))])
 
     def _errors_by_position(self) -> list[str]:
-        positions = _shown([row["position"] for row in self.entries[0].stock.rows])
-        header = ("phase error (rad) at position", "", *(f"{position:,}" for position in positions))
+        positions = _shown(self.entries[0].stock.errors())
         cells = []
         for entry in self.entries:
-            for kind in _KINDS:
-                errors = _worst_by_position(getattr(entry, kind).rows)
-                title = f"{entry.path}: {entry.module}" if kind == "stock" else ""
+            for title, kind, side in ((entry.title, "stock", entry.stock), ("", "guarded", entry.guarded)):
+                errors = side.errors()
                 cells.append((title, kind, *(number(errors.get(position)) for position in positions)))
-        return aligned(cells, header)
+        return aligned(cells, ("phase error (rad) at position", "", *map(grouped, positions)))
 
 
-_KINDS = ("stock", "guarded")
-_HEADER = ("load path", "module", "stock", "lost at", "phase error (rad)", "over 0.1 rad from", "guarded")
+def _sides(report: AuditReport) -> dict[str, Side]:
+    return {m.path: Side(m, [f for f in report.findings if f.path == m.path]) for m in report.modules}
 
 
-def _sides(result: dict[str, Any]) -> dict[str, tuple[str, Side]]:
-    steps = [step["audit"] for step in result["steps"]]
-    names = [step["step"] for step in result["steps"]]
-    sides = {}
-    for module in steps[-1]["modules"]:
-        side = Side(module["verdict"], module["rows"], guard=module["guard"])
-        for finding in _of(steps[-1], module["path"]):
-            if finding["severity"] == "damaged":
-                side.lost.append(_lost(finding, steps, names))
-            else:
-                side.notes.append(f"{finding['severity']}: {finding['what']}: {finding['source']}")
-        sides[module["path"]] = (module["module_class"], side)
-    return sides
-
-
-def _of(audit: dict[str, Any], module: str) -> list[dict[str, Any]]:
-    return [finding for finding in audit["findings"] if finding["path"] == module]
-
-
-def _lost(finding: dict[str, Any], steps: list[dict[str, Any]], names: list[str]) -> Lost:
-    def is_there(audit: dict[str, Any]) -> dict[str, Any] | None:
-        same = (f for f in _of(audit, finding["path"]) if f["what"] == finding["what"])
-        return next((f for f in same if f["severity"] == "damaged"), None)
-
-    first = next(index for index, audit in enumerate(steps) if is_there(audit))
-    origin = is_there(steps[first]) or finding
-    where = origin["where"] or "unknown"
-    if first > 0 and where != "cache rebuild":
-        where = _STEPS.get(names[first], where)
-    kept = ("phase_error_rad", "cos_error", "first_bad_position", "first_damaged_position")
-    return Lost(finding["what"], where, finding["source"], **{name: finding[name] for name in kept})
-
-
-def _error(row: dict[str, Any]) -> float:
-    value = row["phase_error_rad"]
-    return float("inf") if value is None else float(value)
-
-
-def _with_first(side: dict[str, Any], original: Side) -> dict[str, Any]:
-    return side | {"first_bad_position": original.first_bad_position}
-
-
-def _summary(entry: PathModule, announced: int) -> tuple[str, ...]:
+def _summary(entry: Entry, announced: int) -> tuple[str, ...]:
     stock, guarded = entry.stock.worst(announced), entry.guarded.worst(announced)
-    measured = "-" if stock is None else f"{number(_error(stock))} at {stock['position']:,}"
-    bad = entry.stock.first_bad_position
-    where = ", ".join(dict.fromkeys(lost.where for lost in entry.stock.lost)) or "-"
-    kept = "" if guarded is None else f", {number(_error(guarded))}"
     return (
         entry.path,
-        entry.module or "(the model itself)",
-        entry.stock.verdict,
-        where,
-        measured,
-        "-" if bad is None else f"{bad:,}",
-        f"{entry.guarded.verdict}{kept}",
+        entry.stock.module.path or "(the model itself)",
+        entry.stock.module.verdict,
+        ", ".join(dict.fromkeys(str(lost.where) for lost in entry.stock.lost)) or "-",
+        "-" if stock is None else f"{number(stock.phase_error_rad)} at {stock.position:,}",
+        grouped(entry.stock.first_bad_position),
+        entry.guarded.module.verdict + ("" if guarded is None else f", {number(guarded.phase_error_rad)}"),
     )
 
 
-def _explanations(entries: list[PathModule]) -> list[str]:
-    lines = []
-    for entry in entries:
-        said = _sentences(entry.stock.lost)
-        said += [f"  {note}" for note in entry.stock.notes]
-        if not said:
-            continue
-        lines.append(f"{entry.path}: {entry.module}")
-        lines += dict.fromkeys(said)
-        lines += [f"  guarded,{line[1:]}" for line in _sentences(entry.guarded.lost)]
-        lines += [f"  guard: {entry.guarded.guard}"]
-    return lines
+def _explanation(entry: Entry) -> list[str]:
+    said = _sentences(entry.stock.lost) + [f"  {note}" for note in entry.stock.notes]
+    if not said:
+        return []
+    guarded = [f"  guarded,{line[1:]}" for line in _sentences(entry.guarded.lost)]
+    return [entry.title, *dict.fromkeys(said), *guarded, f"  guard: {entry.guarded.module.guard}"]
 
 
-def _sentences(damage: list[Lost]) -> list[str]:
+def _sentences(damage: list[Finding]) -> list[str]:
     said = [f"  {lost.where}: {lost.source}" for lost in damage]
     # What forward says often only repeats what the tensor that it reads said at more length.
     said = [line for line in said if not any(other != line and other.startswith(line) for other in said)]
     return list(dict.fromkeys(said))
 
 
-def _worst_by_position(rows: list[dict[str, Any]]) -> dict[int, float]:
-    errors: dict[int, float] = {}
-    for row in rows:
-        errors[row["position"]] = max(errors.get(row["position"], 0.0), _error(row))
-    return errors
-
-
-def _shown(positions: list[int]) -> list[int]:
-    unique = sorted(set(positions) - {0}) or [0]
-    if len(unique) <= _COLUMNS:
-        return unique
-    step = (len(unique) - 1) / (_COLUMNS - 1)
-    return [unique[round(index * step)] for index in range(_COLUMNS)]
+def _shown(measured: Iterable[int]) -> list[int]:
+    positions = sorted(set(measured) - {0}) or [0]
+    if len(positions) <= _COLUMNS:
+        return positions
+    step = (len(positions) - 1) / (_COLUMNS - 1)
+    return [positions[round(index * step)] for index in range(_COLUMNS)]
 
 
 def number(value: float | None) -> str:
     """Return two or three digits of ``value``."""
     return "-" if value is None else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
+
+
+def grouped(position: int | None) -> str:
+    """Return ``position`` with a comma after each group of three digits."""
+    return "-" if position is None else f"{position:,}"

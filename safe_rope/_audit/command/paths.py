@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._audit.command.job import Job
+from safe_rope._audit.command.job import DTYPES, Job, stage_of
 from safe_rope._audit.command.skeleton import Skeleton
+from safe_rope._audit.report import Where
 from safe_rope.errors import ConfigError, IncompatibleVersionError
 
-Step = tuple[str, nn.Module]
+Step = tuple[Where | None, nn.Module]
+"""What was done to the model since the last step, where that alone says it, and the model."""
 
-CONSTRUCT, LOAD, INITIALIZE, CAST = "construct", "load", "initialize", "cast"
+Paths = dict[str, Callable[["Material"], Iterator[Step]]]
 
 
 @dataclass
@@ -54,33 +56,23 @@ class Material:
         return cls(skeleton, type(model), folder, deepspeed, getattr(torch, job.dtype))
 
 
-@dataclass(frozen=True)
-class LoadPath:
-    """One way to load.
+def implied(material: Material) -> Paths:
+    """The paths that the DeepSpeed config implies by what a user calls them, the most harmful one first.
 
-    Attributes:
-        name: what a user calls it.
-        steps: yields the model after each step. What comes before the first yield is loading, and runs inside
-            the guard; a guard is closed by the time of the next step.
+    Each yields the model after each step. What comes before the first yield is loading, and runs inside the
+    guard; a guard is closed by the time of the next step.
     """
-
-    name: str
-    steps: Callable[[Material], Iterator[Step]]
-
-
-def implied(material: Material) -> list[LoadPath]:
-    """The paths that the DeepSpeed config implies, the one that loses most often first."""
-    paths: list[LoadPath] = []
     if material.deepspeed is None:
-        paths.append(LoadPath("from_pretrained", _from_pretrained))
+        paths: Paths = {"from_pretrained": _from_pretrained}
     elif material.deepspeed["zero_optimization"]["stage"] == 3:
-        paths.append(LoadPath("zero.Init, initialize", _zero_init))
-        paths.append(LoadPath("ZeRO-3 from_pretrained, initialize", _zero3_from_pretrained))
+        paths = {
+            "zero.Init, initialize": _zero_init,
+            "ZeRO-3 from_pretrained, initialize": _zero3_from_pretrained,
+        }
     else:
-        paths.append(LoadPath("from_pretrained, initialize", _initialized))
+        paths = {"from_pretrained, initialize": _initialized}
     if material.dtype != torch.float32:
-        name = str(material.dtype).removeprefix("torch.")
-        paths.append(LoadPath(f"from_pretrained, .to({name})", _cast))
+        paths[f"from_pretrained, .to({str(material.dtype).removeprefix('torch.')})"] = _cast
     return paths
 
 
@@ -88,13 +80,12 @@ def implied(material: Material) -> list[LoadPath]:
 
 
 def _from_pretrained(material: Material) -> Iterator[Step]:
-    yield LOAD, _load(material, material.dtype)
+    yield None, _load(material, material.dtype)
 
 
 def _initialized(material: Material) -> Iterator[Step]:
-    model = _load(material, material.dtype)
-    yield LOAD, model
-    yield INITIALIZE, _engine(model, material)
+    yield None, (model := _load(material, material.dtype))
+    yield "initialize", _engine(model, material)
 
 
 def _zero_init(material: Material) -> Iterator[Step]:
@@ -102,8 +93,8 @@ def _zero_init(material: Material) -> Iterator[Step]:
 
     with deepspeed.zero.Init(config_dict_or_path=copy.deepcopy(material.deepspeed)):
         model = material.model_class(copy.deepcopy(material.skeleton.config))
-    yield CONSTRUCT, model
-    yield INITIALIZE, _engine(model, material)
+    yield None, model
+    yield "initialize", _engine(model, material)
 
 
 def _zero3_from_pretrained(material: Material) -> Iterator[Step]:
@@ -112,14 +103,13 @@ def _zero3_from_pretrained(material: Material) -> Iterator[Step]:
     config = integration.HfDeepSpeedConfig(copy.deepcopy(material.deepspeed))
     model = _load(material, material.dtype)
     del config
-    yield LOAD, model
-    yield INITIALIZE, _engine(model, material)
+    yield None, model
+    yield "initialize", _engine(model, material)
 
 
 def _cast(material: Material) -> Iterator[Step]:
-    model = _load(material, torch.float32)
-    yield LOAD, model
-    yield CAST, model.to(material.dtype)
+    yield None, (model := _load(material, torch.float32))
+    yield "module cast", model.to(material.dtype)
 
 
 def _load(material: Material, dtype: torch.dtype) -> nn.Module:
@@ -157,11 +147,14 @@ def start_deepspeed() -> None:
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
 
 
-def preload() -> None:
-    """Import, before the forks, what each of them would import for itself and spend most of its time on."""
+def preload() -> str:
+    """Import DeepSpeed before the forks, with all that each would spend most of its time on; its version."""
+    import deepspeed
+
     # DeepSpeed's check of an optimizer imports Muon, and that the compiler.
     with contextlib.suppress(ImportError):
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    return str(deepspeed.__version__)
 
 
 def runnable(asked: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -171,22 +164,26 @@ def runnable(asked: dict[str, Any], dtype: str) -> dict[str, Any]:
         ConfigError: the installed DeepSpeed refuses it.
     """
     whole = _without_auto(asked)
-    for name, section in (("bf16", "bfloat16"), ("fp16", "float16")):
+    for name in ("bf16", "fp16"):
         if isinstance(asked.get(name), dict) and asked[name].get("enabled") == "auto":
-            whole[name] = {**whole.get(name, {}), "enabled": section == dtype}
+            whole[name] = {**whole.get(name, {}), "enabled": DTYPES[name] == dtype}
     _check(whole)
-    zero = {"stage": whole.get("zero_optimization", {}).get("stage", 0)}
-    # The buckets of a real config are larger than a small model by orders of magnitude.
-    buckets = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
-    zero.update(dict.fromkeys(buckets, 100_000))
     kept = {name: whole[name] for name in ("bf16", "bfloat16", "fp16") if name in whole}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "zero_optimization": {**zero, "sub_group_size": 1_000_000, "stage3_param_persistence_threshold": 0},
+        "zero_optimization": {"stage": stage_of(whole), **_SMALL},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         **{name: {"enabled": bool(section.get("enabled", False))} for name, section in kept.items()},
     }
+
+
+# The buckets of a real config are larger than a small model by orders of magnitude.
+_SMALL = {
+    **dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"), 100_000),
+    "sub_group_size": 1_000_000,
+    "stage3_param_persistence_threshold": 0,
+}
 
 
 def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +195,9 @@ def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
 def _check(config: dict[str, Any]) -> None:
     import deepspeed
 
@@ -207,12 +207,10 @@ def _check(config: dict[str, Any]) -> None:
             f"deepspeed {deepspeed.__version__} has no DeepSpeedConfig to read a config with; "
             "expected one of 0.14 to 0.19"
         )
-    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    checked = {name: value for name, value in config.items() if name not in batch}
-    checked["train_micro_batch_size_per_gpu"] = 1
+    checked = {name: copy.deepcopy(value) for name, value in config.items() if name not in _BATCH}
     try:
         with contextlib.redirect_stdout(None):
-            reader(copy.deepcopy(checked))
+            reader({**checked, "train_micro_batch_size_per_gpu": 1})
     except Exception as error:  # pydantic, assertions, ValueError, KeyError: all are about the values
         said = " ".join(str(error).split())
         raise ConfigError(

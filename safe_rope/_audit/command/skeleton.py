@@ -92,20 +92,19 @@ class Skeleton:
         Raises:
             UnsupportedModelError: transformers has no model of this type, or cannot build it.
         """
-        config = copy.deepcopy(self.config)
-        for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-            if type(config) in auto._model_mapping:
-                try:
-                    model: nn.Module = auto.from_config(config)
-                except Exception as error:  # a constructor can fail in any way
-                    raise UnsupportedModelError(
-                        f"transformers {transformers.__version__} cannot build a small {self.model_type}: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
-                return model
-        raise UnsupportedModelError(
-            f"transformers {transformers.__version__} has no model of type {self.model_type!r}"
-        )
+        config, version = copy.deepcopy(self.config), transformers.__version__
+        autos = (transformers.AutoModelForCausalLM, transformers.AutoModel)
+        auto = next((auto for auto in autos if type(config) in auto._model_mapping), None)
+        if auto is None:
+            raise UnsupportedModelError(f"transformers {version} has no model of type {self.model_type!r}")
+        try:
+            model: nn.Module = auto.from_config(config)
+        except Exception as error:  # a constructor can fail in any way
+            why = f"{type(error).__name__}: {error}"
+            raise UnsupportedModelError(
+                f"transformers {version} cannot build a small {self.model_type}: {why}"
+            ) from error
+        return model
 
 
 def _shrunk(whole: Any) -> Any:
@@ -133,7 +132,7 @@ def _keep_one_layer_of_each_kind(config: Any) -> None:
     by_layer = {
         name: value
         for name, value in vars(config).items()
-        if isinstance(value, list | tuple) and len(value) == count and not isinstance(value, str)
+        if isinstance(value, list | tuple) and len(value) == count
     }
     kinds: dict[str, int] = {}
     for layer in range(count):

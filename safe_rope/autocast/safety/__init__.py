@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safe_rope.autocast.safety.choose import choose_parameters, parameters_named
+from safe_rope.autocast.safety.choose import choose_parameters
 from safe_rope.autocast.safety.derive import derive_safe_parameters
 from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
 
@@ -11,5 +11,4 @@ __all__ = [
     "SafetyReport",
     "choose_parameters",
     "derive_safe_parameters",
-    "parameters_named",
 ]

@@ -5,21 +5,20 @@ from __future__ import annotations
 import difflib
 import logging
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from safe_rope.autocast import _deepspeed, preflight
+from safe_rope.autocast import _deepspeed
 from safe_rope.autocast.safety.derive import derive_safe_parameters
-from safe_rope.autocast.safety.inputs import find_example_inputs
+from safe_rope.autocast.safety.inputs import ExampleInputs, example_inputs
 from safe_rope.autocast.safety.parameters import Shared, shared_parameters
-from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
-from safe_rope.autocast.safety.verdicts import make_entry, short
+from safe_rope.autocast.safety.report import SafetyReport, short
+from safe_rope.autocast.safety.verdicts import by_dtype, make_entries
 from safe_rope.autocast.settings import AutocastSettings
-from safe_rope.errors import ConfigError, PrecisionWarning
+from safe_rope.errors import PrecisionWarning
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +35,12 @@ _SHOWN = 3
 
 
 def choose_parameters(
-    model: nn.Module,
-    settings: AutocastSettings,
-    example: Any = None,
-    training_data: Any = None,
-    collate_fn: Callable[[Any], Any] | None = None,
-) -> tuple[frozenset[str], SafetyReport]:
+    model: nn.Module, settings: AutocastSettings, *sources: Any
+) -> tuple[list[nn.Parameter], SafetyReport]:
     """Choose the parameters that the engine communicates in the autocast dtype.
 
-    Returns:
-        their names, and the report that they come from.
+    ``sources`` are those of `example_inputs`. Returns the parameters, each once, and the report that they
+    come from.
 
     Raises:
         ConfigError: the example inputs are not what the model's forward takes.
@@ -55,51 +50,33 @@ def choose_parameters(
             classes that the model does not have, or with a parameter that it reads in FP32, which stays FP32.
 
     """
-    report = _report(model, settings, example, training_data, collate_fn)
+    found = traced(model, settings.dtype, *sources)
+    report = found[1] if found is not None else default_safe_parameters(model, settings.dtype)
     for text in report.warnings:
         logger.info("%s", text)
-    if settings.safe_modules == "auto":
-        return report.safe, report
-    check = check_safe_modules(model, preflight.import_classes(settings.safe_modules), report)
-    if not check.ok:
-        warnings.warn(f"lower_precision_safe_modules: {check}", PrecisionWarning, stacklevel=4)
-    return check.safe, report
-
-
-def _report(
-    model: nn.Module,
-    settings: AutocastSettings,
-    example: Any,
-    training_data: Any,
-    collate_fn: Callable[[Any], Any] | None,
-) -> SafetyReport:
-    inputs = find_example_inputs(model, example, training_data, collate_fn)
-    if inputs is None:
-        return default_safe_parameters(model, settings.dtype)
-    try:
-        return derive_safe_parameters(
-            model, *inputs.args, dtype=settings.dtype, device_type=_deepspeed.device_type(), **inputs.kwargs
-        )
-    except Exception:
-        if inputs.source == "example_inputs":
-            raise
-        logger.info("the model cannot be traced with inputs from %s", inputs.source, exc_info=True)
-        return default_safe_parameters(model, settings.dtype)
-
-
-def parameters_named(model: nn.Module, names: frozenset[str]) -> list[nn.Parameter]:
-    """Return the floating parameters of these names, each once.
-
-    Raises:
-        ConfigError: the model has no parameter of one of the names.
-
-    """
+    names = report.safe
+    if settings.safe_modules != "auto":
+        names, complaints = check_safe_modules(model, settings.safe_modules, report)
+        if complaints:
+            message = "lower_precision_safe_modules: " + "\n".join(complaints)
+            warnings.warn(message, PrecisionWarning, stacklevel=4)
     known = dict(model.named_parameters(remove_duplicate=False))
-    lacking = sorted(names - known.keys())
-    if lacking:
-        raise ConfigError(f"{type(model).__name__} has no parameters {', '.join(lacking[:3])}")
-    found = {id(known[name]): known[name] for name in sorted(names)}
-    return [parameter for parameter in found.values() if parameter.is_floating_point()]
+    chosen = {id(known[name]): known[name] for name in sorted(names)}
+    return [parameter for parameter in chosen.values() if parameter.is_floating_point()], report
+
+
+def traced(model: nn.Module, dtype: torch.dtype, *sources: Any) -> tuple[ExampleInputs, SafetyReport] | None:
+    """Trace the model with the first of its inputs that it takes; None where it takes none."""
+    for inputs in example_inputs(model, *sources):
+        try:
+            return inputs, derive_safe_parameters(
+                model, *inputs.args, dtype=dtype, device_type=_deepspeed.device_type(), **inputs.kwargs
+            )
+        except Exception:  # a model may object in any way
+            if inputs.source == "example_inputs":
+                raise
+            logger.info("the model cannot be traced with inputs from %s", inputs.source, exc_info=True)
+    return None
 
 
 def default_safe_parameters(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> SafetyReport:
@@ -107,42 +84,26 @@ def default_safe_parameters(model: nn.Module, dtype: torch.dtype = torch.bfloat1
 
     A subclass counts where it has its base's forward; one with its own may read the weight in any way. A
     parameter that is tied to another, shares memory with one, or is held by several modules is left out.
-
-    Args:
-        model: any model, partitioned or not; nothing is run.
-        dtype: the low dtype.
-
-    Returns:
-        SafetyReport: with the same warning as below.
+    Nothing is run.
 
     Warns:
-        PrecisionWarning: always, with how to do better.
+        PrecisionWarning: always, with how to do better, which the report says too.
 
     """
     low = short(dtype)
     advice = _ADVICE.format(dtype=low)
     warnings.warn(advice, PrecisionWarning, stacklevel=2)
     layers = of_classes(model, DEFAULT_CLASSES, inherited_forward=True)
-    entries = {}
-    for group in shared_parameters(model):
-        for name in group.names:
-            safe, reason = _verdict(name, group, layers, dtype)
-            entries[name] = make_entry(name, group, safe, reason)
-    ordered = (entries[name] for name, _ in model.named_parameters(remove_duplicate=False))
-    return SafetyReport(tuple(ordered), (advice,), low)
 
+    def verdict(group: Shared) -> tuple[bool, str, None]:
+        safe, reason = True, "the weight of a layer that autocast casts; not traced"
+        if len(group.names) > 1:
+            safe, reason = False, "not traced"
+        elif group.names[0] not in layers:
+            safe, reason = False, "in no layer that autocast is known to cast; not traced"
+        return *(by_dtype(group, dtype) or (safe, reason)), None
 
-def _verdict(name: str, group: Shared, layers: frozenset[str], dtype: torch.dtype) -> tuple[bool, str]:
-    parameter = group.parameters[0]
-    if parameter.dtype == dtype:
-        return True, f"already {short(dtype)}"
-    if parameter.dtype != torch.float32:
-        return False, f"{short(parameter.dtype)}, which autocast does not cast"
-    if len(group.names) > 1:
-        return False, "not traced"
-    if name not in layers:
-        return False, "in no layer that autocast is known to cast; not traced"
-    return True, "the weight of a layer that autocast casts; not traced"
+    return SafetyReport(make_entries(model, shared_parameters(model), verdict), (advice,), low)
 
 
 def of_classes(
@@ -150,11 +111,7 @@ def of_classes(
 ) -> frozenset[str]:
     """Return the names of the parameters that modules of ``classes``, or of subclasses, hold themselves.
 
-    Args:
-        model: the model.
-        classes: module classes.
-        inherited_forward: leave out modules whose class has a forward that is none of ``classes``'.
-
+    With ``inherited_forward``, only of modules whose class has the forward of one of ``classes``.
     """
     forwards = {cls.forward for cls in classes}
     return frozenset(
@@ -166,85 +123,37 @@ def of_classes(
     )
 
 
-@dataclass(frozen=True)
-class SafeModulesCheck:
-    """What is wrong with a list of safe module classes, and which parameters it leaves.
-
-    Attributes:
-        safe: names of the parameters of the listed classes that are safe.
-        unsafe: the parameters of the listed classes that are not, with what reads them.
-        unknown: one message for each listed class of which the model has no module.
-    """
-
-    safe: frozenset[str]
-    unsafe: tuple[ParameterSafety, ...]
-    unknown: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every class occurs and every parameter of them is safe."""
-        return not (self.unsafe or self.unknown)
-
-    def __str__(self) -> str:
-        lines = list(self.unknown)
-        if self.unsafe:
-            shown = "; ".join(f"{entry.name} is {entry.reason}" for entry in self.unsafe[:_SHOWN])
-            more = f"; and {len(self.unsafe) - _SHOWN} more" if len(self.unsafe) > _SHOWN else ""
-            lines.append(
-                f"{len(self.unsafe)} parameter(s) of the listed classes are not safe in low precision and "
-                f"stay as they are: {shown}{more}"
-            )
-        return "\n".join(lines)
-
-
 def check_safe_modules(
-    model: nn.Module, classes: Iterable[type[nn.Module] | str], report: SafetyReport
-) -> SafeModulesCheck:
-    """Compare the parameters of ``classes`` with what ``report`` says about them.
+    model: nn.Module, classes: Sequence[type[nn.Module]], report: SafetyReport
+) -> tuple[frozenset[str], list[str]]:
+    """Compare the parameters of ``classes``, which stand for their subclasses too, with what ``report`` says.
 
-    Args:
-        model: the model.
-        classes: module classes, or their qualified names ("torch.nn.Linear"); a class stands for its
-            subclasses too.
-        report: from `derive_safe_parameters` or `default_safe_parameters`.
-
+    Returns the names of the safe ones, and a complaint for each class of which the model has no module, and
+    one about all parameters that are not safe, with what reads them.
     """
-    known: dict[str, type[nn.Module]] = {}
-    for module in model.modules():
-        for cls in type(module).__mro__:
-            if issubclass(cls, nn.Module):
-                known |= dict.fromkeys(_names(cls), cls)
-    listed: list[type[nn.Module]] = []
-    unknown = []
-    for wanted in classes:
-        found = known.get(wanted if isinstance(wanted, str) else _names(wanted)[0])
-        if found is not None:
-            listed.append(found)
-        else:
-            unknown.append(_unknown(model, wanted, known))
-    held = of_classes(model, tuple(listed)) if listed else frozenset()
+    listed = tuple(cls for cls in classes if any(isinstance(module, cls) for module in model.modules()))
+    complaints = [_unknown(model, cls) for cls in classes if cls not in listed]
+    held = of_classes(model, listed)
     entries = [entry for entry in report.parameters if entry.name in held]
-    return SafeModulesCheck(
-        frozenset(entry.name for entry in entries if entry.safe),
-        tuple(entry for entry in entries if not entry.safe),
-        tuple(unknown),
-    )
+    unsafe = [f"{entry.name} is {entry.reason}" for entry in entries if not entry.safe]
+    if unsafe:
+        more = f"; and {len(unsafe) - _SHOWN} more" if len(unsafe) > _SHOWN else ""
+        complaints.append(
+            f"{len(unsafe)} parameter(s) of the listed classes are not safe in low precision and "
+            f"stay as they are: {'; '.join(unsafe[:_SHOWN])}{more}"
+        )
+    return frozenset(entry.name for entry in entries if entry.safe), complaints
 
 
-def _names(cls: type[nn.Module]) -> list[str]:
-    names = [f"{cls.__module__}.{cls.__qualname__}"]
-    if cls.__module__.startswith("torch.nn.modules."):
-        names.append(f"torch.nn.{cls.__qualname__}")
-    return names
-
-
-def _unknown(model: nn.Module, wanted: type[nn.Module] | str, known: dict[str, type[nn.Module]]) -> str:
-    name = wanted if isinstance(wanted, str) else _names(wanted)[-1]
-    candidates = [
-        entry for entry in known if entry not in ("torch.nn.Module", "torch.nn.modules.module.Module")
-    ]
+def _unknown(model: nn.Module, wanted: type[nn.Module]) -> str:
+    classes = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
     # The class's own name counts, wherever it lives.
-    by_end = {entry.rpartition(".")[2]: entry for entry in candidates}
-    near = difflib.get_close_matches(name.rpartition(".")[2], by_end, 1, 0.6)
-    hint = f"; did you mean {by_end[near[0]]}?" if near else ""
-    return f"{type(model).__name__} has no module of the class {name}{hint}"
+    by_name = {c.__name__: c for c in classes if issubclass(c, nn.Module) and c is not nn.Module}
+    near = difflib.get_close_matches(wanted.__name__, by_name, 1, 0.6)
+    hint = f"; did you mean {_qualified(by_name[near[0]])}?" if near else ""
+    return f"{type(model).__name__} has no module of the class {_qualified(wanted)}{hint}"
+
+
+def _qualified(cls: type[nn.Module]) -> str:
+    package = "torch.nn" if cls.__module__.startswith("torch.nn.modules.") else cls.__module__
+    return f"{package}.{cls.__qualname__}"

@@ -13,14 +13,14 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from safe_rope.autocast.safety import moves
+from safe_rope._base.tensors import tensors
+from safe_rope.autocast._operators import Watch
 from safe_rope.autocast.safety.borrowed import borrowed
 from safe_rope.autocast.safety.flow import Flow, Modules
 from safe_rope.autocast.safety.parameters import Shared, device_of, shared_parameters
@@ -28,7 +28,7 @@ from safe_rope.autocast.safety.report import SafetyReport
 from safe_rope.autocast.safety.siblings import called_like, unreached_siblings
 from safe_rope.autocast.safety.stand_ins import FakeStandIns, StandIns, fake_tensors
 from safe_rope.autocast.safety.undo import Undo
-from safe_rope.autocast.safety.verdicts import make_report
+from safe_rope.autocast.safety.verdicts import report_on_flow
 from safe_rope.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -79,84 +79,73 @@ def derive_safe_parameters(
         )
     groups = shared_parameters(model)
     device = torch.device(device_type) if device_type else device_of(groups)
-    autocast(device, dtype)  # raises where there is none
-    trace = _Trace(model, groups, device, dtype, args, kwargs)
+    low = autocast(device, dtype)
     try:
-        flow, notes = trace.run(fake=True)
+        return _trace(model, groups, device, low, (args, kwargs), fake=True)
     except Exception as error:  # whatever a model does that fake tensors cannot
         logger.debug("tracing on fake tensors failed, tracing on real ones", exc_info=True)
         try:
-            flow, notes = trace.run(fake=False)
+            return _trace(model, groups, device, low, (args, kwargs), fake=False)
         except Exception as second:
             raise second from error
-    return make_report(model, groups, flow, dtype, notes)
 
 
-@dataclass
-class _Trace:
-    model: nn.Module
-    groups: list[Shared]
-    device: torch.device
-    dtype: torch.dtype
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def run(self, fake: bool) -> tuple[Flow, list[str]]:
-        """Trace the step in each mode; return what was seen and what could not be."""
-        modules, undo = Modules(self.model), Undo(active=not fake)
-        flow = Flow(self.dtype, modules, undo)
-        notes: list[str] = []
-        with _random_state_kept(self.device), modules, contextlib.ExitStack() as stack:
-            stack.enter_context(torch.autocast(self.device.type, enabled=False))  # the backward's, and ours
-            stack.enter_context(torch.inference_mode(False))
-            stack.callback(undo.restore)
-            kind: type[StandIns] = StandIns
-            if fake:
-                stack.enter_context(fake_tensors())
-                kind = FakeStandIns
-            stand_ins = kind(self.groups, flow, self.device)
-            for training in (None,) if self.model.training else (None, True):
-                with borrowed(self.model, stand_ins, training):
-                    self._step(flow, modules, stand_ins, notes)
-            self._reach_the_rest(flow, stand_ins, modules, notes)
-        return flow, notes
-
-    def _reach_the_rest(self, flow: Flow, stand_ins: StandIns, modules: Modules, notes: list[str]) -> None:
+def _trace(
+    model: nn.Module, groups: list[Shared], device: torch.device, low: torch.autocast, inputs: Any, fake: bool
+) -> SafetyReport:
+    """Trace the step in each mode of the model; report what was seen and what could not be."""
+    modules, undo = Modules(model), Undo(active=not fake)
+    flow = Flow(low.fast_dtype, modules, undo)
+    with _random_state_kept(device), modules.watched(), contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autocast(device.type, enabled=False))  # the backward's, and ours
+        stack.enter_context(torch.inference_mode(False))
+        stack.callback(undo.restore)
+        if fake:
+            stack.enter_context(fake_tensors())
+        stand_ins = (FakeStandIns if fake else StandIns)(groups, flow, device)
+        notes = []
+        for training in (None,) if model.training else (None, True):
+            with borrowed(model, stand_ins, training):
+                notes += _step(model, low, inputs, flow, modules, stand_ins)
         unused = {name for group, uses in flow.uses.items() if not uses.any for name in group.names}
-        plan = unreached_siblings(self.model, unused, modules.called)
+        plan = unreached_siblings(model, unused, modules.called)
         if plan:
-            with borrowed(self.model, stand_ins, None), called_like(self.model, plan) as called:
-                self._step(flow, modules, stand_ins, [])
+            with borrowed(model, stand_ins, None), called_like(model, plan) as called:
+                _step(model, low, inputs, flow, modules, stand_ins)
             if called:
                 notes.append(
                     f"the example input does not reach {len(called)} module(s), such as {min(called)}; "
                     "they were called as their siblings were, with the same arguments"
                 )
+    return report_on_flow(model, groups, flow, notes)
 
-    def _step(self, flow: Flow, modules: Modules, stand_ins: StandIns, notes: list[str]) -> None:
-        args, kwargs = tree_map_only(Tensor, stand_ins.value, (self.args, self.kwargs))
-        low = autocast(self.device, self.dtype)
-        with torch.enable_grad(), flow:
-            with low:
-                output = self.model(*args, **kwargs)
-            flow.read(output, "the model's output")
-            ends = [end for end in moves.tensors(output) if end.requires_grad]
-            weights = stand_ins.trainable()
-            if not (ends and weights):
-                return
-            if stand_ins.real_bytes > _BACKWARD_LIMIT:
-                notes.append("the backward was not traced, which matters for custom autograd functions only")
-                return
-            modules.in_backward = True
-            try:
-                ones = [torch.ones_like(end) for end in ends]
-                torch.autograd.backward(ends, ones, inputs=weights)
-            except Exception as error:  # the forward's verdict stands; only custom functions can differ
-                notes.append(f"the backward could not be traced ({type(error).__name__}: {error})")
-            finally:
-                modules.in_backward = False
-                for weight in weights:
-                    weight.grad = None
+
+def _step(
+    model: nn.Module, low: torch.autocast, inputs: Any, flow: Flow, modules: Modules, stand_ins: StandIns
+) -> list[str]:
+    """Run forward and backward; return what of them could not be traced."""
+    args, kwargs = tree_map_only(Tensor, stand_ins.value, inputs)
+    with torch.enable_grad(), Watch(flow.run):
+        with low:
+            output = model(*args, **kwargs)
+        flow.read(output, "the model's output")
+        ends = [end for end in tensors(output) if end.requires_grad]
+        weights = stand_ins.trainable()
+        if not (ends and weights):
+            return []
+        if stand_ins.real_bytes > _BACKWARD_LIMIT:
+            return ["the backward was not traced, which matters for custom autograd functions only"]
+        modules.in_backward = True
+        try:
+            ones = [torch.ones_like(end) for end in ends]
+            torch.autograd.backward(ends, ones, inputs=weights)
+        except Exception as error:  # the forward's verdict stands; only custom functions can differ
+            return [f"the backward could not be traced ({type(error).__name__}: {error})"]
+        finally:
+            modules.in_backward = False
+            for weight in weights:
+                weight.grad = None
+    return []
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

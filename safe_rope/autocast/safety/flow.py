@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from safe_rope._base.tensors import tensors
+from safe_rope.autocast._operators import Operator, Watch, packet
 from safe_rope.autocast.safety import moves
 from safe_rope.autocast.safety.parameters import Shared, WeakStorage, memory_range
 from safe_rope.autocast.safety.undo import Undo
@@ -19,16 +21,10 @@ _CASTING = frozenset({"_to_copy", "copy_", "copy"})
 
 @dataclass
 class Uses:
-    """How the traced step used one parameter.
+    """How the traced step used one parameter."""
 
-    Attributes:
-        casts: how often its values were rounded to the low dtype.
-        reads: where its values were read as they are, in words, without repetition.
-        read_operators: the names of the operators that did.
-    """
-
-    casts: int = 0
-    reads: list[str] = field(default_factory=list)
+    casts: int = 0  # how often its values were rounded to the low dtype
+    reads: list[str] = field(default_factory=list)  # where its values were read as they are, in words
     read_operators: set[str] = field(default_factory=set)
 
     @property
@@ -38,7 +34,7 @@ class Uses:
 
 
 class Modules:
-    """Where in the model an operator runs, told by hooks on all modules; a context manager."""
+    """Where in the model an operator runs, told by hooks on all modules while `watched` is open."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -46,18 +42,15 @@ class Modules:
         self.called: set[str] = set()
         self.in_backward = False
 
-    def __enter__(self) -> Modules:
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notice each call of a module."""
         hooks = nn.modules.module
-        self._handles = (
+        with (
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._inside.clear()
+        ):
+            yield
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))
@@ -76,7 +69,7 @@ class Modules:
         return f" in {self._inside[-1]}" if self._inside and self._inside[-1] else ""
 
 
-class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Flow:
     """Record, for every parameter, the casts to ``low`` and the reads of uncast values.
 
     A storage *carries* a parameter while elements of it are elements of the parameter, bit for bit. Views
@@ -85,14 +78,13 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, low: torch.dtype, modules: Modules, undo: Undo) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.low = low
         self.uses: dict[Shared, Uses] = {}
         self._modules = modules
         self._undo = undo
         self._ranges: dict[int, list[tuple[int, int, Shared]]] = {}
-        self._held: list[torch.UntypedStorage] = []  # keeps the keys of _ranges from being used again
-        self._carried: dict[int, tuple[Any, dict[Shared, str]]] = {}
+        self._carried: dict[int, dict[Shared, str]] = {}
+        self._held: list[Any] = []  # keeps the keys of both from being used again
 
     def follow(self, tensor: Tensor, group: Shared) -> None:
         """Treat the memory of ``tensor`` as that of the parameter ``group``."""
@@ -105,51 +97,41 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def read(self, values: Any, what: str) -> None:
         """Record that something which is no operator reads ``values``: the caller of the model."""
-        for group, how in self._carries(moves.tensors(values)).items():
+        for group, how in self._carries(tensors(values)).items():
             self._record(group, how, what, what)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run(self, func: Operator, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run the operator, with what it does to parameters recorded."""
-        keywords = kwargs or {}
         if _is_composite(func):
-            with self:
+            with Watch(self.run):
                 result = func.decompose(*args, **keywords)
             if result is not NotImplemented:
                 return result
         self._undo.before(func, args, keywords)
-        carried = self._carries(moves.tensors((args, keywords)))
+        carried = self._carries(tensors((args, keywords)))
         result = func(*args, **keywords)
         self._undo.after(func, result)
         if carried:
             self._use(func, args, keywords, carried, result)
         return result
 
-    def _use(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        keywords: dict[str, Any],
-        carried: dict[Shared, str],
-        result: Any,
-    ) -> None:
+    def _use(self, func: Operator, args: Any, keywords: Any, carried: dict[Shared, str], result: Any) -> None:
         if moves.is_view(func):
-            self._carry(moves.tensors(result), carried, "")
+            self._carry(tensors(result), carried, "")
             return
         if moves.reads_shapes_only(func):
             return
-        name, where = moves.qualified(func), self._modules.describe()
+        name, where = func._schema.name.replace("::", "."), self._modules.describe()
         for group in self._parameters_in(moves.written(func, args, keywords)):
             self._record(group, "", f"{name} (which writes to it){where}", name)
-        sources = list(moves.tensors((args[1:], keywords) if moves.overwrites(func) else (args, keywords)))
+        sources = list(tensors((args[1:], keywords) if moves.overwrites(func) else (args, keywords)))
         carried = self._carries(sources)
         if not carried:
             return
         if moves.moves_only(func, args, keywords):
-            results = list(moves.tensors(result))
+            results = list(tensors(result))
             dtypes = {source.dtype for source in sources if self._carries([source])}
-            if moves.packet(func) in _CASTING and all(t.dtype == self.low for t in results):
+            if packet(func) in _CASTING and all(t.dtype == self.low for t in results):
                 if all(dtype.is_floating_point for dtype in dtypes):
                     for group in carried:
                         self.uses[group].casts += 1
@@ -168,30 +150,21 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             uses.reads.append(text)
 
     def _parameters_in(self, values: Iterable[Tensor]) -> set[Shared]:
-        found = set()
-        for value in values:
-            place = memory_range(value)
-            if place is not None:
-                key, start, end = place
-                found |= {
-                    group for low, high, group in self._ranges.get(key, ()) if start < high and low < end
-                }
-        return found
+        return {
+            group
+            for key, start, end in filter(None, map(memory_range, values))
+            for low, high, group in self._ranges.get(key, ())
+            if start < high and low < end
+        }
 
     def _carries(self, values: Iterable[Tensor]) -> dict[Shared, str]:
         """Return the parameters that ``values`` carry, each with how it got there."""
         found: dict[Shared, str] = {}
         for value in values:
             place = memory_range(value)
-            if place is None:
-                continue
-            found |= dict.fromkeys(self._parameters_in([value]), "")
-            known = self._carried.get(place[0])
-            if known is not None:
-                if known[0].expired():
-                    del self._carried[place[0]]
-                else:
-                    found |= known[1]
+            if place is not None:
+                found |= dict.fromkeys(self._parameters_in([value]), "")
+                found |= self._carried.get(place[0], {})
         return found
 
     def _carry(self, values: Iterable[Tensor], carried: dict[Shared, str], step: str) -> None:
@@ -199,11 +172,11 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             place = memory_range(value)
             if place is None or (place[0] in self._ranges and not step):
                 continue
-            known = self._carried.get(place[0])
-            if known is None or known[0].expired():
-                known = self._carried[place[0]] = (WeakStorage(value.untyped_storage()), {})
+            if place[0] not in self._carried:
+                self._held.append(WeakStorage(value.untyped_storage()))
+            known = self._carried.setdefault(place[0], {})
             for group, how in carried.items():
-                known[1].setdefault(group, how or step)
+                known.setdefault(group, how or step)
 
 
 def _is_composite(func: Any) -> bool:

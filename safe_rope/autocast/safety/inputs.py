@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._pytree import tree_map_only
 
-from safe_rope.autocast.safety.borrowed import borrowed
-from safe_rope.autocast.safety.flow import Flow, Modules
-from safe_rope.autocast.safety.parameters import device_of, shared_parameters
-from safe_rope.autocast.safety.stand_ins import FakeStandIns, StandIns, fake_tensors
-from safe_rope.autocast.safety.undo import Undo
 from safe_rope.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,8 +20,8 @@ _SAMPLES = 2  # of the training data
 # Of the inputs made from what a transformers model says about itself.
 _BATCH, _LENGTH = 2, 8
 _IMAGE = 224
+_PARTS = {"pixel_values": "vision_config", "input_ids": "text_config", "input_features": "audio_config"}
 _WAVE = 4000  # a quarter of a second of speech, more than any feature encoder's stride
-_DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 @dataclass(frozen=True)
@@ -40,46 +33,39 @@ class ExampleInputs:
     source: Literal["example_inputs", "training_data", "model"] = "example_inputs"
 
 
-def find_example_inputs(
+def example_inputs(
     model: nn.Module,
-    example_inputs: Any = None,
+    given: Any = None,
     training_data: Any = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-) -> ExampleInputs | None:
-    """Return inputs for ``model``'s forward, from the first source that there is.
+) -> Iterator[ExampleInputs]:
+    """Yield inputs that the signature of ``model``'s forward accepts, the likeliest ones first.
 
-    Args:
-        model: the model; its forward's signature tells how a batch is passed.
-        example_inputs: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
-        training_data: a dataset. Its first samples are read; an iterator, which can be read once
-            only, is left alone.
-        collate_fn: makes a batch of samples, as in a DataLoader.
-
-    Returns:
-        ExampleInputs; None where nothing is given and the model does not say what it takes.
+    What is ``given`` (a mapping of keyword arguments, a tuple or list of positional ones, or the only one) is
+    all there is. Else come the first samples of ``training_data``, a dataset, made a batch by ``collate_fn``
+    as in a DataLoader; an iterator, which can be read once only, is left alone.
 
     Raises:
-        ConfigError: example_inputs do not fit the signature of the model's forward.
+        ConfigError: ``given`` does not fit the signature of the model's forward.
 
     """
-    if example_inputs is not None:
-        args, kwargs = _as_arguments(example_inputs)
+    if given is not None:
+        args, kwargs = _as_arguments(given)
         misfit = _misfit(model, args, kwargs)
         if misfit:
             raise ConfigError(
                 f"expected example_inputs that {type(model).__name__}.forward takes (a mapping of keyword "
-                f"arguments, or a tuple of positional ones), got {_kinds(example_inputs)}: {misfit}"
+                f"arguments, or a tuple of positional ones), got {_kinds(given)}: {misfit}"
             )
-        return ExampleInputs(args, kwargs, "example_inputs")
+        yield ExampleInputs(args, kwargs, "example_inputs")
+        return
     batch = _first_batch(training_data, collate_fn) if training_data is not None else None
-    if batch is not None:
-        for args, kwargs in _readings(batch):
-            if not _misfit(model, args, kwargs) and _takes(model, args, kwargs):
-                return ExampleInputs(args, kwargs, "training_data")
+    for args, kwargs in _readings(batch) if batch is not None else ():
+        if not _misfit(model, args, kwargs):
+            yield ExampleInputs(args, kwargs, "training_data")
     for own in _described(model):
-        if not _misfit(model, (), own) and _takes(model, (), own):
-            return ExampleInputs((), own, "model")
-    return None
+        if not _misfit(model, (), own):
+            yield ExampleInputs((), own, "model")
 
 
 def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -107,16 +93,14 @@ def _first_batch(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> An
         return None
     try:
         with torch.random.fork_rng(devices=[]):
-            return (collate_fn or default_collate)(_first_samples(data))
+            if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+                samples = [data[index] for index in range(min(_SAMPLES, len(data)))]
+            else:
+                samples = list(itertools.islice(data, _SAMPLES))
+            return (collate_fn or default_collate)(samples)
     except Exception:  # a dataset may do anything; the model's own description is next
         logger.info("the first batch of training_data cannot be used to trace the model", exc_info=True)
         return None
-
-
-def _first_samples(data: Any) -> list[Any]:
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return [data[index] for index in range(min(_SAMPLES, len(data)))]
-    return [sample for sample, _ in zip(iter(data), range(_SAMPLES), strict=False)]
 
 
 def _misfit(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -137,41 +121,6 @@ def _kinds(value: Any) -> str:
     return type(value).__name__
 
 
-# ---- whether a model takes certain inputs ---------------------------------------------------------------
-
-
-def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``model(*args, **kwargs)`` comes to an end, as far as can be told cheaply.
-
-    Where fake tensors are stopped by what only values can tell, the inputs count as taken.
-    """
-    for fake in (True, False):
-        try:
-            _run(model, args, kwargs, fake)
-        except _DEPENDS_ON_VALUES:
-            return True
-        except Exception:  # a model may object in any way, and so may fake tensors
-            logger.debug("the model does not take %s %s", args, kwargs, exc_info=True)
-        else:
-            return True
-    return False
-
-
-def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fake: bool) -> None:
-    groups = shared_parameters(model)
-    undo = Undo(active=not fake)
-    with contextlib.ExitStack() as stack:
-        stack.callback(undo.restore)
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        if fake:
-            stack.enter_context(fake_tensors())
-        kind = FakeStandIns if fake else StandIns
-        stand_ins = kind(groups, None, device_of(groups))
-        given, named = tree_map_only(Tensor, stand_ins.value, (args, kwargs))
-        with borrowed(model, stand_ins, None), torch.no_grad(), Flow(torch.bfloat16, Modules(model), undo):
-            model(*given, **named)
-
-
 # ---- what a transformers model says about its inputs: its main input's name, its config, its signature ----
 
 
@@ -186,14 +135,15 @@ def _described(model: nn.Module) -> Iterator[dict[str, Any]]:
     for name in [main] if isinstance(main, str) else list(main):
         built |= _input(name, config)
     extra: dict[str, Any] = {}
-    for name in ("input_ids", "pixel_values", "input_features"):
-        if name in parameters and name not in built and _has_part_for(name, config):
+    for name, part in _PARTS.items():
+        if name in parameters and name not in built and getattr(config, part, None) is not None:
             extra |= _input(name, config)
     decoder = {}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         decoder = {"decoder_input_ids": _token_ids(config)}
     if built:
-        yield from ({**built, **extra, **decoder}, {**built, **decoder}, {**built, **extra}, built)
+        together = ({**built, **extra, **decoder}, {**built, **decoder}, {**built, **extra}, built)
+        yield from {frozenset(inputs): inputs for inputs in together}.values()
     own = getattr(model, "dummy_inputs", None)
     if isinstance(own, dict):
         yield dict(own)
@@ -204,11 +154,6 @@ def _parameter_names(model: nn.Module) -> set[str]:
         return set(inspect.signature(model.forward).parameters)
     except ValueError:
         return set()
-
-
-def _has_part_for(name: str, config: Any) -> bool:
-    part = {"input_ids": "text_config", "pixel_values": "vision_config", "input_features": "audio_config"}
-    return getattr(config, part[name], None) is not None
 
 
 def _input(name: str, config: Any) -> dict[str, Any]:
@@ -222,9 +167,7 @@ def _input(name: str, config: Any) -> dict[str, Any]:
     if name == "input_values":
         bins, length = _find(config, "num_mel_bins"), _find(config, "max_length")
         return {name: torch.randn(_BATCH, length, bins) if bins and length else torch.randn(_BATCH, _WAVE)}
-    if name == "input_features":
-        return {name: _spectrogram(config)}
-    return {}
+    return {name: _spectrogram(config)} if name == "input_features" else {}
 
 
 def _token_ids(config: Any) -> Tensor:
@@ -253,11 +196,7 @@ def _spectrogram(config: Any) -> Tensor:
 
 def _find(config: Any, *names: str, default: Any = None) -> Any:
     """Return the first of the attributes that the config, or one of its parts, has."""
-    parts = (
-        config,
-        *(getattr(config, part, None) for part in ("vision_config", "text_config", "audio_config")),
-    )
-    for part in parts:
+    for part in (config, *(getattr(config, part, None) for part in _PARTS.values())):
         for name in names:
             value = getattr(part, name, None)
             if value is not None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
+
+from safe_rope._base.text import aligned
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -83,30 +88,35 @@ class SafetyReport:
             f"{len(safe)} of {len(counted)} parameters, {self.safe_share:.1%} of the elements, "
             f"may travel in {self.dtype}"
         )
-        return "\n".join([head, *_table(counted), *(f"warning: {text}" for text in self.warnings)])
+        return "\n".join([head, *_lines(counted), *(f"warning: {text}" for text in self.warnings)])
 
 
-_HEADER = ("parameter", "safe", "bytes", "why")
-
-
-def _table(entries: list[ParameterSafety]) -> list[str]:
+def _lines(entries: list[ParameterSafety]) -> list[str]:
     """Align the entries; those that differ in nothing but numbers in their names share one row."""
     grouped: dict[tuple[str, bool, str], list[ParameterSafety]] = {}
     for entry in entries:
         key = (_NUMBER.sub("*", entry.name), entry.safe, _NUMBER.sub("*", entry.reason))
         grouped.setdefault(key, []).append(entry)
-    rows = [_HEADER, *(_cells(key, members) for key, members in grouped.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return [
-        "  ".join(
-            (row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2].rjust(widths[2]), row[3])
-        ).rstrip()
-        for row in rows
+    rows = []
+    for (name, safe, reason), members in grouped.items():
+        if len(members) == 1:
+            name, reason = members[0].name, members[0].reason
+        else:
+            name = f"{name} ({len(members)})"
+        rows.append((name, "yes" if safe else "no", f"{sum(entry.bytes for entry in members):,}", reason))
+    return table(("parameter", "safe", "bytes", "why"), rows, numbers={"bytes"})
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numbers: Collection[str]) -> list[str]:
+    """Return the lines of a table, the columns named in ``numbers`` aligned at the right."""
+    columns = [
+        [cell.rjust(max(map(len, column))) for cell in column] if column[0] in numbers else column
+        for column in zip(header, *rows, strict=True)
     ]
+    first, *others = zip(*columns, strict=True)
+    return aligned(others, first)
 
 
-def _cells(key: tuple[str, bool, str], members: list[ParameterSafety]) -> tuple[str, str, str, str]:
-    single = len(members) == 1
-    name = members[0].name if single else f"{key[0]} ({len(members)})"
-    total = sum(entry.bytes for entry in members)
-    return name, "yes" if key[1] else "no", f"{total:,}", members[0].reason if single else key[2]
+def short(dtype: torch.dtype) -> str:
+    """Return ``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")

@@ -17,14 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def unreached_siblings(model: nn.Module, unused: set[str], called: set[str]) -> dict[str, list[str]]:
-    """Return, for modules that were called, the paths of those to be called in the same way.
-
-    Args:
-        model: the model.
-        unused: names of parameters that no operator used.
-        called: paths of the modules that were called.
-
-    """
+    """Return, for modules that were ``called``, the paths of those with ``unused`` parameters like them."""
     modules = dict(model.named_modules(remove_duplicate=False))
     plan: dict[str, list[str]] = {}
     for name in sorted(unused):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
+from safe_rope.autocast.safety.flow import Flow
 from safe_rope.autocast.safety.parameters import Shared, full_shape, is_partitioned
-
-if TYPE_CHECKING:
-    from safe_rope.autocast.safety.flow import Flow
 
 _CONSTANT = 2.0**-10
 """What every element is of a parameter that is not here; small, so that no activation grows."""
@@ -24,25 +22,18 @@ class StandIns:
     """Parameters on the memory of the real ones, without their hooks and gradients; copies of buffers.
 
     A parameter that is not there as a whole (partitioned, on another device) becomes one number, seen in its
-    full shape.
-
-    Args:
-        groups: the parameters.
-        flow: told to follow each of them and its stand-in; None if nothing is to be followed.
-        device: where the step runs.
-
+    full shape. ``flow`` follows each parameter of ``groups`` and its stand-in; the step runs on ``device``.
     """
 
-    def __init__(self, groups: list[Shared], flow: Flow | None, device: torch.device) -> None:
+    def __init__(self, groups: list[Shared], flow: Flow, device: torch.device) -> None:
         self.real_bytes = 0
         self._device = device
         self._made: dict[int, nn.Parameter] = {}
         for group in groups:
             for parameter in group.parameters:
                 self._made[id(parameter)] = stand_in = self._make(parameter)
-                if flow is not None:
-                    flow.follow(parameter, group)
-                    flow.follow(stand_in, group)
+                flow.follow(parameter, group)
+                flow.follow(stand_in, group)
 
     def parameter(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the stand-in of a parameter of the model; always the same."""
@@ -52,18 +43,13 @@ class StandIns:
         """Return the stand-ins that want gradients."""
         return [stand_in for stand_in in self._made.values() if stand_in.requires_grad]
 
-    def buffer(self, buffer: Tensor) -> Tensor:
-        """Return what the step may write to in place of a buffer."""
-        if buffer.is_meta:
-            return torch.zeros_like(buffer, device=self._device)
-        return buffer.detach().to(self._place(buffer), copy=True)
-
-    def value(self, argument: Tensor) -> Tensor:
-        """Return what the model gets in place of an argument."""
-        if argument.is_meta:
-            return torch.zeros_like(argument, device=self._device)
+    def value(self, tensor: Tensor, own: bool = False) -> Tensor:
+        """Return what the step gets in place of a tensor; ``own`` memory where it may write to it."""
+        if tensor.is_meta:
+            return torch.zeros_like(tensor, device=self._device)
         # A tensor made in inference mode cannot take part in autograd; its copy can.
-        return argument.to(self._place(argument), copy=argument.is_inference())
+        value = tensor.detach() if own else tensor
+        return value.to(self._place(tensor), copy=own or tensor.is_inference())
 
     def _place(self, tensor: Tensor) -> torch.device:
         # A model can be spread over several devices of the kind; one that is elsewhere will be moved there.
@@ -86,35 +72,30 @@ class StandIns:
 def fake_tensors() -> Iterator[None]:
     """Let tensors hold no memory; keep torch from logging as an error what is tried on real ones next."""
     torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
-
-    def nothing(_: logging.LogRecord) -> bool:
-        return False
-
-    torch_logger.addFilter(nothing)
+    torch_logger.addFilter(_nothing)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
-        torch_logger.removeFilter(nothing)
+        torch_logger.removeFilter(_nothing)
 
 
 class FakeStandIns(StandIns):
     """Tensors without memory; to be made and used inside `fake_tensors`."""
 
-    def buffer(self, buffer: Tensor) -> Tensor:
-        """Return a fake tensor like the buffer."""
-        return self.value(buffer)
-
-    def value(self, argument: Tensor) -> Tensor:
-        """Return a fake tensor like the argument, on the device of the step."""
-        fake = torch.empty_strided(
-            argument.size(), argument.stride(), dtype=argument.dtype, device=self._place(argument)
-        )
-        return fake.requires_grad_(argument.requires_grad)
+    def value(self, tensor: Tensor, own: bool = False) -> Tensor:
+        """Return a fake tensor like the tensor, on the device of the step."""
+        place = self._place(tensor)
+        fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=place)
+        return fake.requires_grad_(tensor.requires_grad)
 
     def _make(self, parameter: nn.Parameter) -> nn.Parameter:
         fake = torch.empty(full_shape(parameter), dtype=parameter.dtype, device=self._place(parameter))
         return nn.Parameter(fake, parameter.requires_grad)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _forget_gradient(stand_in: Tensor) -> None:

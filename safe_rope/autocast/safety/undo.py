@@ -4,60 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from safe_rope._base.tensors import tensors
 from safe_rope.autocast.safety import moves
-from safe_rope.autocast.safety.parameters import WeakStorage
+from safe_rope.autocast.safety.parameters import WeakStorage, storage_of
 
 
 class Undo:
     """Copies of the storages that existed before and were written to; `restore` writes them back.
 
-    Args:
-        active: false where tensors hold no memory, so that there is nothing to put back.
-
+    Not ``active`` where tensors hold no memory, so that there is nothing to put back.
     """
 
     def __init__(self, active: bool) -> None:
         self._active = active
-        self._made: dict[int, Any] = {}
-        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._made: dict[int, Any] = {}  # weak references, so that no key is used again
+        self._saved: dict[int, tuple[Any, Any]] = {}
 
     def before(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Save what the operator is about to write to, unless the trace itself made it."""
-        if not self._active or not func._schema.is_mutable:
-            return
-        for tensor in moves.written(func, args, keywords):
-            storage = _storage(tensor)
-            if storage is None or storage._cdata in self._saved:
-                continue
-            made = self._made.get(storage._cdata)
-            if made is None or made.expired():
-                self._saved[storage._cdata] = (storage, _copy(storage))
+        if self._active and func._schema.is_mutable:
+            for storage in filter(None, map(storage_of, moves.written(func, args, keywords))):
+                key = storage._cdata
+                if key not in self._made and key not in self._saved:
+                    self._saved[key] = (storage, storage.clone())
 
     def after(self, func: Any, result: Any) -> None:
         """Remember the storages that an operator made."""
-        if not self._active or any(returned.alias_info for returned in func._schema.returns):
-            return
-        for tensor in moves.tensors(result):
-            storage = _storage(tensor)
-            if storage is not None and storage._cdata not in self._made:
-                self._made[storage._cdata] = WeakStorage(storage)
+        if self._active and not any(returned.alias_info for returned in func._schema.returns):
+            for storage in filter(None, map(storage_of, tensors(result))):
+                if storage._cdata not in self._made:
+                    self._made[storage._cdata] = WeakStorage(storage)
 
     def restore(self) -> None:
         """Write the saved values back."""
         for storage, saved in self._saved.values():
             storage.copy_(saved)
         self._saved.clear()
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def _copy(storage: Any) -> torch.UntypedStorage:
-    copied: torch.UntypedStorage = storage.clone()
-    return copied

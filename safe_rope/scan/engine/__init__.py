@@ -1,1 +1,31 @@
-"""What a value is: names, numbers, dtypes and tensors of one file, followed without running it."""
+"""What one file's source means: its names, the values of its expressions, and what is said about them."""
+
+from safe_rope.scan.engine import indices, prefilter, reading, tensors
+from safe_rope.scan.engine.file import File, Report
+from safe_rope.scan.engine.finding import (
+    Diagnostic,
+    Edit,
+    FileResult,
+    Finding,
+    Fix,
+    Hit,
+    Severity,
+    Suppression,
+    apply_edits,
+    decode,
+    encode,
+)
+from safe_rope.scan.engine.flow import Step
+from safe_rope.scan.engine.names import Argument, Call
+from safe_rope.scan.engine.places import kind
+from safe_rope.scan.engine.reading import UnreadableError, is_notebook, limited, read
+from safe_rope.scan.engine.scopes import Place, Site, Walk
+from safe_rope.scan.engine.source import Source
+from safe_rope.scan.engine.values import FLOATING, LOW, PINNED, Value
+
+__all__ = [
+    "FLOATING", "LOW", "PINNED", "Argument", "Call", "Diagnostic", "Edit", "File", "FileResult", "Finding",
+    "Fix", "Hit", "Place", "Report", "Severity", "Site", "Source", "Step", "Suppression", "UnreadableError",
+    "Value", "Walk", "apply_edits", "decode", "encode", "indices", "is_notebook", "kind", "limited",
+    "prefilter", "read", "reading", "tensors",
+]  # fmt: skip

@@ -7,7 +7,7 @@ import re
 
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.scopes import Place
-from safe_rope.scan.engine.values import NONE, UNKNOWN, Value
+from safe_rope.scan.engine.values import DEVICE, FLOAT, INT, INTS, NONE, UNKNOWN, Value, tensor
 
 _DTYPES = {
     "float32": "float32", "float": "float32", "float64": "float64", "double": "float64",
@@ -22,6 +22,11 @@ _TENSOR_CLASSES = {
     "LongTensor": "int", "IntTensor": "int", "ShortTensor": "int", "ByteTensor": "int", "BoolTensor": "bool",
     "FloatTensor": "inherited", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16", "Tensor": "",
 }  # fmt: skip
+_ANNOTATIONS = {
+    "int": INT, "float": FLOAT, "bool": Value("number", whole=True, floating=False, bound=1),
+    "dtype": Value("dtype", dtype="inherited"),
+}  # fmt: skip
+_SEQUENCES = {"int", "list", "tuple", "List", "Tuple", "Sequence", "Iterable"}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -58,24 +63,13 @@ def of_annotation(annotation: ast.expr | None) -> Value:
     except RecursionError:  # pragma: no cover - the parser refuses such depth first
         return UNKNOWN
     words = set(_WORD.findall(str(text))) - {"Optional", "None", "Union", "typing", "torch", "Annotated"}
-    if words == {"int"}:
-        return Value("number", whole=True, floating=False)
-    if words == {"float"}:
-        return Value("number", floating=True)
-    if words == {"bool"}:
-        return Value("number", whole=True, floating=False, bound=1)
+    if len(words) == 1 and (only := min(words)) in _ANNOTATIONS:
+        return _ANNOTATIONS[only]
     if words and words <= set(_TENSOR_CLASSES):
         dtypes = {_TENSOR_CLASSES[word] for word in words}
-        dtype = dtypes.pop() if len(dtypes) == 1 else ""
-        return Value("tensor", True if dtype in ("int", "bool") else None, dtype=dtype)
-    if words == {"dtype"}:
-        return Value("dtype", dtype="inherited")
-    if words <= {"device", "str"} and "device" in words:
-        return Value("device")
-    if (
-        words
-        and words <= {"int", "list", "tuple", "List", "Tuple", "Sequence", "Iterable"}
-        and "int" in words
-    ):
-        return Value("numbers", whole=True, floating=False)
+        return tensor(dtypes.pop() if len(dtypes) == 1 else "")
+    if "device" in words and words <= {"device", "str"}:
+        return DEVICE
+    if "int" in words and words <= _SEQUENCES:
+        return INTS
     return NONE if str(text) == "None" else UNKNOWN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Protocol
 
+from safe_rope.scan.engine.names import Argument
 from safe_rope.scan.engine.scopes import Place
 from safe_rope.scan.engine.values import Value
 
@@ -14,3 +15,6 @@ class Evaluator(Protocol):
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression at a place."""
+
+    def of(self, argument: Argument) -> Value:
+        """Return what is known of a call's argument."""

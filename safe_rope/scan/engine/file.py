@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from safe_rope.scan.engine import places, tensors
 from safe_rope.scan.engine.finding import Finding, Fix, Severity
 from safe_rope.scan.engine.flow import Flow
-from safe_rope.scan.engine.inference import CallSites, Inference, LinesOf
+from safe_rope.scan.engine.inference import CallSites, Inference
 from safe_rope.scan.engine.names import Call, Names
 from safe_rope.scan.engine.scopes import Place, Site, Walk
 from safe_rope.scan.engine.source import Source
@@ -33,7 +33,7 @@ class File:
         self.path = path
         self.walk = walk
         self.names = Names(walk)
-        self.inference = Inference(walk, self.names, CallSites(walk, self.names, LinesOf(source.text)))
+        self.inference = Inference(walk, self.names, CallSites(walk, self.names))
         self.flow = Flow(source, walk, self.inference)
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
@@ -42,10 +42,20 @@ class File:
         """Return what is known of an expression."""
         return self.inference.value(node, place)
 
+    def dtype(self, call: Call) -> Value | None:
+        """Return what is known of a call's ``dtype=``; None where there is none, or where it is None."""
+        return tensors.given_dtype(self.inference, call)
+
     def severity(self, base: Severity, site: Site, *, follows_activations: bool = False) -> Severity:
-        """Return a hazard's severity where it stands."""
-        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
-        return places.severity(base, where, follows_activations=follows_activations)
+        """Return a hazard's severity where it stands.
+
+        Args:
+            base: what it is in a constructor or rotary helper.
+            site: the place.
+            follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
+        """
+        where = places.kind(site.place.scope, self.path, script=self._script, main=self._main)
+        return base if where == "constructor" or (where == "forward" and follows_activations) else "note"
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""
@@ -54,17 +64,11 @@ class File:
     def largest(self, call: Call) -> float | None:
         """Return what no element of an arange exceeds in magnitude; None if that is not known."""
         values = self.bounds(call)
-        if not values or not call.complete:
+        limits = [value.bound for value in values[:2] if value.bound is not None]
+        if not call.complete or not limits or len(limits) < min(len(values), 2):
             return None
-        if len(values) == 1 and values[0].bound is not None:
-            return max(values[0].bound - 1, 0)
-        limits = [value.bound for value in values[:2]]
-        if len(limits) < 2 or None in limits:
-            return None
-        start, end = values[0], values[1]
-        if start.constant == 0 and end.whole and len(values) == 2:
-            return max(limits[1] - 1, 0) if limits[1] is not None else None
-        return max(limit for limit in limits if limit is not None)
+        counts = len(values) == 1 or (len(values) == 2 and values[0].constant == 0 and values[1].whole)
+        return max(limits[-1] - 1, 0) if counts else max(limits)
 
     def is_harmless(self, site: Site, call: Call) -> bool:
         """Say whether an arange holds only whole numbers that every floating dtype in use can hold."""

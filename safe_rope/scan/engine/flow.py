@@ -9,7 +9,7 @@ from typing import Literal
 
 from safe_rope.scan.engine import prefilter, tensors
 from safe_rope.scan.engine.inference import Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, children
+from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, within
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import PINNED, Value
 
@@ -17,10 +17,20 @@ _MAX_VARIABLES = 3
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
 _EINOPS = ("einops.rearrange", "einops.repeat")
+_OPERATIONS = {name: tensors.OPERATORS[name] for name in ("pow", "div", "mul", "true_divide")}
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
 # raises values, floating or not; or only at one that raises a number to them.
 Goal = Literal["floating", "scaled", "raised"]
-
+# What an operation does to the values, and the dtype that it casts to; None where the search goes on.
+_Outcome = tuple[Literal["arithmetic", "cast", "pinned", "end"], str] | None
+_ARITHMETIC: _Outcome = ("arithmetic", "")
+_END: _Outcome = ("end", "")
+_CASTS: dict[str, _Outcome] = {
+    "float": ("pinned", "float32"),
+    "double": ("pinned", "float64"),
+    "half": ("cast", "float16"),
+    "bfloat16": ("cast", "bfloat16"),
+}
 
 Use = tuple[ast.Name, tuple[ast.AST, ...], Place]
 
@@ -68,139 +78,94 @@ class Flow:
                     self._by_scope.setdefault(id(place.scope), []).append((statement, place))
             reads: dict[str, list[Use]] = {}
             for statement, place in self._by_scope.get(id(scope), []):
-                for node, ancestors in _names_in(statement):
-                    reads.setdefault(node.id, []).append((node, ancestors, place))
+                for node, ancestors in within(statement):
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                        reads.setdefault(node.id, []).append((node, ancestors, place))
             self._reads[id(scope)] = reads
         return self._reads[id(scope)].get(name, [])
 
     def _climb(
-        self, node: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
+        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:
-        current = node
-        index = len(ancestors) - 1
-        while index >= 0:
-            parent = ancestors[index]
-            if isinstance(parent, ast.Attribute) and index > 0:
-                call = ancestors[index - 1]
-                if isinstance(call, ast.Call) and call.func is parent:
-                    step = self._method(call, parent, current, place, goal, variables)
-                    if step is not None:
-                        if isinstance(step, Step):
-                            yield step
-                        return
-                    current = call
-                    index -= 2
-                    continue
-                if parent.attr not in ("T", "mT", "data"):
-                    return
-            elif isinstance(parent, ast.Call):
-                step = self._function(parent, current, place, goal, variables)
-                if isinstance(step, Step):
-                    yield step
-                if step is not None:
-                    return
-            elif isinstance(parent, ast.BinOp):
-                step = self._operation(parent, current, place, goal, variables)
-                if isinstance(step, Step):
-                    yield step
-                if step is not None:
-                    return
-            elif isinstance(parent, ast.Subscript):
-                if parent.value is not current:
-                    return
-            elif isinstance(parent, ast.Assign):
+        above = list(ancestors)
+        while above:
+            parent = above.pop()
+            if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
+                parent = above.pop()
+            if isinstance(parent, ast.Assign):
                 yield from self._follow(parent, current, place, goal, variables)
-                return
-            elif not isinstance(parent, ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp):
-                return
             if not isinstance(parent, ast.expr):
                 return
+            outcome = self._outcome(parent, current, place, goal)
+            if outcome is not None:
+                how, target = outcome
+                if how != "end":
+                    yield Step(how, parent, current, place, variables == 0, target)
+                return
             current = parent
-            index -= 1
 
-    def _method(
-        self,
-        call: ast.Call,
-        function: ast.Attribute,
-        current: ast.expr,
-        place: Place,
-        goal: Goal,
-        variables: int,
-    ) -> Step | bool | None:
-        """Return the step that a method is, True if the trail ends there, None if it goes on."""
-        name = function.attr
-        if name in ("to", "type", "type_as"):
-            target = tensors.cast_target(self._inference, self._inference.call(call, place))
-            if target is None or goal != "floating":
-                return None
-            if target.dtype in PINNED or target.is_int:
-                return Step("pinned", call, current, place, variables == 0)
-            return Step("cast", call, current, place, variables == 0, target.dtype)
-        if name in ("float", "double", "half", "bfloat16"):
-            if goal != "floating":
-                return None
-            how: Literal["cast", "pinned"] = "pinned" if name in ("float", "double") else "cast"
-            return Step(how, call, current, place, variables == 0, {"half": "float16"}.get(name, name))
+    def _outcome(self, parent: ast.expr, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
+        """Return what the expression right around the values does to them."""
+        match parent:
+            case ast.Call():
+                return self._call(parent, current, place, goal)
+            case ast.BinOp():
+                left = parent.left is current
+                return self._arithmetic(
+                    parent.op, parent.right if left else parent.left, place, goal, on_left=left
+                )
+            case ast.Attribute():
+                return None if parent.attr in ("T", "mT", "data") else _END
+            case ast.Subscript():
+                return None if parent.value is current else _END
+        return None if isinstance(parent, ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp) else _END
+
+    def _call(self, node: ast.Call, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
+        """Return what a method of the values, or a function of them, does."""
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.value is current:
+            name, operands, operations = function.attr, [current, *node.args], tensors.OPERATORS
+            if name in ("to", "type", "type_as"):
+                target = tensors.cast_target(self._inference, self._inference.call(node, place))
+                if target is None or goal != "floating":
+                    return None
+                return "pinned" if target.dtype in PINNED or target.is_int else "cast", target.dtype
+            if name in _CASTS:
+                return _CASTS[name] if goal == "floating" else None
+            kept = name in tensors.KEPT or name in ("long", "int", "round", "floor")
+        elif any(argument is current for argument in node.args):
+            module, _, name = self._inference.call(node, place).function.rpartition(".")
+            if module != "torch":
+                return None if f"{module}.{name}" in _EINOPS else _END
+            rounded = any(keyword.arg == "rounding_mode" for keyword in node.keywords)
+            operands, operations = node.args, {} if rounded else _OPERATIONS
+            kept = name in tensors.KEPT or name in tensors.JOINED
+        else:
+            return _END
         if name in _NUMERIC and (goal != "raised" or name in _EXPONENTIAL):
-            return Step("arithmetic", call, current, place, variables == 0)
-        if name in tensors.OPERATORS and len(call.args) == 1:
-            operation = tensors.OPERATORS[name]
-            return self._arithmetic(
-                operation, call, current, call.args[0], place, goal, variables, on_left=True
-            )
-        return None if name in tensors.KEPT or name in ("long", "int", "round", "floor") else True
-
-    def _function(
-        self, call: ast.Call, current: ast.expr, place: Place, goal: Goal, variables: int
-    ) -> Step | bool | None:
-        if not any(argument is current for argument in call.args):
-            return True
-        function = self._inference.call(call, place).function
-        if function in _EINOPS:
-            return None
-        module, _, name = function.rpartition(".")
-        if module != "torch":
-            return True
-        if name in _NUMERIC and (goal != "raised" or name in _EXPONENTIAL):
-            return Step("arithmetic", call, current, place, variables == 0)
-        if (
-            name in ("pow", "div", "mul", "true_divide")
-            and len(call.args) == 2
-            and "rounding_mode" not in [keyword.arg for keyword in call.keywords]
-        ):
-            other = call.args[1] if call.args[0] is current else call.args[0]
-            left = call.args[0] is current
-            return self._arithmetic(
-                tensors.OPERATORS[name], call, current, other, place, goal, variables, left
-            )
-        return None if name in tensors.KEPT or name in tensors.JOINED else True
-
-    def _operation(
-        self, node: ast.BinOp, current: ast.expr, place: Place, goal: Goal, variables: int
-    ) -> Step | bool | None:
-        left = node.left is current
-        other = node.right if left else node.left
-        return self._arithmetic(node.op, node, current, other, place, goal, variables, left)
+            return _ARITHMETIC
+        if name in operations and len(operands) == 2:
+            left = operands[0] is current
+            return self._arithmetic(operations[name], operands[left], place, goal, on_left=left)
+        return None if kept else _END
 
     def _arithmetic(
-        self, operation: ast.operator, node: ast.expr, current: ast.expr, other_node: ast.expr, place: Place,
-        goal: Goal, variables: int, on_left: bool,
-    ) -> Step | bool | None:  # fmt: skip
+        self, operation: ast.operator, other_node: ast.expr, place: Place, goal: Goal, *, on_left: bool
+    ) -> _Outcome:
+        """Return what an operation with another operand does to the values on its left or right."""
         if goal == "raised":
-            raised = isinstance(operation, ast.Pow) and not on_left
-            return Step("arithmetic", node, current, place, variables == 0) if raised else None
+            return _ARITHMETIC if isinstance(operation, ast.Pow) and not on_left else None
         other = self._inference.value(other_node, place)
         if goal == "scaled":
-            scaled = isinstance(operation, ast.Div | ast.Pow) or (isinstance(operation, ast.Mult) and (
-                other.is_float or (other.sort == "number" and not other.whole)
-            ))  # fmt: skip
-            return Step("arithmetic", node, current, place, variables == 0) if scaled else None
+            by_fraction = other.is_float or (other.sort == "number" and not other.whole)
+            scaled = isinstance(operation, ast.Div | ast.Pow) or (
+                isinstance(operation, ast.Mult) and by_fraction
+            )
+            return _ARITHMETIC if scaled else None
         unknown_divisor = isinstance(operation, ast.Div) and not other.dtype  # lengths, as often as not
         if other.sort == "tensor" and not other.is_int and not unknown_divisor:
-            return True  # the other tensor's dtype decides
-        if _makes_float(operation, other, on_left):
-            return Step("arithmetic", node, current, place, variables == 0)
-        return None
+            return _END  # the other tensor's dtype decides
+        return _ARITHMETIC if _makes_float(operation, other) else None
 
     def _follow(
         self, assign: ast.Assign, value: ast.expr, place: Place, goal: Goal, variables: int
@@ -225,22 +190,7 @@ class Flow:
         return prefilter.may_become_float(text, name.encode())
 
 
-def _makes_float(operation: ast.operator, other: Value, on_left: bool) -> bool:
+def _makes_float(operation: ast.operator, other: Value) -> bool:
     """Say whether an operation of integers with a number gives the default dtype."""
-    if isinstance(operation, ast.Div):
-        return True
-    if isinstance(operation, ast.Mult | ast.Add | ast.Sub | ast.Mod | ast.FloorDiv | ast.Pow):
-        return other.is_float
-    return False
-
-
-def _names_in(statement: ast.AST) -> Iterator[tuple[ast.Name, tuple[ast.AST, ...]]]:
-    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
-    while stack:
-        node, ancestors = stack.pop()
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                yield node, ancestors
-            continue
-        below = (*ancestors, node)
-        stack += [(child, below) for child in children(node)]
+    kinds = (ast.Mult, ast.Add, ast.Sub, ast.Mod, ast.FloorDiv, ast.Pow)
+    return isinstance(operation, ast.Div) or (isinstance(operation, kinds) and other.is_float)

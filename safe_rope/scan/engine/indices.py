@@ -14,7 +14,6 @@ _INDEXING = {
     "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "index_select", "index_copy_",
     "index_add", "index_add_", "index_fill_", "take", "take_along_dim", "embedding", "one_hot",
 }  # fmt: skip
-_BITS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
 _DEPTH = 3
 
 
@@ -40,14 +39,9 @@ def holds(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
     for name, above, where in file.flow.uses(place.scope, node.id):
         if _is_split(file, name, above, where) or _indexes(file, name, above, where):
             return True
-    values = [
-        (binding.value, binding.place)
-        for binding in file.names.bindings(node.id, place)
-        if binding.how == "value" and binding.value is not None
-    ]
     return any(
         isinstance(value, ast.Attribute) and value.attr == "dtype" and holds(file, value, where, depth + 1)
-        for value, where in values
+        for value, where in file.names.values(node.id, place)
     )
 
 
@@ -64,33 +58,28 @@ def _indexes(
 ) -> bool:
     """Say whether an expression, through views, sums and variables, ends as an index."""
     current: ast.AST = node
-    for number in range(len(ancestors) - 1, -1, -1):
-        parent = ancestors[number]
-        if isinstance(parent, ast.Subscript):
-            if parent.slice is current:
+    for parent in reversed(ancestors):
+        match parent:
+            case ast.Subscript():
+                if parent.slice is current:
+                    return True
+            case ast.Call():
+                if any(argument is current for argument in parent.args):
+                    name = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
+                    return name in _INDEXING and (
+                        isinstance(parent.func, ast.Attribute) or len(parent.args) > 1
+                    )
+            case ast.BinOp(op=ast.BitAnd() | ast.BitOr() | ast.BitXor() | ast.LShift() | ast.RShift()):
                 return True
-        elif isinstance(parent, ast.Call):
-            if any(argument is current for argument in parent.args):
-                name = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
-                return name in _INDEXING and (isinstance(parent.func, ast.Attribute) or len(parent.args) > 1)
-        elif isinstance(parent, ast.BinOp):
-            if isinstance(parent.op, _BITS):
-                return True
-            if not isinstance(parent.op, ast.Add | ast.Sub | ast.Mult):
+            case ast.Assign(targets=[ast.Name(id=target)]) if depth < _DEPTH:
+                uses = file.flow.uses(place.scope, target)
+                later = (use for use in uses if use[2].order > place.order)
+                return any(_indexes(file, *use, depth + 1) for use in later)
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) | ast.Tuple() | ast.List():
+                pass
+            case ast.Attribute(attr=name) if name in tensors.KEPT:
+                pass
+            case _:
                 return False
-        elif isinstance(parent, ast.Attribute):
-            if parent.attr not in tensors.KEPT:
-                return False
-        elif isinstance(parent, ast.Assign):
-            target = parent.targets[0]
-            if depth >= _DEPTH or not isinstance(target, ast.Name) or len(parent.targets) != 1:
-                return False
-            return any(
-                _indexes(file, name, above, where, depth + 1)
-                for name, above, where in file.flow.uses(place.scope, target.id)
-                if where.order > place.order
-            )
-        elif not isinstance(parent, ast.Tuple | ast.List):
-            return False
         current = parent
     return False

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine import dtypes, integers, prefilter, tensors
+from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
-from safe_rope.scan.engine.values import (
-    DEVICE,
-    FLOAT,
-    INT,
-    INTS,
-    NONE,
-    UNKNOWN,
-    Value,
-    join,
-    number,
-    tensor,
-)
+from safe_rope.scan.engine.values import DEVICE, FLOAT, INT, INTS, NONE, UNKNOWN, Value, join, number, tensor
 from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, RETURNS_INTEGERS, SHAPES
 
 _DEPTH = 40
+_TRUTH = Value("number", True, False, bound=1)
+_ATTRIBUTES = {"shape": INTS, "ndim": INT, "device": DEVICE}
 
 
 class Inference:
@@ -49,6 +40,10 @@ class Inference:
         if not self._active or value is not UNKNOWN:
             self._known[key] = value
         return value
+
+    def of(self, argument: Argument) -> Value:
+        """Return what is known of a call's argument."""
+        return self.value(argument.value, argument.place)
 
     def call(self, node: ast.Call, place: Place) -> Call:
         """Return a call with its full name and all its arguments."""
@@ -81,7 +76,7 @@ class Inference:
                 return join([self.value(operand, place) for operand in node.values])
             case ast.Compare():
                 inner = self.value(node.left, place)
-                return tensors.BOOL if inner.sort == "tensor" else Value("number", True, False, bound=1)
+                return tensors.BOOL if inner.sort == "tensor" else _TRUTH
             case ast.NamedExpr():
                 return self.value(node.value, place)
             case ast.Tuple() | ast.List():
@@ -93,9 +88,8 @@ class Inference:
     def _sequence(self, elements: list[ast.expr], place: Place) -> Value:
         values = [self.value(element, place) for element in elements if not isinstance(element, ast.Starred)]
         joined = join(values)
-        if not values or joined.sort not in ("number", "numbers"):
-            return UNKNOWN
-        return Value("numbers", joined.whole, joined.floating, bound=joined.bound)
+        known = values and joined.sort in ("number", "numbers")
+        return Value("numbers", joined.whole, joined.floating, bound=joined.bound) if known else UNKNOWN
 
     def _unary(self, node: ast.UnaryOp, place: Place) -> Value:
         inner = self.value(node.operand, place)
@@ -103,14 +97,12 @@ class Inference:
             return number(-inner.constant)
         if isinstance(node.op, ast.Invert) and inner.sort in ("tensor", "unknown"):
             return tensors.BOOL  # or integers: nothing else has a complement
-        if isinstance(node.op, ast.Not):
-            return Value("number", True, False, bound=1)
-        return inner
+        return _TRUTH if isinstance(node.op, ast.Not) else inner
 
     def _subscript(self, node: ast.Subscript, place: Place) -> Value:
         inner = self.value(node.value, place)
         if inner.sort == "numbers" and not isinstance(node.slice, ast.Slice):
-            return Value("number", inner.whole, inner.floating, bound=inner.bound)
+            return _element(inner, bound=inner.bound)
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return INT if inner.sort == "unknown" and integers.known_integer(node.slice.value) else UNKNOWN
         if isinstance(node.value, ast.Attribute) and inner.sort in ("number", "unknown"):
@@ -123,22 +115,14 @@ class Inference:
             return dtype
         if function in ("math.pi", "math.e", "math.tau", "math.inf", "torch.pi", "numpy.pi"):
             return FLOAT
-        if node.attr in ("shape",):
-            return INTS
+        if node.attr in _ATTRIBUTES:
+            return _ATTRIBUTES[node.attr]
         if node.attr == "dtype":
             return dtypes.of_attribute(self, node, place)
-        if node.attr == "device":
-            return DEVICE
-        if node.attr in ("ndim",):
-            return INT
         if node.attr in ("T", "mT", "data", "real"):
             return self.value(node.value, place)
-        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "module"):
-            value = (
-                self._joined(self.names.attributes(node.attr, place))
-                if node.value.id != "module"
-                else UNKNOWN
-            )
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            value = self._joined(self.names.attributes(node.attr, place))
             if value.sort not in ("unknown", "none"):
                 return value
         if integers.known_integer(node.attr):
@@ -150,19 +134,11 @@ class Inference:
     def _name(self, node: ast.Name, place: Place) -> Value:
         bindings = self.names.bindings(node.id, place)
         if not bindings:
-            return dtypes.named(self.names.qualify(node, place)) or self._by_name(node.id)
+            return dtypes.named(self.names.qualify(node, place)) or _by_name(node.id)
         value = self._joined(bindings)
         if value.sort == "tensor" and not value.dtype and INTEGER_TENSORS.fullmatch(node.id):
             return tensor("int")
-        return value if value.sort not in ("unknown", "none") else join([self._by_name(node.id)])
-
-    @staticmethod
-    def _by_name(name: str) -> Value:
-        if DEVICES.fullmatch(name):
-            return DEVICE
-        if SHAPES.fullmatch(name):
-            return Value("unknown", whole=None)
-        return Value(dtype="int") if INTEGER_TENSORS.fullmatch(name) else UNKNOWN
+        return value if value.sort not in ("unknown", "none") else _by_name(node.id)
 
     def _joined(self, bindings: list[Binding]) -> Value:
         return join([self._bound(binding) for binding in bindings])
@@ -178,32 +154,23 @@ class Inference:
         if binding.how == "buffer":
             return tensors.registered(value)
         if binding.how == "element":
-            if value.sort == "numbers":
-                return Value("number", value.whole, value.floating, bound=value.bound)
-            return UNKNOWN if value.sort != "tensor" else value
+            return _element(value, bound=value.bound)
         annotated = dtypes.of_annotation(binding.annotation)
         return annotated if value.sort == "unknown" and annotated.sort != "unknown" else value
 
     def _item(self, binding: Binding) -> Value:
         """Return what a loop takes from its iterable."""
         assert binding.value is not None
-        if isinstance(binding.value, ast.Call):
-            function = self.names.qualify(binding.value.func, binding.place)
-            if function == "range":
+        taken: ast.expr | None = binding.value
+        if isinstance(taken, ast.Call):
+            function = self.names.qualify(taken.func, binding.place)
+            if function == "range" or (function == "enumerate" and binding.index == 0):
                 return INT
-            if function == "enumerate":
-                return INT if binding.index == 0 else UNKNOWN
-            if function in ("zip", "reversed", "sorted"):
-                arguments = binding.value.args
+            if function in ("enumerate", "zip", "reversed", "sorted"):
                 chosen = binding.index if function == "zip" else 0
-                value = self.value(arguments[chosen], binding.place) if chosen < len(arguments) else UNKNOWN
-            else:
-                value = self.value(binding.value, binding.place)
-        else:
-            value = self.value(binding.value, binding.place)
-        if value.sort == "numbers":
-            return Value("number", value.whole, value.floating)
-        return value if value.sort == "tensor" else UNKNOWN
+                known = function != "enumerate" and chosen < len(taken.args)
+                taken = taken.args[chosen] if known else None
+        return UNKNOWN if taken is None else _element(self.value(taken, binding.place))
 
     def _parameter(self, binding: Binding) -> Value:
         """Return what a parameter is: by annotation, else by its calls in this file and its default."""
@@ -215,22 +182,15 @@ class Inference:
         if annotated.sort == "tensor":
             found = INTEGER_TENSORS.fullmatch(binding.parameter)
             return tensor("int") if found else annotated
-        scope = binding.place.scope
-        given = [
-            self.value(site.value, site.place)
-            for site in self._call_sites.arguments(scope, binding.parameter)
-        ]
-        default = self.value(binding.value, binding.place) if binding.value is not None else UNKNOWN
+        sites = self._call_sites.arguments(binding.place.scope, binding.parameter)
+        given = [self.of(site) for site in sites]
+        value = self.value(binding.value, binding.place) if binding.value is not None else UNKNOWN
         if given:
-            some = given if default.sort in ("unknown", "none") else [*given, default]
-            value = join(some)
-        elif default.sort == "number":
+            value = join(given if value.sort in ("unknown", "none") else [*given, value])
+        elif value.sort == "number":
             # A default of 0 says little; one of 2048 for a size says what the size is.
-            value = (
-                INT if default.floating is False and integers.known_integer(binding.parameter) else UNKNOWN
-            )
-        else:
-            value = default
+            sized = value.floating is False and integers.known_integer(binding.parameter)
+            value = INT if sized else UNKNOWN
         if value.sort in ("unknown", "none") or (value.sort == "dtype" and not value.dtype):
             if annotated.sort == "dtype" or binding.parameter.endswith("dtype"):
                 return Value("dtype", dtype="inherited", source=binding.parameter)
@@ -246,10 +206,10 @@ class Inference:
         result = integers.of_call(self, node, call.function, place)
         if result.sort == "unknown" and call.function.startswith("."):
             result = self._returned(call.function[1:])
-        if result.sort == "unknown":
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            return Value(dtype="int") if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
-        return result
+        if result.sort != "unknown":
+            return result
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return Value(dtype="int") if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
 
     def _returned(self, function: str) -> Value:
         """Return what a function of this file returns, where it says so by annotation."""
@@ -259,13 +219,26 @@ class Inference:
         return UNKNOWN
 
 
+def _by_name(name: str) -> Value:
+    """Return what a name alone says."""
+    if DEVICES.fullmatch(name):
+        return DEVICE
+    return Value(dtype="int") if not SHAPES.fullmatch(name) and INTEGER_TENSORS.fullmatch(name) else UNKNOWN
+
+
+def _element(value: Value, bound: float | None = None) -> Value:
+    """Return what one of several numbers, or a part of a tensor, is."""
+    if value.sort == "numbers":
+        return Value("number", value.whole, value.floating, bound=bound)
+    return value if value.sort == "tensor" else UNKNOWN
+
+
 class CallSites:
     """Finds what a function's parameters are given by the calls in the same file."""
 
-    def __init__(self, walk: Walk, names: Names, lines_of: LinesOf) -> None:
+    def __init__(self, walk: Walk, names: Names) -> None:
         self._walk = walk
         self._names = names
-        self._lines_of = lines_of
         self._known: dict[int, list[Call]] = {}
 
     def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
@@ -283,28 +256,12 @@ class CallSites:
         return [argument for argument in found if argument is not None]
 
     def _calls(self, scope: Scope) -> list[Call]:
-        if id(scope) in self._known:
-            return self._known[id(scope)]
-        self._known[id(scope)] = []
-        constructor = scope.name == "__init__" and scope.parent is not None
-        name = scope.parent.name if constructor and scope.parent else scope.name
-        calls = []
-        for site in self._walk.on_lines(self._lines_of(name)):
-            node = site.node
-            if not isinstance(node, ast.Call):
-                continue
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called == name:
-                calls.append(self._names.call(node, site.place))
-        self._known[id(scope)] = calls
-        return calls
-
-
-class LinesOf:
-    """Says on which lines a name is called."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    def __call__(self, name: str) -> list[int]:
-        return prefilter.lines_of(self._text, [name.encode() + b"("])
+        if id(scope) not in self._known:
+            constructor = scope.name == "__init__" and scope.parent is not None
+            name = scope.parent.name if constructor and scope.parent else scope.name
+            self._known[id(scope)] = [
+                self._names.call(site.node, site.place)
+                for site in self._walk.calls.get(name, ())
+                if isinstance(site.node, ast.Call)
+            ]
+        return self._known[id(scope)]

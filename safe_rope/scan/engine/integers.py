@@ -22,16 +22,8 @@ _FLOAT_CALLS = {
     "math.expm1",
 }  # fmt: skip
 _INTEGER_METHODS = {
-    "size",
-    "numel",
-    "dim",
-    "nelement",
-    "index",
-    "count",
-    "bit_length",
-    "stride",
-    "get_seq_length",
-}
+    "size", "numel", "dim", "nelement", "index", "count", "bit_length", "stride", "get_seq_length",
+}  # fmt: skip
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -40,6 +32,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+_TO_INTEGERS = (ast.FloorDiv, ast.LShift, ast.RShift, ast.BitAnd, ast.BitOr, ast.BitXor)
 
 
 def known_integer(name: str) -> bool:
@@ -57,16 +50,10 @@ def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
         floating = True
     elif left.floating is False and right.floating is False:
         floating = False
-    whole: bool | None = None
-    if isinstance(operation, ast.FloorDiv | ast.LShift | ast.RShift | ast.BitAnd | ast.BitOr | ast.BitXor):
-        whole = True
-    elif isinstance(operation, ast.Add | ast.Sub | ast.Mult | ast.Mod):
-        whole = True if left.whole and right.whole else None
-    elif isinstance(operation, ast.Pow):
-        natural = right.whole and right.constant is not None and right.constant >= 0
-        whole = True if left.whole and natural else None
-    if floating is None and whole and left.whole and right.whole:
-        floating = None
+    keeps = isinstance(operation, ast.Add | ast.Sub | ast.Mult | ast.Mod) or (
+        isinstance(operation, ast.Pow) and right.constant is not None and right.constant >= 0
+    )
+    whole = isinstance(operation, _TO_INTEGERS) or (keeps and left.whole and right.whole)
     bound = None
     if isinstance(operation, ast.Mod) and right.bound:
         bound = right.bound
@@ -75,7 +62,7 @@ def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
             bound = left.bound * right.bound
         elif isinstance(operation, ast.Add | ast.Sub):
             bound = left.bound + right.bound
-    return Value("number", whole, floating, bound=bound)
+    return Value("number", whole or None, floating, bound=bound)
 
 
 def _fold(operation: ast.operator, left: int | float | None, right: int | float | None) -> int | float | None:
@@ -96,37 +83,37 @@ def _fold(operation: ast.operator, left: int | float | None, right: int | float 
 
 def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -> Value:
     """Return what is known of a call's result, if it is a number."""
+    first = node.args[0] if node.args else None
+    if function in ("int", "float") and first is not None:
+        inner = evaluator.value(first, place)
+        if function == "float":
+            return Value("number", inner.whole, True, bound=inner.bound)
+        return INT if inner.constant is None else number(int(inner.constant))
     if function in _INTEGER_CALLS or (function == "round" and len(node.args) == 1 and not node.keywords):
-        if function == "int" and node.args:
-            inner = evaluator.value(node.args[0], place)
-            if inner.constant is not None:
-                return number(int(inner.constant))
         return INT
     if function in _FLOAT_CALLS:
-        if function == "float" and node.args:
-            inner = evaluator.value(node.args[0], place)
-            return Value("number", inner.whole, True, bound=inner.bound)
         return FLOAT
     if function in ("max", "min", "abs", "sum", "pow") and node.args:
         return _builtin(evaluator, node, function, place)
     if function == "getattr" and len(node.args) >= 2:
-        field = node.args[1]
-        if isinstance(field, ast.Constant) and isinstance(field.value, str) and known_integer(field.value):
-            return INT
-        return UNKNOWN
+        return _field(node.args[1])
     if isinstance(node.func, ast.Attribute):
-        if node.func.attr == "size" and not node.args and not node.keywords:
+        name = node.func.attr
+        if name == "size" and not node.args and not node.keywords:
             return INTS
-        if node.func.attr in _INTEGER_METHODS:
+        if name in _INTEGER_METHODS:
             return INT
-        if node.func.attr in ("item", "tolist"):
+        if name in ("item", "tolist"):
             whole = evaluator.value(node.func.value, place).whole
-            return Value("number" if node.func.attr == "item" else "numbers", whole)
-        if node.func.attr in ("get", "pop") and node.args:
-            field = node.args[0]
-            known = isinstance(field, ast.Constant) and known_integer(str(field.value))
-            return INT if known else UNKNOWN
+            return Value("number" if name == "item" else "numbers", whole)
+        if name in ("get", "pop") and first is not None:
+            return _field(first)
     return UNKNOWN
+
+
+def _field(node: ast.expr) -> Value:
+    """Return what is known of a field that is asked for by name."""
+    return INT if isinstance(node, ast.Constant) and known_integer(str(node.value)) else UNKNOWN
 
 
 def _builtin(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -> Value:

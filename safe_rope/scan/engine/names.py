@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from safe_rope.scan.engine.scopes import Binding, Place, Scope, Walk
+from safe_rope.scan.engine.scopes import Binding, Place, Walk
 
 _DEPTH = 8
 
@@ -45,13 +45,16 @@ class Names:
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
         """Return the bindings that can reach a use, the last first; [] for an import or a builtin."""
-        scope: Scope | None = place.scope
-        while scope is not None:
+        for scope in place.scope.upward():
             found = scope.bindings.get(name)
             if found and (scope is place.scope or scope.kind != "class"):
                 return _reaching(found, place) if scope is place.scope else list(reversed(found))
-            scope = scope.parent
         return []
+
+    def values(self, name: str, place: Place) -> list[tuple[ast.expr, Place]]:
+        """Return the expressions that a name can stand for at a use, and where they are written."""
+        bindings = self.bindings(name, place)
+        return [(one.value, one.place) for one in bindings if one.how == "value" and one.value is not None]
 
     def attributes(self, name: str, place: Place) -> list[Binding]:
         """Return what ``self.name`` is bound to in the class around, and in its bases in this file."""
@@ -134,20 +137,20 @@ class Names:
     def _mapping(self, node: ast.expr, place: Place) -> dict[str, Argument] | None:
         """Return the entries of a dict literal or ``dict(...)`` call, also through a variable."""
         if isinstance(node, ast.Name):
-            bindings = self.bindings(node.id, place)
-            if len(bindings) != 1 or bindings[0].how != "value" or bindings[0].value is None:
+            if len(self.bindings(node.id, place)) != 1 or not (values := self.values(node.id, place)):
                 return None
-            node, place = bindings[0].value, bindings[0].place
+            node, place = values[0]
+        entries: list[tuple[object, ast.expr]] = []
         if isinstance(node, ast.Dict):
-            entries = {}
-            for key, value in zip(node.keys, node.values, strict=True):
-                if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-                    return None
-                entries[key.value] = Argument(value, place, False)
-            return entries
-        if isinstance(node, ast.Call) and self.qualify(node.func, place) == "dict" and not node.args:
-            return {word.arg: Argument(word.value, place, False) for word in node.keywords if word.arg}
-        return None
+            keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+            entries = list(zip(keys, node.values, strict=True))
+        elif isinstance(node, ast.Call) and self.qualify(node.func, place) == "dict" and not node.args:
+            entries = [(word.arg, word.value) for word in node.keywords if word.arg]
+        else:
+            return None
+        if not all(isinstance(key, str) for key, _ in entries):
+            return None
+        return {str(key): Argument(value, place, False) for key, value in entries}
 
 
 def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:

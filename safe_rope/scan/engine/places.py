@@ -1,12 +1,11 @@
-"""Where a call stands, and how severe a hazard is there."""
+"""Where the code of a scope runs: while a model is built, in its forward, or in a program."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 from typing import Literal
 
-from safe_rope.scan.engine.finding import Severity
-from safe_rope.scan.engine.scopes import Scope, Walk
+from safe_rope.scan.engine.scopes import Scope
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -19,59 +18,31 @@ from safe_rope.scan.engine.vocabulary import (
 Kind = Literal["constructor", "forward", "script"]
 
 
-def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: bool = False) -> Kind:
+def kind(scope: Scope, path: str, *, script: bool = False, main: bool = False) -> Kind:
     """Return where the code of a scope runs.
 
     Args:
         scope: the scope.
         path: of the file.
-        walk: of the file.
         script: the file is a program with a command line.
         main: the file can be run, so that its statements outside of functions may be that program.
     """
     if script or is_script(path):
         return "script"
-    function: Scope | None = scope
-    while function is not None and function.kind != "function":
-        function = function.parent
-    if function is None:
+    functions = [around for around in scope.upward() if around.kind == "function"]
+    for function in functions:
+        if function.name in CONSTRUCTORS or CONSTRUCTING.match(function.name):
+            return "constructor"
+        if FORWARD.fullmatch(function.name):
+            return "forward"
+    if not functions:
         return "script" if main else "constructor"
-    return _function_kind(function, walk)
-
-
-def _function_kind(function: Scope, walk: Walk) -> Kind:
-    name = function.name
-    if name in CONSTRUCTORS or CONSTRUCTING.match(name):
-        return "constructor"
-    if FORWARD.fullmatch(name):
-        return "forward"
-    outer = function.parent
-    while outer is not None and outer.kind != "function":
-        outer = outer.parent
-    if outer is not None:
-        return _function_kind(outer, walk)
-    owner = function.owner
-    if ROTARY.search(name) or (owner is not None and ROTARY.search(owner.name)):
-        return "constructor"
-    return "forward"
+    owner = functions[-1].owner
+    rotary = ROTARY.search(functions[-1].name) or (owner is not None and ROTARY.search(owner.name))
+    return "constructor" if rotary else "forward"
 
 
 def is_script(path: str) -> bool:
     """Say whether a file converts checkpoints or prepares data, by what such files are called."""
     file = PurePath(path)
     return SCRIPT.match(file.name) is not None or bool(SCRIPT_FOLDERS & set(file.parts[-4:-1]))
-
-
-def severity(base: Severity, where: Kind, *, follows_activations: bool) -> Severity:
-    """Return a hazard's severity at a place.
-
-    Args:
-        base: what it is in a constructor or rotary helper.
-        where: the place.
-        follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
-    """
-    if where == "script":
-        return "note"
-    if where == "forward" and not follows_activations:
-        return "note"
-    return base

@@ -21,12 +21,6 @@ _IN_COMPANY = (
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
-_TOKENS = (*_CALLS, b"space", *(token for token, _ in _IN_COMPANY))
-# Where a rule's construct can begin, once its function is kept.
-_TRIGGERS = (
-    *_TOKENS, b"register_buffer", b"Parameter(", b"einsum", b"matmul", b" @ ",
-    b"invfreq", b"tensor(", b"Tensor(", b"full(", b"ones(",
-)  # fmt: skip
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # The function gets another name: calls through that hold no token, so nothing can be passed over.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]]")
@@ -104,24 +98,6 @@ def aliased(text: bytes) -> bool:
     )
 
 
-def trigger_lines(text: bytes) -> list[int]:
-    """Return the lines, ascending, on which a rule's construct can begin, unless a name is aliased."""
-    return lines_of(text, _TRIGGERS)
-
-
-def lines_of(text: bytes, tokens: Iterable[bytes]) -> list[int]:
-    """Return the lines, ascending, that hold one of the tokens."""
-    lines: list[int] = []
-    line, position = 1, 0
-    newline = b"\n" if b"\n" in text else b"\r"
-    for offset in sorted(offset for token in tokens for offset in _all(text, token)):
-        line += text.count(newline, position, offset)
-        position = offset
-        if not lines or lines[-1] != line:
-            lines.append(line)
-    return lines
-
-
 def _all(text: bytes, token: bytes, start: int = 0, end: int | None = None) -> Iterator[int]:
     position = text.find(token, start, end)
     while position >= 0:
@@ -188,42 +164,48 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
     """
     if len(text) < 4096 or b"\r" in text or b"\t" in text or aliased(text):
         return None
-    starts, pieces = _pieces(text, hits)
-    definitions = [_DEFINITION.match(piece) for piece in pieces]
-    keep = [
-        definition is None and not piece.startswith(b" ") and _may_bind(piece)
-        for definition, piece in zip(definitions, pieces, strict=True)
-    ]
-    _keep_at(hits, starts, keep)
+    pieces = _pieces(text, hits)
+    starts = [piece.start for piece in pieces]
+
+    def keep_at(offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            pieces[bisect_right(starts, offset) - 1].kept = True
+
+    keep_at(hits)
     for _ in range(2):  # what calls a kept function, and what calls that
-        for name in _called_names(pieces, definitions, keep):
-            _keep_at(_all(text, name), starts, keep)
-    header = 0
-    uses_self = [
-        any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in _within(hits, start, piece))
-        for start, piece in zip(starts, pieces, strict=True)
-    ]
-    wanted = set()  # the classes whose constructor tells what self.x is
-    for number, piece in enumerate(pieces):
-        if not piece.startswith(b" "):
-            header = number
-        elif keep[number]:
-            keep[header] = True
-        if uses_self[number]:
-            wanted.add(header)
+        for name in _called_names(pieces):
+            keep_at(_all(text, name))
+    for piece in pieces:
+        piece.header.kept |= piece.kept
+        near = hits[bisect_left(hits, piece.start) : bisect_left(hits, piece.start + len(piece.text))]
+        # The constructor of its class tells what self.x is.
+        piece.header.built |= any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in near)
     result = []
-    for number, piece in enumerate(pieces):
-        if not piece.startswith(b" "):
-            header = number
-        if keep[number] or (
-            keep[header] and (definitions[number] is None or (header in wanted and b" __init__(" in piece))
-        ):
-            result.append(piece)
-        elif _is_cut_string(piece):
+    for piece in pieces:
+        member = piece.definition is None or (piece.header.built and b" __init__(" in piece.text)
+        if piece.kept or (piece.header.kept and member):
+            result.append(piece.text)
+        elif _is_cut_string(piece.text):
             return None
         else:
-            result.append(b"\n" * piece.count(b"\n"))
+            result.append(b"\n" * piece.text.count(b"\n"))
     return b"".join(result)
+
+
+class _Piece:
+    """A top-level statement, or a member of a class; ``header``: the statement that it is or is in."""
+
+    def __init__(self, start: int, text: bytes, above: _Piece | None) -> None:
+        self.start = start
+        self.text = text
+        self.definition = _DEFINITION.match(text)
+        self.kept = self.definition is None and not text.startswith(b" ") and _may_bind(text)
+        self.built = False
+        self._outer = above.header if above is not None and text.startswith(b" ") else None
+
+    @property
+    def header(self) -> _Piece:
+        return self._outer or self
 
 
 def _may_bind(piece: bytes) -> bool:
@@ -235,30 +217,19 @@ def _is_cut_string(piece: bytes) -> bool:
     return piece.count(b'"""') % 2 == 1 or piece.count(b"'''") % 2 == 1
 
 
-def _keep_at(offsets: Iterable[int], starts: list[int], keep: list[bool]) -> None:
-    for offset in offsets:
-        keep[bisect_right(starts, offset) - 1] = True
-
-
-def _within(hits: list[int], start: int, piece: bytes) -> list[int]:
-    return hits[bisect_left(hits, start) : bisect_left(hits, start + len(piece))]
-
-
-def _pieces(text: bytes, hits: list[int]) -> tuple[list[int], list[bytes]]:
+def _pieces(text: bytes, hits: list[int]) -> list[_Piece]:
     """Cut at top level, and between the members of the classes that hold a hit."""
     starts: list[int] = []
     cuts = _cut(text, 0, len(text), _TOP_LEVEL)
     for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
         definition = _DEFINITION.match(text, start)
-        if (
-            definition is None
-            or definition[1] != b"class"
-            or bisect_right(hits, start) == bisect_right(hits, end)
-        ):
-            starts.append(start)
-        else:
-            starts += _cut(text, start, end, _MEMBER)
-    return starts, [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+        a_class = definition is not None and definition[1] == b"class"
+        hit = bisect_right(hits, start) < bisect_right(hits, end)
+        starts += _cut(text, start, end, _MEMBER) if a_class and hit else [start]
+    pieces: list[_Piece] = []
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        pieces.append(_Piece(start, text[start:end], pieces[-1] if pieces else None))
+    return pieces
 
 
 def _cut(text: bytes, start: int, end: int, pattern: re.Pattern[bytes]) -> list[int]:
@@ -272,19 +243,17 @@ def _cut(text: bytes, start: int, end: int, pattern: re.Pattern[bytes]) -> list[
     return cuts
 
 
-def _called_names(
-    pieces: list[bytes], definitions: list[re.Match[bytes] | None], keep: list[bool]
-) -> Iterator[bytes]:
+def _called_names(pieces: list[_Piece]) -> Iterator[bytes]:
     """Yield the names, each with a bracket, whose call sites tell what a kept function is given."""
     owner = b""
-    for piece, definition, kept in zip(pieces, definitions, keep, strict=True):
-        if definition is None:
+    for piece in pieces:
+        if piece.definition is None:
             continue
-        kind, name = definition[1], definition[2]
+        kind, name = piece.definition[1], piece.definition[2]
         if kind == b"class":
             owner = name
-        signature = piece[definition.end() : piece.find(b":\n", definition.end())]
-        if kept and kind == b"def" and name != b"forward" and _UNTYPED.search(signature):
+        signature = piece.text[piece.definition.end() : piece.text.find(b":\n", piece.definition.end())]
+        if piece.kept and kind == b"def" and name != b"forward" and _UNTYPED.search(signature):
             if name != b"__init__":
                 yield name + b"("
             elif b"config" not in signature:

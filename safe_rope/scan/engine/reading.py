@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import re
@@ -64,17 +65,16 @@ def limited(file: BinaryIO | io.RawIOBase, limit: int = MAX_BYTES, expected: int
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def text(source: bytes) -> str:
-    """Decode Python source by its BOM or PEP 263 declaration; undecodable bytes become U+FFFD."""
-    if not source.startswith(b"\xef\xbb\xbf") and not any(
-        b"coding" in line for line in source.split(b"\n", 2)[:2]
-    ):
-        return source.decode("utf-8", "replace")
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-        return source.decode(encoding, "replace")
-    except (SyntaxError, LookupError):
-        return source.decode("utf-8-sig", "replace")
+def encoding(source: bytes) -> str:
+    """Return the encoding of Python source by its BOM or PEP 263 declaration.
+
+    Raises:
+        SyntaxError: the declared encoding is unknown, or not that of the BOM.
+    """
+    head = source.split(b"\n", 2)[:2]
+    if not source.startswith(codecs.BOM_UTF8) and not any(b"coding" in line for line in head):
+        return "utf-8"
+    return tokenize.detect_encoding(io.BytesIO(source).readline)[0]
 
 
 def lines(decoded: str) -> list[str]:

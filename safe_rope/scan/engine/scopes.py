@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from bisect import bisect_left
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # The branches that lead to a statement: pairs of a compound statement's id and its arm.
@@ -25,18 +24,17 @@ class Scope:
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
     bases: list[str] = field(default_factory=list)
 
+    def upward(self) -> Iterator[Scope]:
+        """Yield this scope and those around it."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
     @property
     def owner(self) -> Scope | None:
         """The class that this scope is, or is in."""
-        scope: Scope | None = self
-        while scope is not None and scope.kind != "class":
-            scope = scope.parent
-        return scope
-
-    @property
-    def function(self) -> Scope | None:
-        """The function that this scope is, if it is one."""
-        return self if self.kind == "function" else None
+        return next((scope for scope in self.upward() if scope.kind == "class"), None)
 
 
 # Made by the ten thousands, and therefore not frozen: a frozen one takes three times as long to make.
@@ -74,40 +72,37 @@ class Site:
     ancestors: tuple[ast.AST, ...]  # from the statement inwards
     place: Place
 
+    @property
+    def targets(self) -> list[ast.expr]:
+        """What the statement assigns to."""
+        statement = self.ancestors[0] if self.ancestors else None
+        return statement.targets if isinstance(statement, ast.Assign) else []
+
 
 class Walk:
-    """The result of the walk. ``lines``: those on which expressions are looked at, all when None."""
+    """The result of the walk."""
 
-    def __init__(self, tree: ast.Module, lines: list[int] | None) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.module = Scope("", "module", None, tree)
         self._scopes = [self.module]
         self.imports: dict[str, str] = {}
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
         self.statements: list[tuple[ast.AST, Place]] = []
-        self._lines = lines
         self._order = 0
-        self.sites: list[Site] = []
         self._body(tree.body, self.module, (), ())
-        self._spans = [(node.lineno, node.end_lineno) for node, _ in self.statements]  # type: ignore[attr-defined]
-        self.sites += self.on_lines(lines)
+        self.sites = [site for statement in self.statements for site in expressions(*statement)]
+        self.calls: dict[str, list[Site]] = {}  # by the last part of the name that is called
+        for site in self.sites:
+            if isinstance(site.node, ast.Call):
+                name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
+                self.calls.setdefault(name, []).append(site)
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
         for scope in self._scopes:
             scope.bindings.clear()
             scope.attributes.clear()
-
-    def on_lines(self, lines: list[int] | None) -> Iterator[Site]:
-        """Yield the calls and operations of the statements that touch one of the lines, of all when None."""
-        if lines is None:
-            for statement, place in self.statements:
-                yield from expressions(statement, place)
-        elif lines:
-            low, high = lines[0], lines[-1]
-            for (first, last), (statement, place) in zip(self._spans, self.statements, strict=True):
-                if last >= low and first <= high and lines[bisect_left(lines, first)] <= last:
-                    yield from expressions(statement, place)
 
     def _body(self, body: list[ast.stmt], scope: Scope, path: Path, contexts: tuple[ast.expr, ...]) -> None:
         for statement in body:
@@ -135,35 +130,26 @@ class Walk:
         for alias in node.names:
             self.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
 
-    def _bind(self, scope: Scope, name: str, binding: Binding) -> None:
-        scope.bindings.setdefault(name, []).append(binding)
-
     def _bind_target(
         self, target: ast.expr, value: ast.expr | None, place: Place, how: str = "value",
         annotation: ast.expr | None = None, index: int = 0,
     ) -> None:  # fmt: skip
+        binding = Binding(how, value, place, annotation, index=index)
         if isinstance(target, ast.Name):
-            self._bind(place.scope, target.id, Binding(how, value, place, annotation, index=index))
+            place.scope.bindings.setdefault(target.id, []).append(binding)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = place.scope.owner
             if owner is not None and target.value.id in ("self", "cls"):
-                binding = Binding(how, value, place, annotation, index=index)
                 owner.attributes.setdefault(target.attr, []).append(binding)
         elif isinstance(target, ast.Tuple | ast.List):
-            same = (
-                isinstance(value, ast.Tuple | ast.List)
-                and len(value.elts) == len(target.elts)
-                and how == "value"
-            )
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) and how == "value" else []
             for number, element in enumerate(target.elts):
-                if isinstance(element, ast.Starred):
-                    element = element.value
-                if same and isinstance(value, ast.Tuple | ast.List):
-                    self._bind_target(element, value.elts[number], place)
+                inner = element.value if isinstance(element, ast.Starred) else element
+                if len(values) == len(target.elts):
+                    self._bind_target(inner, values[number], place)
                 else:
-                    self._bind_target(
-                        element, value, place, "element" if how == "value" else how, index=number
-                    )
+                    unpacked = "element" if how == "value" else how
+                    self._bind_target(inner, value, place, unpacked, index=number)
 
     def _assign(self, node: ast.Assign, place: Place) -> None:
         for target in node.targets:
@@ -176,12 +162,8 @@ class Walk:
 
     def _augassign(self, node: ast.AugAssign, place: Place) -> None:
         if isinstance(node.target, ast.Name | ast.Attribute):
-            loaded = ast.copy_location(
-                ast.Name(node.target.id, ast.Load())
-                if isinstance(node.target, ast.Name)
-                else ast.Attribute(node.target.value, node.target.attr, ast.Load()),
-                node.target,
-            )
+            loaded = copy.copy(node.target)
+            loaded.ctx = ast.Load()
             value = ast.copy_location(ast.BinOp(loaded, node.op, node.value), node)
             self._bind_target(node.target, value, place)
         self.statements.append((node, place))
@@ -205,11 +187,10 @@ class Walk:
         arguments = [*node.args.posonlyargs, *node.args.args]
         defaults: list[ast.expr | None] = [None] * (len(arguments) - len(node.args.defaults))
         defaults += node.args.defaults
-        for argument, default in zip(
-            [*arguments, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True
-        ):
+        parameters = [*arguments, *node.args.kwonlyargs]
+        for argument, default in zip(parameters, [*defaults, *node.args.kw_defaults], strict=True):
             binding = Binding("parameter", default, inside, argument.annotation, argument.arg)
-            self._bind(scope, argument.arg, binding)
+            scope.bindings.setdefault(argument.arg, []).append(binding)
         outside = (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         self.statements += [(expression, place) for expression in outside if expression is not None]
         self._body(node.body, scope, (), ())
@@ -272,48 +253,35 @@ class Walk:
 
 
 _LOOKED_AT = (ast.Call, ast.BinOp)
-_LEAVES = (ast.expr_context, ast.operator, ast.Constant, ast.unaryop, ast.cmpop, ast.boolop)
-
-
-def _subclasses(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
-    for below in kind.__subclasses__():
-        yield below
-        yield from _subclasses(below)
-
-
-# Looked up by type: isinstance with a tuple, for every field of every node, takes a tenth of a scan.
-_INNER = frozenset(kind for kind in _subclasses(ast.AST) if not issubclass(kind, _LEAVES))
-# Fields that hold strings, numbers or leaves.
-_PLAIN = {
-    "arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "lineno", "module", "op", "ops",
-    "simple", "type_comment",
-}  # fmt: skip
-_FIELDS = {kind: tuple(name for name in kind._fields if name not in _PLAIN) for kind in _subclasses(ast.AST)}
-
-
-def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes right below a node, but no leaves; quicker than ``iter_child_nodes``."""
-    found: list[ast.AST] = []
-    for name in _FIELDS[type(node)]:
-        child: Any = getattr(node, name, None)
-        kind = type(child)
-        if kind is list:
-            found += [item for item in child if type(item) in _INNER]
-        elif kind in _INNER:
-            found.append(child)
-    return found
 
 
 def expressions(statement: ast.AST, place: Place) -> Iterator[Site]:
     """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
-    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
-    while stack:
-        node, ancestors = stack.pop()
+    for node, ancestors in within(statement):
         if isinstance(node, _LOOKED_AT):
             yield Site(node, ancestors, place)
         elif isinstance(node, ast.comprehension) and isinstance(node.target, ast.Name):
-            bindings = place.scope.bindings.setdefault(node.target.id, [])
-            if not any(binding.value is node.iter for binding in bindings):
-                bindings.append(Binding("item", node.iter, place))
+            place.scope.bindings.setdefault(node.target.id, []).append(Binding("item", node.iter, place))
+
+
+# Fields that hold no expression: most nodes have one, and reading them takes a fifth of a scan.
+_PLAIN = {"arg", "attr", "ctx", "id", "kind", "level", "lineno", "module", "n", "op", "ops", "type_comment"}
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def within(statement: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    """Yield the nodes of a statement but constants, each with those around it, from the statement inwards."""
+    stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
+    while stack:
+        node, ancestors = stack.pop()
+        yield node, ancestors
+        kind = type(node)
+        if kind not in _FIELDS:
+            _FIELDS[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
         below = (*ancestors, node)
-        stack += [(child, below) for child in children(node) if not isinstance(child, ast.Name)]
+        for name in _FIELDS[kind]:
+            child = getattr(node, name, None)
+            if isinstance(child, list):
+                stack += [(item, below) for item in child if isinstance(item, ast.AST)]
+            elif isinstance(child, ast.AST) and not isinstance(child, ast.Constant):
+                stack.append((child, below))

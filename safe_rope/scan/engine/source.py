@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
+import codecs
+import contextlib
 from bisect import bisect_right
 from itertools import accumulate
 
-from safe_rope.scan.engine import prefilter
+from safe_rope.scan.engine import prefilter, reading
 
 
 class Source:
@@ -19,11 +19,8 @@ class Source:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.encoding = "utf-8"
-        self.skipped = 3 if data.startswith(b"\xef\xbb\xbf") else 0
-        head = data.split(b"\n", 2)[:2]
-        if self.skipped or any(b"coding" in line for line in head):
-            self.encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0].removesuffix("-sig")
+        self.encoding = reading.encoding(data).removesuffix("-sig")
+        self.skipped = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
         self.text = data[self.skipped :]
         if self.encoding != "utf-8":
             self.text = self.text.decode(self.encoding).encode()
@@ -66,18 +63,14 @@ class Source:
         """Return the source of a node."""
         return self.text[self.start(node) : self.end(node)].decode()
 
-    def parse(self, hits: list[int]) -> tuple[ast.Module, list[int] | None]:
-        """Return the tree of the part that can matter, and the lines on which a rule's construct can begin.
-
-        Lines and columns are those of the whole; None for the lines stands for any.
+    def parse(self, hits: list[int]) -> ast.Module:
+        """Return the tree of the part that can matter; lines and columns are those of the whole.
 
         Raises:
             SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
         """
         if (part := prefilter.reduce(self.text, hits)) is not None:
-            try:
-                return ast.parse(part), prefilter.trigger_lines(part)
-            except (SyntaxError, ValueError):
-                pass  # a cut fell into a string or a bracket, or the file is broken: parse the whole
-        lines = None if prefilter.aliased(self.text) else prefilter.trigger_lines(self.text)
-        return ast.parse(self.text.decode()), lines
+            # A cut that falls into a string or a bracket, and a broken file: parse the whole.
+            with contextlib.suppress(SyntaxError, ValueError):
+                return ast.parse(part)
+        return ast.parse(self.text.decode())

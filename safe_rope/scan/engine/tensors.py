@@ -37,19 +37,18 @@ FLOATED = {
     "deg2rad",
 }  # fmt: skip
 _FILLED = {"zeros", "ones", "full", "empty"}
-_GRIDS = {"linspace", "logspace", "range"}
-_RANDOM = {"rand", "randn", "normal", "linspace", "logspace", "range", "eye"}
-_INDEXED = {
-    "argmax",
-    "argmin",
-    "argsort",
-    "nonzero",
-    "bucketize",
-    "searchsorted",
-    "randint",
-    "randperm",
-    "bincount",
+_WHOLE = {f"{kind}{name}" for name in ("zeros", "ones") for kind in ("", "new_")} | {
+    "zeros_like",
+    "ones_like",
 }
+_GRIDS = {"linspace", "logspace", "range"}
+_DEFAULTED = {*_FILLED, *_GRIDS, "rand", "randn", "normal", "eye"}
+_INDEXED = {
+    "argmax", "argmin", "argsort", "nonzero", "bucketize", "searchsorted", "randint", "randperm", "bincount",
+}  # fmt: skip
+_MADE = dict.fromkeys((*_INDEXED, "LongTensor", "IntTensor"), "int") | {
+    "Tensor": "default", "FloatTensor": "float32",
+}  # fmt: skip
 _CASTS = {
     "long": "int", "int": "int", "short": "int", "byte": "int", "float": "float32", "double": "float64",
     "half": "float16", "bfloat16": "bfloat16",
@@ -65,12 +64,15 @@ OPERATORS: dict[str, ast.operator] = {
 def promote(operation: ast.operator, left: Value, right: Value) -> Value:
     """Return what an operation gives of which at least one side is a tensor."""
     raised = isinstance(operation, ast.Pow) and right.grid and left.constant not in (1, -1)
-    grid, exponent = left.grid or right.grid, left.exponent or right.exponent or raised
-    whole = True if left.whole and right.whole and not isinstance(operation, ast.Div | ast.Pow) else None
-    if isinstance(operation, ast.FloorDiv):
-        whole = True
-    dtype = _promoted(operation, left, right)
-    return tensor(dtype, whole, grid=grid, exponent=exponent)
+    whole = isinstance(operation, ast.FloorDiv) or (
+        left.whole and right.whole and not isinstance(operation, ast.Div | ast.Pow)
+    )
+    return tensor(
+        _promoted(operation, left, right),
+        whole or None,
+        grid=left.grid or right.grid,
+        exponent=left.exponent or right.exponent or raised,
+    )
 
 
 def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
@@ -80,9 +82,9 @@ def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
         (side,), other = sides, right if sides[0] is left else left
         if not side.is_int:
             return side.dtype
-        if isinstance(operation, ast.Div) or other.is_float:
-            return "default" if other.sort == "number" else ""
-        return "int" if other.sort == "number" else ""
+        if other.sort != "number":
+            return ""
+        return "default" if isinstance(operation, ast.Div) or other.is_float else "int"
     dtypes = {left.dtype, right.dtype}
     if dtypes <= {"int", "bool"}:
         return "default" if isinstance(operation, ast.Div) else "int"
@@ -97,88 +99,87 @@ def of_call(evaluator: Evaluator, call: Call, place: Place) -> Value:
     """Return what is known of a call's result, if it is a tensor."""
     module, _, name = call.function.rpartition(".")
     if module in ("torch", "torch.nn.functional", "torch.special", "torch.Tensor"):
-        return _function(evaluator, call, name, place)
-    if call.function in ("einops.rearrange", "einops.repeat") and call.positional:
-        return evaluator.value(call.positional[0].value, call.positional[0].place)
-    if name in ("Parameter", "Buffer") and module.startswith("torch.nn") and call.positional:
-        return registered(evaluator.value(call.positional[0].value, call.positional[0].place))
-    if isinstance(call.node.func, ast.Attribute) and module in ("", "self"):
-        return _method(evaluator, call, call.node.func, place)
-    if module and not module.startswith(".") and isinstance(call.node.func, ast.Attribute):
+        return _function(evaluator, call, name)
+    if call.positional and call.function in ("einops.rearrange", "einops.repeat"):
+        return evaluator.of(call.positional[0])
+    if call.positional and name in ("Parameter", "Buffer") and module.startswith("torch.nn"):
+        return registered(evaluator.of(call.positional[0]))
+    function = call.node.func
+    if not isinstance(function, ast.Attribute) or module.startswith("."):
+        return UNKNOWN
+    if module not in ("", "self"):
         # A method of something that only looks like a module, as ``x.float()`` with x unbound.
-        base = evaluator.value(call.node.func.value, place)
-        if base.sort == "tensor" or base.dtype or (name in _CASTS and "." not in module):
-            return _method(evaluator, call, call.node.func, place)
-    return UNKNOWN
+        base = evaluator.value(function.value, place)
+        if base.sort != "tensor" and not base.dtype and (name not in _CASTS or "." in module):
+            return UNKNOWN
+    return _method(evaluator, call, function, place)
 
 
-def _function(evaluator: Evaluator, call: Call, name: str, place: Place) -> Value:
+def given_dtype(evaluator: Evaluator, call: Call) -> Value | None:
+    """Return what is known of a call's ``dtype=``; None where there is none, or where it is None."""
+    given = call.keywords.get("dtype")
+    value = None if given is None else evaluator.of(given)
+    return None if value is None or value.sort == "none" else value
+
+
+def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
+    """Return what a function of torch gives."""
     if name == "arange":
         return tensor(arange_dtype(evaluator, call), whole=True, grid=True)
-    given = call.keywords.get("dtype")
-    if given is not None and name not in ("softmax",):
-        dtype = evaluator.value(given.value, given.place)
-        if dtype.sort != "none":
-            unknown = "" if dtype.sort == "dtype" else "inherited"
-            whole = True if name in ("ones", "zeros") else None
-            return tensor(dtype.dtype or unknown, whole, grid=name in _GRIDS)
-    if name in _FILLED:
-        return tensor("default", whole=True if name in ("ones", "zeros") else None)
-    if name in _RANDOM:
-        return tensor("default", grid=name in _GRIDS)
-    if name in ("tensor", "as_tensor") and call.positional:
-        argument = call.positional[0]
-        content = evaluator.value(argument.value, argument.place)
-        if content.sort == "tensor":
-            return content
-        if content.floating is False:
-            return tensor("int")
-        return tensor("default" if content.floating else "", content.whole)
-    if name in ("LongTensor", "IntTensor"):
-        return tensor("int")
-    if name in ("Tensor", "FloatTensor"):
-        return tensor("float32" if name == "FloatTensor" else "default")
-    if name in _INDEXED:
-        return tensor("int")
-    if name in JOINED and call.positional:
-        argument = call.positional[0]
-        if isinstance(argument.value, ast.Tuple | ast.List):
-            return join([evaluator.value(item, argument.place) for item in argument.value.elts])
-        return evaluator.value(argument.value, argument.place)
+    given = None if name == "softmax" else given_dtype(evaluator, call)
+    if given is not None:
+        unknown = "" if given.sort == "dtype" else "inherited"
+        whole = True if name in ("ones", "zeros") else None
+        return tensor(given.dtype or unknown, whole, grid=name in _GRIDS)
+    if name in _DEFAULTED:
+        return tensor("default", whole=True if name in _WHOLE else None, grid=name in _GRIDS)
+    if name in _MADE:
+        return tensor(_MADE[name])
+    if not call.positional:
+        return UNKNOWN
+    first = call.positional[0]
+    if name in JOINED and isinstance(first.value, ast.Tuple | ast.List):
+        return join([evaluator.value(item, first.place) for item in first.value.elts])
     if name == "where" and len(call.positional) == 3:
-        return join([evaluator.value(item.value, item.place) for item in call.positional[1:]])
-    if name.endswith("_like") and call.positional:
-        like = evaluator.value(call.positional[0].value, call.positional[0].place)
-        return tensor(like.dtype or "inherited", True if name in ("ones_like", "zeros_like") else None)
+        return join([evaluator.of(item) for item in call.positional[1:]])
+    of = evaluator.of(first)
+    if name in ("tensor", "as_tensor"):
+        if of.sort == "tensor":
+            return of
+        return tensor("int") if of.floating is False else tensor("default" if of.floating else "", of.whole)
+    if name in JOINED:
+        return of
+    if name.endswith("_like"):
+        return tensor(of.dtype or "inherited", True if name in _WHOLE else None)
     if name in OPERATORS and len(call.positional) == 2:
-        left, right = (evaluator.value(item.value, item.place) for item in call.positional)
+        other = evaluator.of(call.positional[1])
         if name in ("div", "true_divide") and "rounding_mode" in call.keywords:
-            return promote(ast.FloorDiv(), left, right)
-        return promote(OPERATORS[name], left, right) if "tensor" in (left.sort, right.sort) else UNKNOWN
-    if call.positional:
-        of = call.positional[0]
-        return _operation(evaluator.value(of.value, of.place), name)
-    return UNKNOWN
+            return promote(ast.FloorDiv(), of, other)
+        return promote(OPERATORS[name], of, other) if "tensor" in (of.sort, other.sort) else UNKNOWN
+    return _operation(of, name)
 
 
 def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Place) -> Value:
+    """Return what a method of a tensor gives."""
     name = function.attr
     of = evaluator.value(function.value, place)
     if name in ("to", "type", "type_as"):
         target = cast_target(evaluator, call)
-        if target is None:
-            return of
-        return tensor(target.dtype or "inherited", of.whole, grid=of.grid, exponent=of.exponent)
+        return of if target is None else _with_dtype(of, target.dtype or "inherited")
     if name in _CASTS and not call.positional:
-        return tensor(_CASTS[name], of.whole, grid=of.grid, exponent=of.exponent)
+        return _with_dtype(of, _CASTS[name])
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
-        return tensor(of.dtype or "inherited", True if name in ("new_ones", "new_zeros") else None)
+        return tensor(of.dtype or "inherited", True if name in _WHOLE else None)
     if name in ("cumsum", "sum", "softmax") and (given := call.keywords.get("dtype")) is not None:
-        return tensor(evaluator.value(given.value, given.place).dtype or "inherited", of.whole)
+        return tensor(evaluator.of(given).dtype or "inherited", of.whole)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
-        other = evaluator.value(call.positional[0].value, place)
-        return promote(OPERATORS[name], of, other)
+        return promote(OPERATORS[name], of, evaluator.value(call.positional[0].value, place))
     return _operation(of, name)
+
+
+def _with_dtype(of: Value, dtype: str, whole: bool | None = None) -> Value:
+    """Return a tensor of the same numbers, or of those rounded to whole ones."""
+    return tensor(dtype, whole or of.whole, grid=of.grid, exponent=of.exponent)
 
 
 def _operation(of: Value, name: str) -> Value:
@@ -191,11 +192,11 @@ def _operation(of: Value, name: str) -> Value:
     if not known:
         return UNKNOWN
     if name in KEPT:
-        return tensor(of.dtype, of.whole, grid=of.grid, exponent=of.exponent)
+        return _with_dtype(of, of.dtype)
     if name in _ROUNDED:
-        return tensor(of.dtype or "float", True, grid=of.grid, exponent=of.exponent)
+        return _with_dtype(of, of.dtype or "float", whole=True)
     if name in _SUMMED:
-        return tensor("int" if of.is_int else of.dtype, of.whole, grid=of.grid, exponent=of.exponent)
+        return _with_dtype(of, "int" if of.is_int else of.dtype)
     if name in FLOATED:
         raised = (name in ("exp", "exp2") and of.grid) or (name == "reciprocal" and of.exponent)
         return tensor("default" if of.is_int else of.dtype, exponent=raised)
@@ -210,19 +211,15 @@ def registered(value: Value) -> Value:
 
 def arange_dtype(evaluator: Evaluator, call: Call) -> str:
     """Return the dtype of an arange: as given, else float if any bound is a float."""
-    given = call.keywords.get("dtype")
-    if given is not None:
-        dtype = evaluator.value(given.value, given.place)
-        if dtype.sort != "none":
-            return dtype.dtype or "inherited"
+    if (given := given_dtype(evaluator, call)) is not None:
+        return given.dtype or "inherited"
     return "default" if any(value.is_float for value in bounds(evaluator, call)) else "int"
 
 
 def bounds(evaluator: Evaluator, call: Call) -> list[Value]:
     """Return what is known of an arange's start, end and step."""
-    names = [name for name in ("start", "end", "step") if name in call.keywords]
-    found = [*call.positional[:3], *(call.keywords[name] for name in names)]
-    return [evaluator.value(argument.value, argument.place) for argument in found]
+    named = [call.keywords[name] for name in ("start", "end", "step") if name in call.keywords]
+    return [evaluator.of(argument) for argument in (*call.positional[:3], *named)]
 
 
 def cast_target(evaluator: Evaluator, call: Call) -> Value | None:
@@ -230,7 +227,7 @@ def cast_target(evaluator: Evaluator, call: Call) -> Value | None:
     target = cast_argument(evaluator, call)
     if target is None:
         return None
-    value = evaluator.value(target.value, target.place)
+    value = evaluator.of(target)
     if value.sort == "dtype":
         return value
     dtype = "inherited" if value.dtype in ("", "float") else value.dtype
@@ -239,17 +236,14 @@ def cast_target(evaluator: Evaluator, call: Call) -> Value | None:
 
 def cast_argument(evaluator: Evaluator, call: Call) -> Argument | None:
     """Return the argument that decides the dtype of a cast: a dtype or a tensor."""
-    if "dtype" in call.keywords:
-        return call.keywords["dtype"]
-    if "other" in call.keywords:
-        return call.keywords["other"]
+    for name in ("dtype", "other"):
+        if name in call.keywords:
+            return call.keywords[name]
     for argument in call.positional[:2]:
         if isinstance(argument.value, ast.Constant):
             continue
-        value = evaluator.value(argument.value, argument.place)
-        if value.sort in ("dtype", "tensor"):
-            return argument
-        if value.sort == "unknown" and not _is_device(argument.value):
+        sort = evaluator.of(argument).sort
+        if sort in ("dtype", "tensor") or (sort == "unknown" and not _is_device(argument.value)):
             return argument
     return None
 

@@ -10,9 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from safe_rope.scan.engine.finding import Edit, Fix, apply_edits
-from safe_rope.scan.engine.reading import is_notebook
-from safe_rope.scan.engine.result import Diagnostic, FileResult, Hit
+from safe_rope.scan.engine import Diagnostic, Edit, FileResult, Fix, Hit, apply_edits, is_notebook
 
 # Fixes that overlap wait for the next pass; a real file needs two.
 MAX_PASSES = 20

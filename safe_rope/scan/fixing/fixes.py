@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine import tensors
-from safe_rope.scan.engine.file import File
-from safe_rope.scan.engine.finding import Edit, Fix
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Place
+from safe_rope.scan.engine import Call, Edit, File, Fix, Place, tensors
 
 # Arguments of arange that an integer tensor, or a tensor made from one, would not take the same way.
 _OBSTACLES = {"out", "requires_grad", "layout"}
@@ -63,7 +59,7 @@ def through_integers(file: File, call: Call, place: Place, cast: str | None = No
         if torch is None:
             return None
         edits = (_append(file, call, f"dtype={torch}.int64"), edit(file, end, end, f".to({torch}.float32)"))
-        return Fix(edits, whole, "Count in int64, then cast to float32.")
+        return Fix(whole, "Count in int64, then cast to float32.", edits)
     if not given.direct or given.place is not place:
         return None
     integer = sibling(file, given.value, place, "int64")
@@ -74,7 +70,7 @@ def through_integers(file: File, call: Call, place: Place, cast: str | None = No
     if file.source.text[end - 1 : end] != b")" or "\n" in target or "\r" in target:
         return None
     edits = (edit(file, start, stop, integer), edit(file, end, end, f".to({target})"))
-    return Fix(edits, whole and cast is None, "Count in int64, then cast.")
+    return Fix(whole and cast is None, "Count in int64, then cast.", edits)
 
 
 def _append(file: File, call: Call, argument: str) -> Edit:
@@ -101,7 +97,7 @@ def with_dtype(file: File, call: Call, place: Place, dtype: str = "float32") -> 
         direct = given.direct and given.place is place and named is not None
         start, end = file.source.start(given.value), file.source.end(given.value)
         edits = (edit(file, start, end, named or ""),) if direct else ()
-    return Fix(edits, False, f"Ask for {dtype}.") if edits else None
+    return Fix(False, f"Ask for {dtype}.", edits) if edits else None
 
 
 def cast_operand(file: File, operand: ast.expr, place: Place) -> Fix | None:
@@ -110,9 +106,8 @@ def cast_operand(file: File, operand: ast.expr, place: Place) -> Fix | None:
     if torch is None or not isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute):
         return None
     end = file.source.end(operand)
-    return Fix(
-        (edit(file, end, end, f".to({torch}.float32)"),), True, "Cast to float32 before the operation."
-    )
+    cast = edit(file, end, end, f".to({torch}.float32)")
+    return Fix(True, "Cast to float32 before the operation.", (cast,))
 
 
 def replace_cast(file: File, node: ast.expr, place: Place) -> Fix | None:
@@ -133,4 +128,4 @@ def replace_cast(file: File, node: ast.expr, place: Place) -> Fix | None:
             replacement = f"{torch}.float32"
         else:
             replacement = f".to(device={file.source.segment(argument.value)}.device, dtype={torch}.float32)"
-    return Fix((edit(file, start, end, replacement),), False, "Cast to float32.")
+    return Fix(False, "Cast to float32.", (edit(file, start, end, replacement),))

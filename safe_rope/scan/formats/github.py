@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from safe_rope.scan.engine.result import Diagnostic, Hit
+from safe_rope.scan.engine import Diagnostic, Hit
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -17,24 +17,17 @@ def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
     """Return one command per line."""
     lines = []
     for error in errors:
-        place = {"file": _file(error.path)}
+        place: dict[str, object] = {"file": _file(error.path)}
         if error.line:
-            place |= {"line": str(error.line), "col": str(max(error.column, 1))}
+            place |= {"line": error.line, "col": max(error.column, 1)}
         lines.append(_command("error", place | {"title": "safe-rope"}, error.message))
     for hit in hits:
         finding = hit.finding
-        place = {
-            "file": _file(finding.path),
-            "line": str(finding.line),
-            "endLine": str(finding.end_line),
-        }
+        place = {"file": _file(finding.path), "line": finding.line, "endLine": finding.end_line}
         if finding.line == finding.end_line:  # columns across lines are refused; the end is inclusive there
-            place |= {
-                "col": str(finding.column),
-                "endColumn": str(max(finding.column, finding.end_column - 1)),
-            }
-        title = f"safe-rope {finding.rule}"
-        lines.append(_command(_LEVELS[finding.severity], place | {"title": title}, finding.message))
+            place |= {"col": finding.column, "endColumn": max(finding.column, finding.end_column - 1)}
+        place["title"] = f"safe-rope {finding.rule}"
+        lines.append(_command(_LEVELS[finding.severity], place, finding.message))
     return "".join(line + "\n" for line in lines)
 
 
@@ -42,8 +35,8 @@ def _file(path: str) -> str:
     return path.replace(os.sep, "/")
 
 
-def _command(level: str, properties: dict[str, str], message: str) -> str:
-    listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+def _command(level: str, properties: dict[str, object], message: str) -> str:
+    listed = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
     return f"::{level} {listed}::{_data(message)}"
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes
 
-from safe_rope._base.version import version
-from safe_rope.scan.engine.finding import Finding
-from safe_rope.scan.engine.result import Diagnostic, Hit
+from safe_rope._base.version import VERSION
+from safe_rope.scan.engine import Diagnostic, Fix, Hit
 from safe_rope.scan.rules import RULES
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -31,20 +30,11 @@ def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
         identity = (hit.finding.path, hit.finding.rule, hit.snippet)
         seen[identity] += 1
         results.append(_result(hit, rules.index(hit.finding.rule), seen[identity]))
+    driver = {"name": "safe-rope", "semanticVersion": VERSION, "rules": [_rule(rule) for rule in rules]}
+    notifications = [_notification(error) for error in errors]
     run = {
-        "tool": {
-            "driver": {
-                "name": "safe-rope",
-                "semanticVersion": version(),
-                "rules": [_rule(rule) for rule in rules],
-            }
-        },
-        "invocations": [
-            {
-                "executionSuccessful": not errors,
-                "toolExecutionNotifications": [_notification(error) for error in errors],
-            }
-        ],
+        "tool": {"driver": driver},
+        "invocations": [{"executionSuccessful": not errors, "toolExecutionNotifications": notifications}],
         "columnKind": "unicodeCodePoints",
         "results": results,
     }
@@ -67,56 +57,46 @@ def _rule(rule_id: str) -> dict[str, Any]:
 def _result(hit: Hit, rule_index: int, occurrence: int) -> dict[str, Any]:
     finding = hit.finding
     fingerprint = hashlib.sha256(f"{finding.rule}\0{hit.snippet}\0{occurrence}".encode(errors="replace"))
+    region = {
+        "startLine": finding.line,
+        "startColumn": finding.column,
+        "endLine": finding.end_line,
+        "endColumn": finding.end_column,
+    }
+    place = {"artifactLocation": {"uri": _uri(finding.path)}, "region": region}
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
         "level": finding.severity,
         "message": {"text": finding.message},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": _uri(finding.path)},
-                    "region": {
-                        "startLine": finding.line,
-                        "startColumn": finding.column,
-                        "endLine": finding.end_line,
-                        "endColumn": finding.end_column,
-                    },
-                }
-            }
-        ],
+        "locations": [{"physicalLocation": place}],
         "partialFingerprints": {"safeRopeFinding/v1": fingerprint.hexdigest()},
     }
     if finding.fix is not None:
-        result["fixes"] = [_fix(finding)]
+        result["fixes"] = [_fix(finding.path, finding.fix)]
     return result
 
 
-def _fix(finding: Finding) -> dict[str, Any]:
-    assert finding.fix is not None
+def _fix(path: str, fix: Fix) -> dict[str, Any]:
     replacements = [
         {
             "deletedRegion": {"byteOffset": edit.start, "byteLength": edit.end - edit.start},
             "insertedContent": {"text": edit.replacement},
         }
-        for edit in finding.fix.edits
+        for edit in fix.edits
     ]
-    kind = "safe" if finding.fix.safe else "unsafe"
     return {
-        "description": {"text": f"{finding.fix.description} ({kind})"},
-        "artifactChanges": [{"artifactLocation": {"uri": _uri(finding.path)}, "replacements": replacements}],
+        "description": {"text": f"{fix.description} ({'safe' if fix.safe else 'unsafe'})"},
+        "artifactChanges": [{"artifactLocation": {"uri": _uri(path)}, "replacements": replacements}],
     }
 
 
 def _notification(error: Diagnostic) -> dict[str, Any]:
-    location: dict[str, Any] = {"artifactLocation": {"uri": _uri(error.path)}}
+    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(error.path)}}
     if error.line > 0:
-        location["region"] = {"startLine": error.line, "startColumn": max(error.column, 1)}
-    return {
-        "level": "error",
-        "message": {"text": error.message},
-        "locations": [{"physicalLocation": location}],
-    }
+        place["region"] = {"startLine": error.line, "startColumn": max(error.column, 1)}
+    locations = [{"physicalLocation": place}]
+    return {"level": "error", "message": {"text": error.message}, "locations": locations}
 
 
 def _uri(path: str) -> str:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from safe_rope.scan.engine.result import Hit
+from safe_rope.scan.engine import Diagnostic, Hit
 from safe_rope.scan.formats.plain import cells, printable
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -41,12 +41,12 @@ def render(hits: Sequence[Hit], *, colored: bool, width: int | None = None) -> s
     return captured.get()
 
 
-def terminal() -> tuple[bool, int | None]:
-    """Return whether stdout takes colours, and its width if it is a terminal."""
+def for_stdout(hits: Sequence[Hit], errors: Sequence[Diagnostic] = ()) -> str:
+    """Return the findings as text in the colours and the width that stdout takes; errors go to stderr."""
     if not sys.stdout.isatty():
-        return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR"), None
+        return render(hits, colored=bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR"))
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain, max(40, shutil.get_terminal_size().columns)
+    return render(hits, colored=not plain, width=max(40, shutil.get_terminal_size().columns))
 
 
 def _finding(hit: Hit, width: int) -> Styled:

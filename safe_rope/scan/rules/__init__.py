@@ -20,6 +20,8 @@ from safe_rope.scan.rules import (
 )  # fmt: skip
 from safe_rope.scan.rules.rule import Rule
 
+__all__ = ["RULES", "Rule"]
+
 RULES: Mapping[str, Rule] = {
     module.RULE.id: module.RULE
     for module in (sr001, sr002, sr003, sr004, sr005, sr006, sr007, sr008, sr009, sr010, sr011, sr012)

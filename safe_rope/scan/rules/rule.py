@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.finding import Severity
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine import Call, File, Report, Severity, Site
 
 Check = Callable[[File, Site, Call | None], Report | None]
 

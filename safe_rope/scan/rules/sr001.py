@@ -14,10 +14,7 @@ Not reported: counts that provably stay within 256 and that nothing divides or r
 
 from __future__ import annotations
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
-from safe_rope.scan.engine.values import LOW, PINNED, Value
+from safe_rope.scan.engine import LOW, PINNED, Call, File, Report, Site, Value
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule

@@ -12,11 +12,7 @@ Not reported: a dtype that is an integer one by what its tensor is called or use
 
 from __future__ import annotations
 
-from safe_rope.scan.engine import indices
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
-from safe_rope.scan.engine.values import LOW, PINNED
+from safe_rope.scan.engine import LOW, PINNED, Call, File, Report, Site, indices
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
 from safe_rope.scan.rules.sr001 import effect, is_anothers

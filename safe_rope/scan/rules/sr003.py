@@ -8,9 +8,7 @@ no fix, for integers would change the values.
 
 from __future__ import annotations
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine import Call, File, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
 from safe_rope.scan.rules.sr001 import effect
@@ -20,12 +18,11 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report an arange that is floating only because of its bounds."""
     if call is None or call.function != "torch.arange" or not call.complete:
         return None
-    given = call.keywords.get("dtype")
-    if given is not None and file.value(given.value, given.place).sort != "none":
+    if file.dtype(call) is not None or not any(value.is_float for value in file.bounds(call)):
         return None
-    if not any(value.is_float for value in file.bounds(call)) or file.is_harmless(site, call):
+    if file.is_harmless(site, call):
         return None
-    fix = fixes.through_integers(file, call, site.place) if given is None else None
+    fix = None if "dtype" in call.keywords else fixes.through_integers(file, call, site.place)
     return Report(
         call.node,
         file.severity("error", site),

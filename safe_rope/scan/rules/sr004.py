@@ -9,9 +9,7 @@ Cast to float32 before the operation: it then computes the same FP32 values, wha
 
 from __future__ import annotations
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine import Call, File, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule

@@ -11,13 +11,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import indices
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.flow import Step
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
-from safe_rope.scan.engine.tensors import cast_argument, cast_target
-from safe_rope.scan.engine.values import LOW
+from safe_rope.scan.engine import LOW, Call, File, Report, Site, Step, indices, tensors
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -49,7 +43,7 @@ def _to_index(file: File, site: Site, step: Step) -> bool:
     """Say whether the cast is to the dtype of indices."""
     if not isinstance(step.node, ast.Call):
         return False
-    target = cast_argument(file.inference, file.inference.call(step.node, step.place))
+    target = tensors.cast_argument(file.inference, file.inference.call(step.node, step.place))
     return target is not None and indices.counts_in(file, site, target)
 
 
@@ -62,8 +56,8 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
     if not _POSITION_IDS.fullmatch(name):
         return None
-    target = cast_target(file.inference, call)
-    argument = cast_argument(file.inference, call)
+    target = tensors.cast_target(file.inference, call)
+    argument = tensors.cast_argument(file.inference, call)
     if target is None or argument is None or not target.lowerable or "device" in ast.unparse(argument.value):
         return None
     if indices.holds(file, argument.value, argument.place):

@@ -13,9 +13,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine import Call, File, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
 
@@ -35,10 +33,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a linspace or logspace of positions whose dtype is not pinned."""
     if call is None or not call.complete or call.function not in ("torch.linspace", "torch.logspace"):
         return None
-    given = call.keywords.get("dtype")
-    dtype = file.value(given.value, given.place) if given is not None else None
-    inherited = dtype is not None and dtype.sort != "none"
-    if dtype is not None and inherited and not (dtype.lowerable or not dtype.dtype):
+    dtype = file.dtype(call)
+    if dtype is not None and dtype.dtype and not dtype.lowerable:
         return None
     if _is_ramp(file, call) and not file.flow.is_raised(site):
         return None
@@ -46,6 +42,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if _NO_ENCODING.search(site.place.scope.name):
         return None
+    inherited = dtype is not None
     what = "an inherited dtype" if inherited else "the default dtype"
     return Report(
         call.node,
@@ -63,19 +60,15 @@ def _is_ramp(file: File, call: Call) -> bool:
 
 def _is_read_back(site: Site) -> bool:
     """Say whether the statement turns the grid into Python numbers."""
-    if not site.ancestors:
-        return False
-    attributes = (node.attr for node in ast.walk(site.ancestors[0]) if isinstance(node, ast.Attribute))
-    return any(attribute in ("item", "tolist") for attribute in attributes)
+    nodes = ast.walk(site.ancestors[0]) if site.ancestors else ()
+    return any(isinstance(node, ast.Attribute) and node.attr in ("item", "tolist") for node in nodes)
 
 
 def _words(site: Site) -> str:
     """Return the names in the call and in the target of its statement."""
     words = [node.id for node in ast.walk(site.node) if isinstance(node, ast.Name)]
     words += [node.attr for node in ast.walk(site.node) if isinstance(node, ast.Attribute)]
-    statement = site.ancestors[0] if site.ancestors else None
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    words += [ast.unparse(target) for target in targets]
+    words += [ast.unparse(target) for target in site.targets]
     words += [node.arg for node in site.ancestors if isinstance(node, ast.keyword) and node.arg]
     return " ".join(words)
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Argument, Call
-from safe_rope.scan.engine.scopes import Site
+from safe_rope.scan.engine import Argument, Call, File, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -26,11 +24,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     value = file.value(operand.value, operand.place)
     if value.sort != "tensor" or not value.whole or value.is_int:
         return None
-    given = call.keywords.get("dtype")
-    dtype = file.value(given.value, given.place) if given is not None else value
-    if given is not None and dtype.sort == "none":
-        dtype = value
-    if not dtype.lowerable:
+    if not (file.dtype(call) or value).lowerable:
         return None
     return Report(
         call.node,

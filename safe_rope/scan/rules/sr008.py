@@ -12,10 +12,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
-from safe_rope.scan.engine.values import FLOATING
+from safe_rope.scan.engine import FLOATING, Call, File, Report, Site
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
@@ -52,21 +49,13 @@ def registration(site: Site, call: Call) -> tuple[str, ast.expr, bool] | None:
         if name is None or tensor is None:
             return None
         parts = name.value.values if isinstance(name.value, ast.JoinedStr) else [name.value]
-        return (
-            "".join(str(part.value) for part in parts if isinstance(part, ast.Constant)),
-            tensor.value,
-            False,
-        )
+        text = "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
+        return text, tensor.value, False
     last = call.function.rpartition(".")[2]
     if last not in ("Buffer", "Parameter") or not call.function.startswith("torch.") or not call.positional:
         return None
-    statement = site.ancestors[0] if site.ancestors else None
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    return (
-        target.attr if isinstance(target, ast.Attribute) else "",
-        call.positional[0].value,
-        last == "Parameter",
-    )
+    attribute = getattr(site.targets[0], "attr", "") if site.targets else ""
+    return attribute, call.positional[0].value, last == "Parameter"
 
 
 RULE = Rule(

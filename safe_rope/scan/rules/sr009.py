@@ -9,11 +9,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site
-from safe_rope.scan.engine.tensors import cast_target
-from safe_rope.scan.engine.values import LOW
+from safe_rope.scan.engine import Call, File, Report, Site, tensors
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
@@ -24,14 +20,10 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a cast of slopes or of an ALiBi bias to a low or inherited dtype."""
     if call is None or not isinstance(call.node.func, ast.Attribute) or not _is_bias(call.node.func.value):
         return None
-    name = call.node.func.attr
-    if name in ("half", "bfloat16"):
-        low = True
-    else:
-        target = cast_target(file.inference, call)
-        low = target is not None and (target.lowerable or target.dtype in LOW)
-    if not low:
-        return None
+    if call.node.func.attr not in ("half", "bfloat16"):
+        target = tensors.cast_target(file.inference, call)
+        if target is None or not target.lowerable:
+            return None
     return Report(
         call.node,
         file.severity("note", site, follows_activations=True),
@@ -41,21 +33,17 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
 
 def _is_bias(node: ast.expr) -> bool:
     """Say whether a chain of views, casts and products starts from slopes or an ALiBi bias."""
-    while True:
-        if isinstance(node, ast.Name):
-            return _BIAS.fullmatch(node.id) is not None
-        if isinstance(node, ast.Attribute):
-            if _BIAS.fullmatch(node.attr):
+    while not isinstance(node, ast.Name):
+        match node:
+            case ast.Attribute(attr=name) if _BIAS.fullmatch(name):
                 return True
-            node = node.value
-        elif isinstance(node, ast.Call):
-            node = node.func
-        elif isinstance(node, ast.Subscript):
-            node = node.value
-        elif isinstance(node, ast.BinOp):
-            return _is_bias(node.left) or _is_bias(node.right)
-        else:
-            return False
+            case ast.Attribute(value=inner) | ast.Call(func=inner) | ast.Subscript(value=inner):
+                node = inner
+            case ast.BinOp():
+                return _is_bias(node.left) or _is_bias(node.right)
+            case _:
+                return False
+    return _BIAS.fullmatch(node.id) is not None
 
 
 RULE = Rule(

@@ -13,10 +13,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.finding import Fix
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Place, Site
+from safe_rope.scan.engine import Call, File, Fix, Place, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -30,30 +27,22 @@ _PRODUCTS = ("torch.matmul", "torch.bmm", "torch.einsum", "torch.mm")
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a matrix product of inverse frequencies."""
     node = site.node
-    if call is not None:
-        if call.function not in _PRODUCTS or not any(
-            _mentions(file, item.value, site.place) for item in call.positional
-        ):
-            return None
-        if call.function == "torch.einsum" and not _is_outer(call):
-            return None
-        fix = None
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        if not any(_mentions(file, side, site.place) for side in (node.left, node.right)):
-            return None
-        fix = _elementwise(file, node, site.place)
-    else:
+    if call is None:
+        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+    elif call.function not in _PRODUCTS or (call.function == "torch.einsum" and not _is_outer(call)):
         return None
+    else:
+        operands = [item.value for item in call.positional]
+    if not any(_mentions(file, operand, site.place) for operand in operands):
+        return None
+    fix = _elementwise(file, node, site.place) if isinstance(node, ast.BinOp) else None
     off = _autocast_off(site)
-    exposed = (
-        "TF32 rounds the positions to 11 bits"
-        if off
-        else f"autocast makes it bfloat16, {messages.position()}"
-    )
+    exposed = f"autocast makes it bfloat16, {messages.position()}"
     return Report(
         node,
         "note" if off else file.severity("warning", site, follows_activations=True),
-        f"phases by a matrix product: {exposed}; use an elementwise product",
+        f"phases by a matrix product: {'TF32 rounds the positions to 11 bits' if off else exposed}"
+        "; use an elementwise product",
         fix,
     )
 
@@ -61,29 +50,22 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
 def _mentions(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
     """Say whether inverse frequencies are in an expression, or in what a variable in it was made of."""
     for inner in ast.walk(node):
-        name = (
-            inner.id
-            if isinstance(inner, ast.Name)
-            else inner.attr
-            if isinstance(inner, ast.Attribute)
-            else ""
-        )
+        name = getattr(inner, "id", getattr(inner, "attr", ""))
         if _FREQUENCIES.fullmatch(name):
             return True
         named = isinstance(inner, ast.Name | ast.Attribute) and not _OTHERS.search(name)
         if named and isinstance(inner, ast.expr) and file.value(inner, place).exponent:
             return True
         if isinstance(inner, ast.Name) and depth == 0:
-            bindings = file.names.bindings(inner.id, place)
-            values = [(binding.value, binding.place) for binding in bindings if binding.how == "value"]
-            if any(value is not None and _mentions(file, value, where, 1) for value, where in values):
+            values = file.names.values(inner.id, place)
+            if any(_mentions(file, value, where, 1) for value, where in values):
                 return True
     return False
 
 
 def _is_outer(call: Call) -> bool:
     """Say whether an einsum sums over nothing: only then is it a product of positions and frequencies."""
-    equation = call.positional[0].value
+    equation = call.positional[0].value if call.positional else None
     if not isinstance(equation, ast.Constant) or not isinstance(equation.value, str):
         return False
     inputs, _, output = equation.value.replace(" ", "").partition("->")
@@ -109,7 +91,7 @@ def _elementwise(file: File, node: ast.BinOp, place: Place) -> Fix | None:
     if between.count(b"@") != 1 or b"#" in between:
         return None
     at = start + between.index(b"@")
-    return Fix((fixes.edit(file, at, at + 1, "*"),), True, "Multiply elementwise.")
+    return Fix(True, "Multiply elementwise.", (fixes.edit(file, at, at + 1, "*"),))
 
 
 def _ends_in_one(file: File, node: ast.expr, place: Place, dimension: int, depth: int = 0) -> bool:

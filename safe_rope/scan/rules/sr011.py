@@ -10,9 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Place, Site
+from safe_rope.scan.engine import Call, File, Place, Report, Site
 from safe_rope.scan.rules.rule import Rule
 from safe_rope.scan.rules.sr008 import registration
 
@@ -51,9 +49,8 @@ def _is_table(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
             if name in ("cos", "sin", "polar"):
                 return True
         elif isinstance(inner, ast.Name) and depth < 2:
-            bindings = file.names.bindings(inner.id, place)
-            values = [(binding.value, binding.place) for binding in bindings if binding.how == "value"]
-            if any(value is not None and _is_table(file, value, where, depth + 1) for value, where in values):
+            values = file.names.values(inner.id, place)
+            if any(_is_table(file, value, where, depth + 1) for value, where in values):
                 return True
     return False
 

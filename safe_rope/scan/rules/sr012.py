@@ -10,11 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine.file import File, Report
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.places import kind
-from safe_rope.scan.engine.scopes import Site
-from safe_rope.scan.engine.values import PINNED
+from safe_rope.scan.engine import PINNED, Call, File, Report, Site, kind
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
@@ -29,8 +25,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if call is None or not call.function.startswith("torch."):
         return None
     severity = file.severity("note", site)
-    given = call.keywords.get("dtype")
-    dtype = file.value(given.value, given.place) if given is not None else None
+    dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
     if call.function == "torch.range":
@@ -38,7 +33,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return Report(call.node, severity, message)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
-    where = kind(site.place.scope, file.path, file.walk)
+    where = kind(site.place.scope, file.path)
     if where != "constructor" or not _is_factor(site) or not _is_rotary(site):
         return None
     if file.value(call.node, site.place).is_int or _is_empty(call):
@@ -57,20 +52,14 @@ def _is_empty(call: Call) -> bool:
 
 
 def _is_factor(site: Site) -> bool:
-    statement = site.ancestors[0] if site.ancestors else None
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
     if any(isinstance(node, ast.Call) and "Parameter" in ast.unparse(node.func) for node in site.ancestors):
         return False  # learned: a starting value, not a constant of the table
-    names = [target.id if isinstance(target, ast.Name) else getattr(target, "attr", "") for target in targets]
+    names = (getattr(target, "id", getattr(target, "attr", "")) for target in site.targets)
     return any(_FACTORS.fullmatch(name) for name in names)
 
 
 def _is_rotary(site: Site) -> bool:
-    scope, names = site.place.scope, [site.place.scope.name]
-    while scope.parent is not None:
-        scope = scope.parent
-        names.append(scope.name)
-    return any(_ROTARY.search(name) for name in names)
+    return any(_ROTARY.search(scope.name) for scope in site.place.scope.upward())
 
 
 RULE = Rule(

@@ -7,12 +7,7 @@ import gc
 import re
 from collections.abc import Iterable
 
-from safe_rope.scan.engine import prefilter
-from safe_rope.scan.engine.file import File
-from safe_rope.scan.engine.finding import Finding
-from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Site, Walk
-from safe_rope.scan.engine.source import Source
+from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Site, Source, Walk, prefilter
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.rules.rule import Rule
 
@@ -25,11 +20,8 @@ class SourceError(Exception):
     """The source cannot be analyzed: a syntax error, an unknown encoding, nesting too deep."""
 
     def __init__(self, path: str, line: int, column: int, message: str) -> None:
-        super().__init__(f"{path}:{line}:{column}: {message}")
-        self.path = path
-        self.line = line
-        self.column = column
-        self.message = message
+        self.diagnostic = Diagnostic(path, line, column, message)
+        super().__init__(str(self.diagnostic))
 
 
 def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> list[Finding]:
@@ -47,31 +39,31 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
     chosen = RULES if rules is None else {rule: RULES[rule] for rule in rules}
     collecting = gc.isenabled()
     gc.disable()  # it would traverse every tree and find nothing: half the time of a scan
-    walk = None
+    file = None
     try:
-        walk = _walk(source, path)
-        found = [] if walk is None else _run(File(*walk), chosen.values())
+        file = _file(source, path)
+        found = [] if file is None else _run(file, chosen.values())
+    except SyntaxError as error:
+        message = error.msg or "invalid syntax"
+        raise SourceError(path, error.lineno or 1, max(error.offset or 1, 1), message) from error
     except (RecursionError, MemoryError) as error:
         raise SourceError(path, 1, 1, "nested too deeply to analyze") from error
     finally:
-        if walk is not None:
-            walk[2].release()
-        del walk
+        if file is not None:
+            file.walk.release()
+        del file
         if collecting:
             gc.enable()
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
 
 
-def _walk(source: bytes, path: str) -> tuple[Source, str, Walk] | None:
+def _file(source: bytes, path: str) -> File | None:
     try:
         text = Source(source)
         hits = prefilter.occurrences(text.text)
         if not hits and len(source) < _SMALL:
             ast.parse(text.text.decode())
-        return (text, path, Walk(*text.parse(hits))) if hits else None
-    except SyntaxError as error:
-        message = error.msg or "invalid syntax"
-        raise SourceError(path, error.lineno or 1, max(error.offset or 1, 1), message) from error
+        return File(text, path, Walk(text.parse(hits))) if hits else None
     except (ValueError, LookupError) as error:  # null bytes, an unknown encoding, bytes that it does not have
         raise SourceError(path, 1, 1, str(error)) from error
 
@@ -96,10 +88,14 @@ def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Ca
     node = site.node
     if not isinstance(node, ast.Call):
         return ("@" if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) else ""), None
-    if isinstance(node.func, ast.Attribute) and node.func.attr in known:
-        return node.func.attr, file.names.call(node, site.place)
+    function = node.func
+    # Of attributes, only one of self can stand for a function of another name.
+    own = isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "self"
+    if isinstance(function, ast.Attribute) and not own and function.attr not in known:
+        return "", None
     call = file.names.call(node, site.place)
-    return call.function.rpartition(".")[2], call
+    method = function.attr if isinstance(function, ast.Attribute) else ""
+    return method if method in known else call.function.rpartition(".")[2], call
 
 
 def generated_from(source: bytes) -> str | None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import sqlite3
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from safe_rope.scan.engine.result import FileResult, decode, encode
+from safe_rope.scan.engine import FileResult, decode, encode
 
 # About 25 MB; the oldest entries go first.
 MAX_ENTRIES = 100_000
@@ -88,7 +87,7 @@ class Cache:
                 for known, data in rows:
                     path = paths[known]
                     with contextlib.suppress(ValueError, TypeError, LookupError):
-                        found[path] = decode(path, None if data is None else json.loads(data))
+                        found[path] = decode(path, data)
         except sqlite3.Error:
             self._connection = None
         return found
@@ -97,10 +96,7 @@ class Cache:
         """Remember results."""
         if self._connection is None:
             return
-        rows = []
-        for result_key, result in results:
-            data = encode(result)
-            rows.append((result_key, None if data is None else json.dumps(data)))
+        rows = [(result_key, encode(result)) for result_key, result in results]
         with contextlib.suppress(sqlite3.Error), self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO results (key, data) VALUES (?, ?)", rows)
             self._connection.execute(
@@ -123,7 +119,7 @@ def open_cache() -> Cache:
 
 
 def _open(file: Path) -> sqlite3.Connection | None:
-    for attempt in range(2):
+    for _ in range(2):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(file, timeout=2)
@@ -133,12 +129,9 @@ def _open(file: Path) -> sqlite3.Connection | None:
                 "CREATE TABLE IF NOT EXISTS results (id INTEGER PRIMARY KEY, key BLOB UNIQUE, data TEXT)"
             )
             return connection
-        except sqlite3.OperationalError:  # locked for long, no space, read-only
+        except (OSError, sqlite3.OperationalError):  # locked for long, no space, read-only
             return None
         except sqlite3.DatabaseError:  # not a database any more
-            if attempt == 0:
-                with contextlib.suppress(OSError):
-                    file.unlink()
-        except OSError:
-            return None
+            with contextlib.suppress(OSError):
+                file.unlink()
     return None

@@ -9,38 +9,16 @@ import os
 from collections.abc import Callable, Iterator
 
 from safe_rope.errors import SafeRopeError
-from safe_rope.scan.engine.result import Diagnostic
+from safe_rope.scan.engine import Diagnostic
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
 
 # Directories below a scanned one that hold no source of its owner. A path given by name is always entered.
-EXCLUDED_DIRECTORIES = frozenset(
-    [
-        ".bzr",
-        ".direnv",
-        ".eggs",
-        ".git",
-        ".hg",
-        ".idea",
-        ".ipynb_checkpoints",
-        ".jj",
-        ".mypy_cache",
-        ".nox",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".svn",
-        ".tox",
-        ".venv",
-        ".vscode",
-        "__pycache__",
-        "__pypackages__",
-        "build",
-        "dist",
-        "node_modules",
-        "site-packages",
-        "venv",
-    ]
-)
+EXCLUDED_DIRECTORIES = {
+    ".bzr", ".direnv", ".eggs", ".git", ".hg", ".idea", ".ipynb_checkpoints", ".jj", ".mypy_cache", ".nox",
+    ".pytest_cache", ".ruff_cache", ".svn", ".tox", ".venv", ".vscode", "__pycache__", "__pypackages__",
+    "build", "dist", "node_modules", "site-packages", "venv",
+}  # fmt: skip
 
 
 def walk(root: str, excluded: Callable[[str], bool]) -> Iterator[str | Diagnostic]:
@@ -59,7 +37,6 @@ def walk(root: str, excluded: Callable[[str], bool]) -> Iterator[str | Diagnosti
             identity = (status.st_dev, status.st_ino)
             if identity in above:
                 yield Diagnostic(directory, 0, 0, "symbolic link to a directory above it, not followed")
-                continue
             if identity in seen:
                 continue
             seen.add(identity)
@@ -71,7 +48,7 @@ def walk(root: str, excluded: Callable[[str], bool]) -> Iterator[str | Diagnosti
         below = []
         for entry in found:
             path = entry.name if directory == os.curdir else entry.path
-            if _is_directory(entry):
+            if os.path.isdir(entry):
                 if not _skipped(entry.name, path) and not excluded(path):
                     below.append((path, above | {identity}))
             elif entry.name.endswith(SUFFIXES) and not entry.name.startswith(".#") and not excluded(path):
@@ -79,13 +56,6 @@ def walk(root: str, excluded: Callable[[str], bool]) -> Iterator[str | Diagnosti
             elif entry.is_symlink() and _loops(entry.path):
                 yield Diagnostic(path, 0, 0, "cannot be read: the symbolic link leads back to itself")
         stack += reversed(below)
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def _loops(path: str) -> bool:
@@ -125,17 +95,9 @@ def package_paths(name: str) -> list[str]:
     if not paths and isinstance(spec.loader, importlib.machinery.SourceFileLoader) and spec.origin:
         paths = [spec.origin]
     for part in parts:
-        paths = [found for path in paths for found in _below(path, part)]
+        below = [[os.path.join(path, part), os.path.join(path, f"{part}.py")] for path in paths]
+        paths = [found for some in below for found in list(filter(os.path.exists, some))[:1]]
     if not paths:
         raise SafeRopeError(f"package {name!r} has no Python source to scan")
-    return [_relative(path) for path in paths]
-
-
-def _below(path: str, part: str) -> list[str]:
-    candidates = (os.path.join(path, part), os.path.join(path, part + ".py"))
-    return [candidate for candidate in candidates if os.path.exists(candidate)][:1]
-
-
-def _relative(path: str) -> str:
     here = os.getcwd() + os.sep
-    return path[len(here) :] if path.startswith(here) else path
+    return [path.removeprefix(here) for path in paths]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined]
 
-_SPACE = re.compile(r"[ \t\r\n]*")
-_SCALAR = re.compile(r"[-+.\w]+")
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 # What stands for one character of a string: an escaped surrogate pair, another escape, or itself.
 _UNIT = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Text:
     """A string: its value, and where the text between its quotes starts and ends."""
 
@@ -23,16 +22,9 @@ class Text:
     start: int
     end: int
 
-    def raw(self, document: str, offset: int) -> int:
-        """Return where in the document the character at an offset into the value starts."""
-        if self.end - self.start == len(self.value):
-            return self.start + offset
-        place = self.start
-        for _ in range(offset):
-            unit = _UNIT.match(document, place, self.end)
-            assert unit is not None
-            place = unit.end()
-        return place
+    def spans(self, document: str) -> Iterator[tuple[int, int]]:
+        """Yield where in the document each character of the value starts and ends."""
+        return (unit.span() for unit in _UNIT.finditer(document, self.start, self.end))
 
 
 def parse(document: str) -> object:
@@ -43,48 +35,24 @@ def parse(document: str) -> object:
         RecursionError: it is nested too deep.
     """
     json.loads(document)
-    return _value(document, _skip(document, 0))[0]
+    tokens = _TOKEN.finditer(document)
+    return _value(next(tokens), tokens)
 
 
-def _skip(document: str, place: int) -> int:
-    match = _SPACE.match(document, place)
-    return place if match is None else match.end()
+def _value(token: re.Match[str], tokens: Iterator[re.Match[str]]) -> object:
+    match token[0][0]:
+        case '"':
+            return Text(json.loads(token[0]), token.start() + 1, token.end() - 1)
+        case "{":
+            pairs = ((json.loads(key[0]), next(tokens), next(tokens)) for key in _members(tokens))
+            return {key: _value(value, tokens) for key, _colon, value in pairs}
+        case "[":
+            return [_value(item, tokens) for item in _members(tokens)]
+    return None
 
 
-def _value(document: str, place: int) -> tuple[object, int]:
-    """Read the value that starts at a place; return it and the place after it."""
-    kind = document[place]
-    if kind == '"':
-        value, end = scanstring(document, place + 1, True)
-        return Text(value, place + 1, end - 1), end
-    if kind == "{":
-        return _object(document, place)
-    if kind == "[":
-        return _list(document, place)
-    match = _SCALAR.match(document, place)
-    return None, place + 1 if match is None else match.end()
-
-
-def _object(document: str, place: int) -> tuple[dict[str, object], int]:
-    items: dict[str, object] = {}
-    place = _skip(document, place + 1)
-    while document[place] != "}":
-        key, place = scanstring(document, place + 1, True)
-        place = _skip(document, _skip(document, place) + 1)
-        items[key], place = _value(document, place)
-        place = _skip(document, place)
-        if document[place] == ",":
-            place = _skip(document, place + 1)
-    return items, place + 1
-
-
-def _list(document: str, place: int) -> tuple[list[object], int]:
-    items: list[object] = []
-    place = _skip(document, place + 1)
-    while document[place] != "]":
-        item, place = _value(document, place)
-        items.append(item)
-        place = _skip(document, place)
-        if document[place] == ",":
-            place = _skip(document, place + 1)
-    return items, place + 1
+def _members(tokens: Iterator[re.Match[str]]) -> Iterator[re.Match[str]]:
+    """Yield the token with which each member of an object or a list begins, up to the closing bracket."""
+    while (token := next(tokens))[0] not in ("}", "]"):
+        if token[0] != ",":
+            yield token

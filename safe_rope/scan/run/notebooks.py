@@ -15,8 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from safe_rope.scan.engine.finding import Edit
-from safe_rope.scan.engine.result import Diagnostic
+from safe_rope.scan.engine import Diagnostic, Edit
 from safe_rope.scan.run.json_spans import Text, parse
 
 _PYTHON_MAGICS = frozenset(
@@ -32,16 +31,6 @@ class NotebookError(Exception):
     """The file is no notebook that can be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """One string literal of the file (None: a line end added after a cell) and its place in the source."""
-
-    start: int
-    text: Text | None
-    cell: int
-    multiline: bool
-
-
 @dataclass(slots=True)
 class Notebook:
     """The code cells of one notebook as Python source."""
@@ -49,53 +38,48 @@ class Notebook:
     raw: str
     offset: int
     source: str = ""
-    pieces: list[_Piece] = field(default_factory=list)
+    # Of each character of the source: its cell, its string (None: a line end added after a cell) and where in
+    # the file it starts and ends.
+    places: list[tuple[int, Text | None, int, int]] = field(default_factory=list)
     errors: list[Diagnostic] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
     def position(self, line: int, column: int, *, end: bool = False) -> tuple[int, int]:
         """Return the line and column in the file of a line and column of the source."""
         offset = self.starts[line - 1] + column - 1
-        raw = self._raw(offset - 1, after=True) if end else self._raw(offset)
+        raw = self._end(offset - 1) if end else self._start(offset)
         if raw is None:
-            raw = self._raw(max(offset - 1, 0), after=True) or 0
+            raw = self._end(max(offset - 1, 0)) or 0
         before = self.raw[:raw]
         return before.count("\n") + 1, raw - (before.rfind("\n") + 1) + 1
 
     def cell(self, line: int) -> tuple[int, int]:
         """Return the number of the code cell, and the line in it, of a line of the source."""
-        piece = self._piece(self.starts[line - 1])
-        first = next(other.start for other in self.pieces if other.cell == piece.cell)
-        return piece.cell, line - bisect.bisect_right(self.starts, first) + 1
+        cell = self.places[self.starts[line - 1]][0]
+        first = next(number for number, (other, *_) in enumerate(self.places) if other == cell)
+        return cell, line - bisect.bisect_right(self.starts, first) + 1
 
     def edit(self, edit: Edit) -> Edit | None:
         """Return the edit of the file that an edit of the source means; None if it has no simple one."""
         encoded = self.source.encode()
         start, end = (len(encoded[:place].decode()) for place in (edit.start, edit.end))
+        first, after = self._start(start), self._end(end - 1)
         if start == end:
-            raw_start = self._raw(start)
-            if raw_start is None and start:
-                raw_start = self._raw(start - 1, after=True)
-            raw_end, last = raw_start, start
-        else:
-            raw_start, raw_end, last = self._raw(start), self._raw(end - 1, after=True), end - 1
-        if raw_start is None or raw_end is None:
+            first = after = after if first is None else first
+        elif self.places[start][1] is not self.places[end - 1][1]:
             return None
-        if start != end and self._piece(start) is not self._piece(last):
+        if first is None or after is None or "\n" in edit.replacement:
             return None
-        if "\n" in edit.replacement and not self._piece(start).multiline:
-            return None
-        first, after = (self.offset + len(self.raw[:place].encode()) for place in (raw_start, raw_end))
-        return Edit(first, after, json.dumps(edit.replacement)[1:-1])
+        before, inside = (len(text.encode()) for text in (self.raw[:first], self.raw[first:after]))
+        return Edit(self.offset + before, self.offset + before + inside, json.dumps(edit.replacement)[1:-1])
 
-    def _piece(self, offset: int) -> _Piece:
-        return self.pieces[bisect.bisect_right(self.pieces, offset, key=lambda piece: piece.start) - 1]
+    def _start(self, offset: int) -> int | None:
+        known = 0 <= offset < len(self.places) and self.places[offset][1]
+        return self.places[offset][2] if known else None
 
-    def _raw(self, offset: int, *, after: bool = False) -> int | None:
-        if not 0 <= offset < len(self.source):
-            return None
-        piece = self._piece(offset)
-        return None if piece.text is None else piece.text.raw(self.raw, offset - piece.start + after)
+    def _end(self, offset: int) -> int | None:
+        known = 0 <= offset < len(self.places) and self.places[offset][1]
+        return self.places[offset][3] if known else None
 
 
 def load(data: bytes, path: str) -> Notebook:
@@ -115,25 +99,18 @@ def load(data: bytes, path: str) -> Notebook:
     notebook = Notebook(raw, bom)
     if _language(document) != "python":
         return notebook
-    sources: list[str] = []
-    length = 0
     for number, texts in enumerate(_code_cells(document), start=1):
         code = _SURROGATE.sub("?", "".join(text.value for text in texts))
         python, problem = _as_python(code)
-        place = length
         for text in texts:
-            notebook.pieces.append(_Piece(place, text, number, len(texts) == 1 and "\n" in text.value[:-1]))
-            place += len(text.value)
-        if not texts or not code.endswith("\n"):
-            notebook.pieces.append(_Piece(place, None, number, False))
+            notebook.places += [(number, text, *span) for span in text.spans(raw)]
+        if not code.endswith("\n"):
+            notebook.places.append((number, None, 0, 0))
             python += "\n"
-        sources.append(python)
-        length += len(python)
+        notebook.source += python
         if problem and texts:
-            before = raw[: texts[0].start]
-            line = before.count("\n") + 1
+            line = raw.count("\n", 0, texts[0].start) + 1
             notebook.errors.append(Diagnostic(path, line, 1, f"code cell {number}: {problem}"))
-    notebook.source = "".join(sources)
     notebook.starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", notebook.source))]
     return notebook
 
@@ -182,23 +159,22 @@ def _problem(code: str) -> str | None:
 
 
 def _mask(code: str) -> str:
-    lines = code.splitlines(keepends=True)
     magic = re.match(r"\s*%%\s*(\w*)", code)
     if magic and magic[1] not in _PYTHON_MAGICS:
         return _blank(code)
-    masked = []
+    masked = ""
     continued = False
-    for line in lines:
+    for line in code.splitlines(keepends=True):
         body = line.rstrip("\r\n")
         match = _SHELL.match(body) or _ASSIGNED.match(body) or _HELP.match(body)
         if continued:
-            masked.append(_blank(line))
+            masked += _blank(line)
         elif match:
-            masked.append(match[1] + "0" + " " * (len(match[2]) - 1) + line[len(body) :])
+            masked += match[1] + "0" + " " * (len(match[2]) - 1) + line[len(body) :]
         else:
-            masked.append(line)
+            masked += line
         continued = body.endswith("\\") and (continued or match is not None)
-    return "".join(masked)
+    return masked
 
 
 def _blank(code: str) -> str:

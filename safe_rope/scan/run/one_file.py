@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from safe_rope.scan.engine import reading
-from safe_rope.scan.engine.finding import Finding, Fix
-from safe_rope.scan.engine.result import MAX_LINES, Diagnostic, FileResult, Hit, Suppression
+from safe_rope.scan.engine import Diagnostic, FileResult, Finding, Hit, Suppression, reading
+from safe_rope.scan.engine.finding import MAX_LINES
 from safe_rope.scan.run import notebooks, suppressions
 from safe_rope.scan.run.analyze import SourceError, analyze, generated_from
 
@@ -22,7 +21,7 @@ def scan_source(data: bytes, path: str) -> FileResult:
     commented = suppressions.matter(data, has_findings=bool(findings))
     if not findings and not commented:
         return FileResult(path)
-    decoded = reading.text(data)
+    decoded = data.decode(reading.encoding(data), "replace")
     comments = suppressions.find(decoded) if commented else ()
     lines = reading.lines(decoded)
     hits = tuple(_hit(finding, finding, lines, comments) for finding in findings)
@@ -35,11 +34,7 @@ def _analyze(data: bytes, path: str) -> tuple[list[Finding], tuple[Diagnostic, .
             warnings.simplefilter("ignore")  # a scanned file's invalid escapes are not our output
             return analyze(data, path), ()
     except SourceError as error:
-        return [], (Diagnostic(path, error.line, error.column, error.message),)
-    except (RecursionError, MemoryError):
-        return [], (Diagnostic(path, 0, 0, "nested too deep to be parsed"),)
-    except SyntaxError as error:
-        return [], (Diagnostic(path, error.lineno or 0, error.offset or 0, f"syntax error: {error.msg}"),)
+        return [], (error.diagnostic,)
     except Exception as error:  # one file must never stop the scan of the others
         kind = type(error).__name__
         return [], (Diagnostic(path, 0, 0, f"internal error, please report it: {kind}: {error}"),)
@@ -63,10 +58,11 @@ def _scan_notebook(data: bytes, path: str) -> FileResult:
         comments = suppressions.find(notebook.source)
     lines = notebook.raw.split("\n")
     hits = tuple(_hit(finding, _in_file(finding, notebook), lines, comments) for finding in findings)
-    moved = []
-    for comment in comments:
-        line, column = notebook.position(comment.line, comment.column)
-        moved.append(replace(comment, line=line, column=column))
+    places = [notebook.position(comment.line, comment.column) for comment in comments]
+    moved = (
+        replace(comment, line=line, column=column)
+        for comment, (line, column) in zip(comments, places, strict=True)
+    )
     return FileResult(path, hits, tuple(moved), errors=(*notebook.errors, *errors))
 
 
@@ -75,18 +71,11 @@ def _in_file(finding: Finding, notebook: notebooks.Notebook) -> Finding:
     line, column = notebook.position(finding.line, finding.column)
     end_line, end_column = notebook.position(finding.end_line, finding.end_column, end=True)
     cell, line_in_cell = notebook.cell(finding.line)
-    fix = None
-    if finding.fix is not None:
-        edits = [notebook.edit(edit) for edit in finding.fix.edits]
-        if None not in edits:
-            kept = tuple(edit for edit in edits if edit is not None)
-            fix = Fix(kept, finding.fix.safe, finding.fix.description)
+    fix = finding.fix
+    if fix is not None:
+        edits = [edit for edit in map(notebook.edit, fix.edits) if edit is not None]
+        fix = replace(fix, edits=tuple(edits)) if len(edits) == len(fix.edits) else None
+    message = f"{finding.message} (code cell {cell}, line {line_in_cell})"
     return replace(
-        finding,
-        line=line,
-        column=column,
-        end_line=end_line,
-        end_column=end_column,
-        message=f"{finding.message} (code cell {cell}, line {line_in_cell})",
-        fix=fix,
+        finding, line=line, column=column, end_line=end_line, end_column=end_column, message=message, fix=fix
     )

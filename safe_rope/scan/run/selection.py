@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from safe_rope.scan.engine.result import Diagnostic, FileResult, Hit
+from safe_rope.scan.engine import Diagnostic, FileResult, Hit
 from safe_rope.scan.run import suppressions
 from safe_rope.scan.run.baseline import Baseline
 from safe_rope.scan.run.settings import Settings
@@ -56,14 +56,14 @@ class Selection:
         path = os.path.join(os.path.dirname(result.path), name)
         return None if path == result.path else self._results.get(path)
 
-    def problems(self, known: Mapping[str, object]) -> list[Diagnostic]:
+    def problems(self) -> list[Diagnostic]:
         """Return what is wrong with the suppressions of all files."""
         found = []
         for path, result in self._results.items():
             if result.suppressions:
                 used = {(index, hit.finding.rule) for hit in result.hits for index in hit.silenced_by}
                 rules = self._settings[path].rules_for(path)
-                for comment, text in suppressions.problems(result.suppressions, used, rules, known):
+                for comment, text in suppressions.problems(result.suppressions, used, rules):
                     found.append(Diagnostic(path, comment.line, comment.column, text))
         return found
 

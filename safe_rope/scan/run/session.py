@@ -8,12 +8,15 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from safe_rope.scan.engine.finding import Finding
-from safe_rope.scan.engine.reading import UnreadableError, read
-from safe_rope.scan.engine.result import Diagnostic, FileResult, Hit
+from safe_rope._base.files import write_atomically
+from safe_rope.scan.engine import Diagnostic, FileResult, Finding, Hit, UnreadableError, read
+from safe_rope.scan.fixing import diff, fix_source
 from safe_rope.scan.run import files
+from safe_rope.scan.run.cache import open_cache
+from safe_rope.scan.run.one_file import scan_source
+from safe_rope.scan.run.runner import scan_files
 from safe_rope.scan.run.selection import Selection
-from safe_rope.scan.run.settings import Settings, load
+from safe_rope.scan.run.settings import Settings, load_settings
 
 
 @dataclass(slots=True)
@@ -45,14 +48,10 @@ class Scanned:
 
 def scan_paths(paths: Iterable[str], settings: Settings | None, *, jobs: int | None) -> Scanned:
     """Scan files and directories; without settings by those of the pyproject.toml nearest to each."""
-    from safe_rope.scan.rules import RULES
-    from safe_rope.scan.run.cache import open_cache
-    from safe_rope.scan.run.runner import scan_files
-
-    found = functools.cache(lambda directory: load(directory, RULES) if settings is None else settings)
+    found = functools.cache(lambda directory: load_settings(directory) if settings is None else settings)
     targets = collect(paths, (), found)
     with contextlib.closing(open_cache()) as cache:
-        results = scan_files(list(targets.settings), cache, jobs=jobs, quiet=True)
+        results = scan_files(list(targets.settings), cache, jobs=jobs)
     hits = shown(Selection(targets.settings, results, None), results)
     errors = [*targets.errors, *(error for result in results.values() for error in result.errors)]
     return Scanned(tuple(hit.finding for hit in hits), tuple(errors))
@@ -68,42 +67,19 @@ def collect(paths: Iterable[str], packages: Iterable[str], settings: Callable[[s
     """
     targets = Targets()
     seen: set[str] = set()
-    for path in paths:
-        if os.path.isdir(path):
-            _collect_directory(path, settings(path), targets, seen)
-        else:
-            _add(path, settings(os.path.dirname(path) or os.curdir), targets, seen)
-    here = settings(os.curdir) if packages else None
-    for package in packages:
-        for path in files.package_paths(package):
-            assert here is not None
-            if os.path.isdir(path):
-                _collect_directory(path, here, targets, seen)
-            else:
-                _add(path, here, targets, seen)
+    roots = [(path, path if os.path.isdir(path) else os.path.dirname(path) or os.curdir) for path in paths]
+    roots += [(path, os.curdir) for package in packages for path in files.package_paths(package)]
+    for root, directory in roots:
+        chosen = settings(directory)
+        for path in files.walk(os.path.normpath(root), chosen.excludes) if os.path.isdir(root) else [root]:
+            if isinstance(path, Diagnostic):
+                targets.errors.append(path)
+            elif chosen.excludes(path):
+                targets.excluded += 1
+            elif (known := os.path.abspath(path)) not in seen:
+                seen.add(known)
+                targets.settings[path] = chosen
     return targets
-
-
-def _collect_directory(root: str, settings: Settings, targets: Targets, seen: set[str]) -> None:
-    for found in files.walk(os.path.normpath(root), settings.excludes if settings.exclude else _nothing):
-        if isinstance(found, Diagnostic):
-            targets.errors.append(found)
-        else:
-            _add(found, settings, targets, seen)
-
-
-def _nothing(path: str) -> bool:
-    return False
-
-
-def _add(path: str, settings: Settings, targets: Targets, seen: set[str]) -> None:
-    if settings.excludes(path):
-        targets.excluded += 1
-        return
-    known = os.path.abspath(path)
-    if known not in seen:
-        seen.add(known)
-        targets.settings[path] = settings
 
 
 def shown(selection: Selection, results: Mapping[str, FileResult]) -> list[Hit]:
@@ -130,10 +106,6 @@ def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, 
         unsafe: also apply the fixes that may change what the code computes.
         write: change the files; without it only the diff is made.
     """
-    from safe_rope._base.files import write_atomically
-    from safe_rope.scan.fixing.apply import diff, fix_source
-    from safe_rope.scan.run.one_file import scan_source
-
     changes = Changes()
     for result in results:
         wanted = [hit.finding.fix for hit in (selection.fixable(result) if result.hits else ())]
@@ -152,9 +124,8 @@ def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, 
         except UnreadableError as error:
             changes.errors.append(Diagnostic(result.path, 0, 0, str(error)))
         except OSError as error:
-            changes.errors.append(
-                Diagnostic(result.path, 0, 0, f"cannot be fixed: {error.strerror or error}")
-            )
+            message = f"cannot be fixed: {error.strerror or error}"
+            changes.errors.append(Diagnostic(result.path, 0, 0, message))
         else:
             if fixed.count:
                 changes.counts[result.path] = fixed.count

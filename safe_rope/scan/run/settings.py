@@ -16,12 +16,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from safe_rope._base.text import nearest
 from safe_rope.errors import ConfigError
+from safe_rope.scan.rules import RULES
 
 _KEYS = ("select", "ignore", "per-file-ignores", "exclude")
 
@@ -56,78 +58,59 @@ class Settings:
 def _compile(pattern: str) -> re.Pattern[str]:
     anchored = "/" in pattern.rstrip("/")
     pattern = pattern.removeprefix("./").strip("/")
-    parts = re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?|\[!?[^\]]+\])", pattern)
     meaning = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     made = ""
-    for part in parts:
-        if part in meaning:
-            made += meaning[part]
-        elif re.fullmatch(r"\[!?[^\]]+\]", part):
+    for part in re.split(r"(\*\*/|/\*\*$|\*\*|\*|\?|\[!?[^\]]+\])", pattern):
+        if re.fullmatch(r"\[!?[^\]]+\]", part):
             made += "[^" + part[2:] if part.startswith("[!") else part
         else:
-            made += re.escape(part)
+            made += meaning.get(part) or re.escape(part)
     return re.compile(("" if anchored else "(?:.*/)?") + made + "(?:/.*)?$", re.DOTALL)
 
 
-def load(
-    directory: str,
-    known: Collection[str],
-    select: Collection[str] = (),
-    ignore: Collection[str] = (),
-) -> Settings:
+def load_settings(directory: str, select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Settings:
     """Return what counts in a directory.
 
     Args:
         directory: where the search for a pyproject.toml starts, upward.
-        known: the ids of all rules.
         select: of the command line; replaces `select` and `ignore` of the file.
         ignore: of the command line.
     Raises:
         ConfigError: an unknown rule or key, or a wrong type; the message names the nearest known.
     """
-    chosen = check_rules(select, known, "--select")
-    dropped = check_rules(ignore, known, "--ignore")
-    found = _nearest(os.path.abspath(directory))
-    if found is None:
-        return Settings(os.path.abspath(directory), (chosen or frozenset(known)) - dropped)
-    file, table = found
+    chosen = check_rules(select, "--select")
+    dropped = check_rules(ignore, "--ignore")
+    file, table = _nearest(os.path.abspath(directory))
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"{file}: [tool.safe-rope] has no key {key!r}; {_nearest_of(key, _KEYS)}")
-    in_file = {
-        key: check_rules(_strings(file, key, table.get(key, [])), known, f"{file}: {key}")
-        for key in ("select", "ignore")
-    }
-    if chosen:
-        rules = chosen - dropped
-    elif "select" in table:
-        rules = in_file["select"] - in_file["ignore"] - dropped
-    else:
-        rules = frozenset(known) - in_file["ignore"] - dropped
+    selected, ignored = (
+        check_rules(_strings(file, key, table.get(key, default)), f"{file}: {key}")
+        for key, default in (("select", list(RULES)), ("ignore", []))
+    )
     per_file = table.get("per-file-ignores", {})
     if not isinstance(per_file, Mapping):
         raise ConfigError(f"{file}: per-file-ignores must be a table of pattern = [rules], got {per_file!r}")
     return Settings(
         os.path.dirname(file),
-        rules,
+        (chosen or selected - ignored) - dropped,
         tuple(_strings(file, "exclude", table.get("exclude", []))),
         tuple(
-            (pattern, check_rules(_strings(file, pattern, names), known, f"{file}: per-file-ignores"))
+            (pattern, check_rules(_strings(file, pattern, names), f"{file}: per-file-ignores"))
             for pattern, names in per_file.items()
         ),
     )
 
 
-def check_rules(names: Iterable[str], known: Collection[str], where: str) -> frozenset[str]:
+def check_rules(names: Iterable[str], where: str) -> frozenset[str]:
     """Return rule names as a set, in upper case.
 
     Raises:
         ConfigError: one is not the name of a rule.
     """
     rules = frozenset(name.strip().upper() for name in names)
-    for rule in sorted(rules):
-        if rule not in known:
-            raise ConfigError(f"{where}: there is no rule {rule!r}; {_nearest_of(rule, known)}")
+    for rule in sorted(rules - RULES.keys()):
+        raise ConfigError(f"{where}: there is no rule {rule!r}; {_nearest_of(rule, RULES)}")
     return rules
 
 
@@ -143,26 +126,23 @@ def _strings(file: str, key: str, value: Any) -> list[str]:
     return value
 
 
-def _nearest(directory: str) -> tuple[str, dict[str, Any]] | None:
-    while True:
-        file = os.path.join(directory, "pyproject.toml")
+def _nearest(directory: str) -> tuple[str, dict[str, Any]]:
+    """Return the nearest pyproject.toml with a table of ours, and that; none is as an empty one here."""
+    for above in (Path(directory), *Path(directory).parents):
+        file = str(above / "pyproject.toml")
         if os.path.isfile(file):
             status = os.stat(file)
             table = _read(file, status.st_mtime_ns, status.st_size)
             if table is not None:
                 return file, table
-        above = os.path.dirname(directory)
-        if above == directory:
-            return None
-        directory = above
+    return os.path.join(directory, "pyproject.toml"), {}
 
 
 @functools.lru_cache(maxsize=64)
 def _read(file: str, modified: int, size: int) -> dict[str, Any] | None:
     # Time and size are part of the cache's key only.
     try:
-        with open(file, "rb") as opened:
-            data = opened.read()
+        data = Path(file).read_bytes()
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     if b"safe-rope" not in data:

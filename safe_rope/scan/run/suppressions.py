@@ -9,13 +9,15 @@ names silence every rule. Names of other linters in a `noqa` are none of our bus
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import tokenize
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from safe_rope._base.text import nearest
-from safe_rope.scan.engine.result import Suppression
+from safe_rope.scan.engine import Suppression
+from safe_rope.scan.rules import RULES
 
 _NAMES_OURS = re.compile(rb"noqa[^\r\n]*sr\d|safe-rope:")
 _CODE = r"[A-Za-z]+[0-9]+"
@@ -42,74 +44,63 @@ def find(decoded: str) -> tuple[Suppression, ...]:
     """Return the suppressions of one file that parses."""
     found: list[Suppression] = []
     # A comment for another linter is not worth the tokenizer, which takes longer than the analysis.
-    if not any(rules is None or rules for rules in _parse(decoded)):
-        return ()
-    try:
-        for first, last, comments in _statements(decoded):
-            for line, column, comment in comments:
-                found += [
-                    Suppression(first or line, last, line, column + 1, rules)
-                    for rules in _parse(comment)
-                    if rules is None or rules
-                ]
-    except (tokenize.TokenError, SyntaxError):
-        pass  # the analyzer says what is wrong with such a file
+    if list(_parse(decoded)):
+        # The analyzer says what is wrong with a file that cannot be tokenized.
+        with contextlib.suppress(tokenize.TokenError, SyntaxError):
+            for first, last, comment in _comments(decoded):
+                line, column = comment.start[0], comment.start[1] + 1
+                found += [Suppression(first, last, line, column, rules) for rules in _parse(comment.string)]
     return tuple(found)
 
 
-def _statements(decoded: str) -> Iterator[tuple[int, int, list[tuple[int, int, str]]]]:
-    """Yield (first line, last line, comments) of every logical line; first is 0 for comments outside one."""
+def _comments(decoded: str) -> Iterator[tuple[int, int, tokenize.TokenInfo]]:
+    """Yield each comment with the first and last line of its logical line, or its own outside of one."""
     first = 0
-    comments: list[tuple[int, int, str]] = []
+    comments: list[tokenize.TokenInfo] = []
     # newline=None reads "\r" and "\r\n" as the line ends that they are for Python.
     for token in tokenize.generate_tokens(io.StringIO(decoded, newline=None).readline):
+        line = token.start[0]
         if token.type == tokenize.COMMENT:
-            if not first:
-                yield 0, token.start[0], [(*token.start, token.string)]
+            if first:
+                comments.append(token)
             else:
-                comments.append((*token.start, token.string))
+                yield line, line, token
         elif token.type == tokenize.NEWLINE:
-            if comments:
-                yield first, token.start[0], comments
-                comments = []
-            first = 0
+            yield from ((first, line, comment) for comment in comments)
+            first, comments = 0, []
         elif not first and token.type not in _LAYOUT:
-            first = token.start[0]
+            first = line
 
 
 def _parse(comment: str) -> Iterator[tuple[str, ...] | None]:
     """Yield the rules that each suppression in the comment names; None silences all."""
     for match in _NOQA.finditer(comment):
-        if match["codes"]:
-            codes = [code.upper() for code in re.findall(_CODE, match["codes"])]
-            yield tuple(code for code in codes if _OURS.fullmatch(code))
+        codes = [code.upper() for code in re.findall(_CODE, match["codes"] or "")]
+        if ours := tuple(code for code in codes if _OURS.fullmatch(code)):
+            yield ours
         elif not match["colon"]:
             yield None
     for match in _IGNORE.finditer(comment):
         if match["codes"] is None:
             yield None
-        else:
-            yield tuple(code.strip().upper() for code in match["codes"].split(",") if code.strip())
+        elif codes := [code.strip().upper() for code in match["codes"].split(",") if code.strip()]:
+            yield tuple(codes)
 
 
 def problems(
-    suppressions: Sequence[Suppression],
-    used: Container[tuple[int, str]],
-    enabled: Container[str],
-    known: Collection[str],
+    suppressions: Sequence[Suppression], used: Container[tuple[int, str]], enabled: Container[str]
 ) -> Iterator[tuple[Suppression, str]]:
     """Yield what is wrong with suppressions: names of no rule, and rules that found nothing there.
 
     Args:
         suppressions: of one file.
-        known: every rule there is.
         used: the pairs of a suppression's index and a rule of which it silenced a finding.
         enabled: the rules that were asked for; nothing can be said about the others.
     """
     for index, suppression in enumerate(suppressions):
         for rule in suppression.rules or ():
-            if rule not in known:
-                near = nearest(rule, known)
+            if rule not in RULES:
+                near = nearest(rule, RULES)
                 hint = f"; did you mean {near}?" if near else ""
                 yield suppression, f"suppression names no rule of safe-rope: {rule}{hint}"
             elif rule in enabled and (index, rule) not in used:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import _quality_task as task
 import pytest
 import torch
+from laboratory.quality import task
 
 
 @pytest.mark.parametrize("stride", [1, 16])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import _libraries_cell as cell
-import _libraries_judge as judge
 import pytest
 import torch
-from _libraries_subject import Subject, floats
+from laboratory.libraries import cell, judge
+from laboratory.libraries.subject import Subject, floats
 from torch import nn
 
 BF16 = torch.bfloat16

@@ -13,14 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = sorted((ROOT / "requirements").glob("transformers-*.txt"))
-COMMANDS = ("demo", "test", "matrix", "wheel")
+SCRIPTS = ("demo", "test", "lab")
+LAB = ("bench", "gpu", "libraries", "matrix", "quality", "scan-eval", "verify-tables", "wheel", "zoo")
+COMMANDS = [*SCRIPTS[:2], "lab", *(f"lab {name}" for name in LAB)]
 
 
 def call(
     command: str, *arguments: str | Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROOT / "tools" / command, *arguments],
+        [ROOT / "tools" / command.split()[0], *command.split()[1:], *arguments],
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
@@ -28,7 +30,7 @@ def call(
     )
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "quality", "libraries"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_prints_usage_and_makes_no_environment(command: str, tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     done = call(command, "--help", env={"SAFE_ROPE_VENV": str(folder)})
@@ -37,7 +39,7 @@ def test_help_prints_usage_and_makes_no_environment(command: str, tmp_path: Path
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("script", ["tools/_launch.sh", ".ci/run", *(f"tools/{name}" for name in COMMANDS)])
+@pytest.mark.parametrize("script", ["tools/_launch.sh", ".ci/run", *(f"tools/{name}" for name in SCRIPTS)])
 def test_shell_script_parses(script: str) -> None:
     done = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

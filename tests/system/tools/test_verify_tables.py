@@ -1,4 +1,4 @@
-"""tools/verify_tables: the stratum that CI checks, and that the check finds what is wrong."""
+"""tools/lab verify-tables: the stratum that CI checks, and that the check finds what is wrong."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from laboratory.verify_tables import check as verifier
 
 ROOT = Path(__file__).resolve().parents[3]
-
-import _verify_tables as verifier  # noqa: E402
-
 FIRST = 9_990_000
 
 
@@ -65,7 +63,8 @@ def test_a_value_near_the_middle_is_left_to_mpmath() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "tools" / "verify_tables", "--theta", "1e4", "--json", *arguments]
+    command = [ROOT / "tools" / "lab", "verify-tables", "--here", "--python", sys.executable]
+    command += ["--theta", "1e4", "--json", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -44,7 +44,7 @@ def _architectures() -> str:
 def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The survey's line of each architecture."""
     output = tmp_path_factory.mktemp("zoo") / "rows.jsonl"
-    command = [sys.executable, "-W", "ignore", ROOT / "tools" / "zoo_survey", "--output", output]
+    command = [ROOT / "tools" / "lab", "zoo", "--here", "--python", sys.executable, "--output", output]
     command += ["--only", _architectures()]
     subprocess.run(command, check=False, capture_output=True, timeout=900)
     rows = [json.loads(line) for line in output.read_text().splitlines()]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _zoo_rotated import Recorder, errors
+from laboratory.zoo.rotated import Recorder, errors
 from small_families import FAMILIES, IDS, build, stored
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

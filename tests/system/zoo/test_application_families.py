@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from _zoo_bodies import bodies, body_of
-from _zoo_rotated import Recorder, errors
+from laboratory.zoo.bodies import bodies, body_of
+from laboratory.zoo.rotated import Recorder, errors
 from small_bodies import BODIES
 from small_families import FAMILIES, build, present
 

@@ -1,6 +1,6 @@
 """Architectures that nobody has described to the library go through every damaging load path unharmed.
 
-Real models of the installed transformers under the real DeepSpeed, built by tools/zoo_survey: every position
+Real models of the installed transformers under the real DeepSpeed, built by tools/lab zoo: every position
 table against that of a clean FP32 model on CPU, and the model's own forward.
 """
 

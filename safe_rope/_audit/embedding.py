@@ -1,0 +1,256 @@
+"""Measure one rotary embedding of a module: its frequencies, its ready tables, what forward returns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
+from safe_rope._audit.forward import UnmeasurableError, call, device_of
+from safe_rope._audit.reference import (
+    TOLERANCE,
+    CosSinTable,
+    Errors,
+    PhaseReference,
+    compare,
+    halves,
+    relative_error,
+)
+from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
+from safe_rope._base.dtypes import LOW
+from safe_rope._protection.rewrite import is_protected
+from safe_rope._recognition.specs import layer_types, position_buffers
+from safe_rope.rotation import plain
+
+if TYPE_CHECKING:
+    from safe_rope._audit.module import ModuleAuditor
+
+
+def _usual_positions(length: int) -> list[int]:
+    usual = {0, 1, 255, 256, 257, 2047, 2048, 2049, length - 1, 2 * length}
+    return sorted(p for p in usual if 0 <= p <= 2 * length)
+
+
+def _first_bad(slope: float, at: int) -> int | None:
+    """The first position up to ``at`` whose phase is off by more than 0.1 rad."""
+    if not math.isfinite(slope):
+        return 1
+    first = math.floor(BAD_RADIANS / slope) + 1
+    return first if first <= at else None
+
+
+class EmbeddingAuditor:
+    """Measures what one layer type uses, or every layer, and has its module's auditor write it down."""
+
+    def __init__(self, owner: ModuleAuditor, reference: PhaseReference, asked: list[int] | None) -> None:
+        self._owner = owner
+        self._module = owner.module
+        self._reference = reference
+        self._positions = asked or _usual_positions(reference.max_position)
+        # Why frequencies and ready tables are damaged; the largest error of a frequency, rad per position.
+        self._inv_freq: Explanation | None = None
+        self._cache: Explanation | None = None
+        self._slope = 0.0
+
+    def run(self) -> None:
+        """Measure everything."""
+        self._audit_inv_freq()
+        self._audit_cache()
+        self._audit_forward()
+
+    def _names(self, *endings: str) -> list[str]:
+        own = self._reference.prefix
+        others = tuple(f"{t}_" for t in layer_types(self._module) if t is not None and f"{t}_" != own)
+        return [
+            name
+            for name in position_buffers(self._module)
+            if name.endswith(endings)
+            and isinstance(getattr(self._module, name), Tensor)
+            and name.startswith(own)
+            and not name.startswith(others)
+        ]
+
+    def _has_values(self, name: str) -> bool:
+        tensor = getattr(self._module, name)
+        if tensor.is_meta:
+            spare = name.endswith("original_inv_freq") and not self._reference.spec.depends_on_length
+            said = f"{name} is on the meta device and holds no values yet"
+            self._owner.add(name, "note" if spare else "unknown", said, dtype=tensor.dtype)
+        return not tensor.is_meta
+
+    def _severity(self, certain: bool) -> Severity:
+        # A class that no patch covers may have a formula of its own that its config does not tell.
+        known = self._owner.patch is not None or is_protected(self._module)
+        return "damaged" if certain or known else "unknown"
+
+    def _audit_inv_freq(self) -> None:
+        for name in filter(self._has_values, self._names("inv_freq")):
+            actual = plain(getattr(self._module, name)).detach()
+            expected = self._reference.expected(name)
+            if expected is None or actual.shape != expected.shape:
+                said = f"the config does not say what {name} should hold"
+                self._owner.add(name, "unknown", said, dtype=actual.dtype)
+                continue
+            relative = relative_error(actual, expected)
+            if relative <= TOLERANCE:
+                continue
+            explained = explain_inv_freq(name, actual, self._reference, expected)
+            off = (
+                actual.to("cpu", torch.float64) - expected.to(torch.float64)
+            ).abs() / self._reference.divisor
+            slope = float(off.nan_to_num(nan=torch.inf).max())
+            last = max(self._positions)
+            at = min(last, self._reference.max_position - 1)
+            self._owner.add(
+                name,
+                self._severity(explained.certain),
+                f"{explained.said}, relative error {relative:.2g}",
+                explained.where,
+                actual.dtype,
+                phase_error_rad=slope * at if at else 0.0,
+                first_bad_position=_first_bad(slope, last),
+                first_damaged_position=next((p for p in self._positions if p > 0), None),
+            )
+            if name == f"{self._reference.prefix}inv_freq":
+                self._inv_freq, self._slope = explained, slope
+
+    def _audit_cache(self) -> None:
+        names = sorted(self._names("cos_cached", "sin_cached"))
+        if len(names) != 2 or not all([self._has_values(name) for name in names]):
+            return
+        tables = (plain(getattr(self._module, name)).detach() for name in names)
+        cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
+        what, pairs = ", ".join(names), len(self._reference.base)
+        if cos.shape != sin.shape or cos.shape[-1] not in (pairs, 2 * pairs):
+            said = f"the tables have the shape {list(cos.shape)}, which the config does not ask for"
+            self._owner.add(what, "unknown", said)
+            return
+        if not len(cos):
+            return
+        by_length = self._reference.convention == "length"
+        length = int(self._reference.cached_length()) if by_length else len(cos)
+        table = CosSinTable(cos, sin, torch.arange(len(cos), dtype=torch.int64), length)
+        errors, _ = compare(self._reference, table)
+        if errors.damaged:
+            self._cache = explain_cos_sin(what, self._reference, [table])
+            self._add_measured(what, "damaged", self._cache, errors, cos.dtype)
+
+    def _add_measured(
+        self,
+        what: str,
+        severity: Severity,
+        cause: Explanation,
+        errors: Errors,
+        dtype: torch.dtype,
+        phase: float | None = None,
+        bad: int | None = None,
+    ) -> None:
+        self._owner.add(
+            what,
+            severity,
+            cause.said,
+            cause.where,
+            dtype,
+            phase_error_rad=float(errors.phase.max()) if phase is None else phase,
+            cos_error=float(errors.cos.max()),
+            first_bad_position=errors.first(errors.phase > BAD_RADIANS) if bad is None else bad,
+            first_damaged_position=errors.first(errors.excess > 1),
+        )
+
+    def _audit_forward(self) -> None:
+        if device_of(self._module) is None:
+            return  # on the meta device, which was said
+        try:
+            tables = call(self._module, self._reference, self._positions, torch.float32)
+        except UnmeasurableError as error:
+            self._owner.add("forward", "unknown", f"what forward returns cannot be measured: {error}")
+            return
+        errors = Errors.joined([compare(self._reference, table)[0] for table in tables])
+        for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
+            row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type)
+            self._owner.result.rows.append(row)
+        self._keep(tables)
+        if errors.damaged:
+            self._add_forward(errors, tables)
+        else:
+            self._excuse()
+        self._note_rounding(tables)
+
+    def _keep(self, tables: list[CosSinTable]) -> None:
+        """Put one value of each pair into the report."""
+        pairs, layout = len(self._reference.base), self._reference.layouts[0]
+        path, layer_type = self._owner.result.path, self._reference.layer_type
+        cos = [halves(table.cos, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
+        sin = [halves(table.sin, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
+        self._owner.report.tables[path if layer_type is None else f"{path}:{layer_type}"] = {
+            "positions": torch.cat([table.positions for table in tables]),
+            "cos": torch.cat(cos),
+            "sin": torch.cat(sin),
+        }
+
+    def _excuse(self) -> None:
+        """Call a damaged tensor a note where forward, which was measured, gives what is right without it."""
+        findings = self._owner.report.findings
+        for index, finding in enumerate(findings):
+            if (
+                finding.path == self._owner.result.path
+                and finding.what == f"{self._reference.prefix}inv_freq"
+            ):
+                said = f"{finding.source}; forward does not use it"
+                findings[index] = replace(finding, severity="note", source=said)
+
+    def _add_forward(self, errors: Errors, tables: list[CosSinTable]) -> None:
+        reference, inv_freq, cache = self._reference, self._inv_freq, self._cache
+        what = "forward" if reference.layer_type is None else f"forward({reference.layer_type})"
+        by_length = reference.convention == "length"
+        rebuilt = by_length and len(tables) > 1 and bool(errors.excess[-1] > 1)
+        cause = inv_freq or cache
+        if by_length and cache is not None:
+            cause = cache
+            if inv_freq is not None and rebuilt:
+                said = f"{cache.said}; for longer sequences they are built anew, and {inv_freq.said}"
+                cause = cache._replace(said=said)
+        elif rebuilt and inv_freq is not None:
+            said = f"tables beyond the cached length are built anew, and {inv_freq.said}"
+            cause = Explanation(said, "cache rebuild")
+        certain = any(finding.severity == "damaged" for finding in self._owner.findings)
+        if cause is None:
+            cause = explain_cos_sin(what, reference, tables)
+            certain = cause.certain
+        phase = bad = None
+        if cause is inv_freq and not by_length:
+            # Computed from a damaged inv_freq, the error is known beyond a full turn, and between positions.
+            last = int(errors.positions[errors.excess > 1].max())
+            phase = self._slope * last
+            bad = None if reference.spec.depends_on_length else _first_bad(self._slope, last)
+        dtype = tables[0].cos.dtype
+        self._add_measured(what, self._severity(certain), cause, errors, dtype, phase, bad)
+
+    def _note_rounding(self, tables: list[CosSinTable]) -> None:
+        """Say so where the module rounds right tables to the model's 16-bit dtype when it hands them out."""
+        dtype = self._owner.model_dtype
+        if dtype not in LOW:
+            return
+        try:
+            lowered = call(self._module, self._reference, self._positions, dtype)
+        except UnmeasurableError as error:
+            self._owner.add("forward", "unknown", f"called in the model's dtype, {error}", dtype=dtype)
+            return
+        given = lowered[0].cos.dtype
+        if given not in LOW:
+            return
+        # Tables beyond a cached length are built anew for each dtype: only the first call is rounding alone.
+        calls = 1 if self._reference.convention == "length" else len(tables)
+        off = max(
+            float((low.double() - full.double()).abs().max())
+            for pair in list(zip(lowered, tables, strict=True))[:calls]
+            for low, full in zip(pair[0][:2], pair[1][:2], strict=True)
+        )
+        if off > 0:  # else the tables hold rounded values already
+            name = dtype_name(given)
+            said = f"rounded: cos and sin are handed out in {name} and q and k are rotated in it"
+            self._owner.add("forward", "note", said, "application", given, cos_error=off)

@@ -1,0 +1,82 @@
+"""Times that are compared: those of calls that take turns in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: ``ours`` against ``other``, seconds, of several rounds that alternate.
+
+    ``noise`` is how far the ratio strays from 1 where both are the same; a target is missed beyond it.
+    """
+
+    what: str
+    against: str
+    ours: float
+    other: float
+    target: float | None = None
+    noise: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.other
+
+    @property
+    def missed(self) -> bool:
+        return self.target is not None and self.ratio > self.target + self.noise
+
+
+def clock(device: str) -> Callable[[], float]:
+    """Return the clock for ``device``, in seconds.
+
+    One thread on the CPU is measured by the time that the process had: other programs' does not count.
+    """
+    alone = not device.startswith("cuda") and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
+
+
+def best_times(
+    calls: list[Callable[[], Any]], device: str, seconds: float = 1.5, *, cold: bool = False
+) -> list[float]:
+    """Return the shortest time of each call; they take turns, so that a slow moment meets all of them.
+
+    Args:
+        calls: what to time, after one call of each that compiles what there is to compile.
+        device: on which they run.
+        seconds: for all rounds; there are five at least.
+        cold: whether a GPU's cache is emptied before each call.
+
+    """
+    best, now = [float("inf")] * len(calls), clock(device)
+    flush = (
+        torch.empty(1 << 28, dtype=torch.int8, device=device) if cold and device.startswith("cuda") else None
+    )
+    for call in calls:
+        call()
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 5 or time.perf_counter() < end:
+        for index, call in enumerate(calls):
+            if flush is not None:
+                flush.zero_()
+            wait(device)
+            start = now()
+            result = call()
+            wait(device)
+            best[index] = min(best[index], now() - start)
+            del result
+        rounds += 1
+    return best
+
+
+def wait(device: str) -> None:
+    """Wait for what a GPU is still doing."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
