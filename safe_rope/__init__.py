@@ -14,7 +14,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from safe_rope._base.version import VERSION as __version__
+from safe_rope._base.version import VERSION
 from safe_rope.errors import (
     ConfigError,
     DamagedTablesError,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from safe_rope._protection import guard as guard
     from safe_rope._protection import protect as protect
     from safe_rope.autocast.engine import initialize as initialize
+
+__version__ = VERSION
 
 __all__ = [
     "AuditReport",

@@ -32,7 +32,7 @@ class MissingDependencyError(SafeRopeError, ImportError):
 
 
 class IncompatibleVersionError(SafeRopeError, RuntimeError):
-    """An installed DeepSpeed or transformers has none of the hook points that safe_rope knows."""
+    """An installed torch, DeepSpeed or transformers lacks what safe_rope hooks or builds on."""
 
 
 class PrecisionError(SafeRopeError, RuntimeError):

@@ -47,7 +47,17 @@ def explain_inv_freq(name: str, actual: Tensor, reference: PhaseReference, expec
     if not bool(values.isfinite().all()):
         return UNRELATED
     dtype, rounded = dtype_name(actual.dtype), rounded_like(actual, expected)
-    near = bool(((values - expected).abs() <= _NEAR * expected.abs()).all())
+    close = (values - expected).abs() <= _NEAR * expected.abs()
+    near = bool(close.all())
+    theta = reference.spec.rope_theta
+    if len(values) > 1 and bool(close[0]) and not bool(values[1:].any()):
+        for low in LOW:
+            if theta > torch.finfo(low).max:
+                said = (
+                    f"{name} was computed in {dtype_name(low)}, in which theta {theta:g} is infinite: every "
+                    "frequency but the first is 0 (constructor intercepted or default dtype)"
+                )
+                return Explanation(said, "constructor")
     if actual.dtype in LOW:
         if rounded == actual.dtype:
             return Explanation(f"{name} is {dtype} (module cast)", "module cast")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
-from safe_rope._audit.forward import UnmeasurableError, call, device_of
+from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
     TOLERANCE,
     CosSinTable,
@@ -23,6 +23,7 @@ from safe_rope._audit.reference import (
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rewrite import is_protected
+from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.rotation import plain
 
@@ -166,23 +167,24 @@ class EmbeddingAuditor:
             return  # on the meta device, which was said
         try:
             tables = call(self._module, self._reference, self._positions, torch.float32)
-        except UnmeasurableError as error:
+        except UnansweredError as error:
             self._owner.add("forward", "unknown", f"what forward returns cannot be measured: {error}")
             return
-        errors = Errors.joined([compare(self._reference, table)[0] for table in tables])
+        measured = [compare(self._reference, table) for table in tables]
+        errors = Errors.joined([errors for errors, _ in measured])
         for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
             row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type)
             self._owner.result.rows.append(row)
-        self._keep(tables)
+        self._keep(tables, measured[-1][1])  # at position 0, every layout fits
         if errors.damaged:
             self._add_forward(errors, tables)
         else:
             self._excuse()
         self._note_rounding(tables)
 
-    def _keep(self, tables: list[CosSinTable]) -> None:
+    def _keep(self, tables: list[CosSinTable], layout: str) -> None:
         """Put one value of each pair into the report."""
-        pairs, layout = len(self._reference.base), self._reference.layouts[0]
+        pairs = len(self._reference.base)
         path, layer_type = self._owner.result.path, self._reference.layer_type
         cos = [halves(table.cos, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
         sin = [halves(table.sin, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
@@ -237,7 +239,7 @@ class EmbeddingAuditor:
             return
         try:
             lowered = call(self._module, self._reference, self._positions, dtype)
-        except UnmeasurableError as error:
+        except UnansweredError as error:
             self._owner.add("forward", "unknown", f"called in the model's dtype, {error}", dtype=dtype)
             return
         given = lowered[0].cos.dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +13,9 @@ from safe_rope._audit.reference import CosSinTable, PhaseReference
 from safe_rope._base import originals
 from safe_rope._protection.pinned import PinnedState
 from safe_rope._protection.rotary import RotaryState
+from safe_rope._recognition.ask import UnansweredError, ask, cos_and_sin
 from safe_rope._recognition.specs import position_buffers
 from safe_rope.rotation import plain
-
-
-class UnmeasurableError(Exception):
-    """``forward`` does not answer as rotary modules do; the message says how."""
 
 
 def isolated(module: nn.Module) -> nn.Module:
@@ -29,7 +25,7 @@ def isolated(module: nn.Module) -> nn.Module:
     protected module's copy would install its application function.
     """
     if next(module.parameters(), None) is not None:
-        raise UnmeasurableError("it holds parameters, so it is more than a rotary module")
+        raise UnansweredError("it holds parameters, so it is more than a rotary module")
     return _isolated(module, {})
 
 
@@ -72,8 +68,8 @@ def with_tables_of_its_forward(module: nn.Module, convention: str) -> nn.Module:
     try:
         duplicate = isolated(module)
         x = originals.empty((1, 2, 1), dtype=torch.float32, device=inv_freq.device).zero_()
-        duplicate.forward(x, originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device))
-    except Exception:  # whatever foreign code raises: `call` raises it too
+        ask(duplicate, originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device), x=x)
+    except UnansweredError:  # `call` raises it too
         return module
     made = duplicate._buffers.get("inv_freq")
     remade = isinstance(made, Tensor) and (made.shape != inv_freq.shape or not torch.equal(made, inv_freq))
@@ -93,33 +89,26 @@ def call(
     """Return what ``forward`` gives for ``positions`` and an ``x`` of ``dtype``: one table a call.
 
     Raises:
-        UnmeasurableError: ``forward`` raises, or returns something other than cos and sin.
+        UnansweredError: ``forward`` raises, or returns something other than cos and sin.
     """
     duplicate = isolated(module)
     x = originals.empty((1, 1, 1, 1), dtype=dtype, device=device_of(module) or "cpu").zero_()
-    ask = _by_length if reference.convention == "length" else _by_positions
-    try:
-        return ask(duplicate, reference, sorted(positions), x)
-    except UnmeasurableError:
-        raise
-    except Exception as error:  # whatever foreign code raises is part of the finding
-        raise UnmeasurableError(f"forward raised {type(error).__name__}: {error}") from error
+    measure = _by_length if reference.convention == "length" else _by_positions
+    return measure(duplicate, reference, sorted(positions), x)
 
 
 def _by_positions(
     duplicate: nn.Module, reference: PhaseReference, positions: list[int], x: Tensor
 ) -> list[CosSinTable]:
-    extra = {} if reference.layer_type is None else {"layer_type": reference.layer_type}
-
-    def ask(asked: list[int], length: int) -> CosSinTable:
+    def at(asked: list[int], length: int) -> CosSinTable:
         ids = originals.tensor([asked], dtype=torch.int64, device=x.device)
-        cos, sin = _rows(duplicate.forward, reference, len(asked), x, position_ids=ids, **extra)
+        cos, sin = _rows(ask(duplicate, ids, reference.layer_type, x=x), reference, len(asked))
         return CosSinTable(cos, sin, ids[0].cpu(), length, _computed_from(duplicate, reference))
 
     if not reference.spec.depends_on_length:
-        return [ask(positions, 0)]
-    ask([0], 0)  # a short sequence brings a module back that has served a long one
-    return [ask([position], position + 1) for position in positions]
+        return [at(positions, 0)]
+    at([0], 0)  # a short sequence brings a module back that has served a long one
+    return [at([position], position + 1) for position in positions]
 
 
 def _computed_from(duplicate: nn.Module, reference: PhaseReference) -> Tensor | None:
@@ -140,7 +129,7 @@ def _by_length(
     calls += [(position + 1, [position]) for position in positions if position >= cached]
     tables = []
     for length, asked in calls:
-        cos, sin = _rows(duplicate.forward, reference, length, x, seq_len=length)
+        cos, sin = _rows(ask(duplicate, length, x=x), reference, length)
         index = originals.tensor(asked, dtype=torch.int64, device="cpu")
         rebuilt = _computed_from(duplicate, reference) if length > cached else None
         rows = cos[index.to(cos.device)], sin[index.to(sin.device)]
@@ -148,18 +137,15 @@ def _by_length(
     return tables
 
 
-def _rows(
-    forward: Callable[..., Any], reference: PhaseReference, count: int, x: Tensor, **kwargs: Any
-) -> list[Tensor]:
-    result = forward(x, **kwargs)
-    if not (isinstance(result, tuple | list) and len(result) == 2):
-        raise UnmeasurableError(f"forward returned {type(result).__name__}, not cos and sin")
+def _rows(answer: Any, reference: PhaseReference, count: int) -> list[Tensor]:
+    if isinstance(answer, Tensor) and answer.is_complex():
+        answer = answer.real, answer.imag
     tables, pairs = [], len(reference.base)
-    for table in result:
+    for table in cos_and_sin(answer):
         shape = list(table.shape) if isinstance(table, Tensor) else type(table).__name__
         width = table.shape[-1] if isinstance(table, Tensor) and table.dim() else 0
         if width not in (pairs, 2 * pairs) or table.numel() != count * width or table.is_complex():
-            raise UnmeasurableError(
+            raise UnansweredError(
                 f"forward returned {shape} for {count} positions, not [..., {count}, {2 * pairs}]"
             )
         tables.append(plain(table).detach().reshape(count, width))

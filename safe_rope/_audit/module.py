@@ -9,11 +9,12 @@ from torch import nn
 
 from safe_rope._audit.causes import dtype_name
 from safe_rope._audit.embedding import EmbeddingAuditor
-from safe_rope._audit.forward import UnmeasurableError, isolated, with_tables_of_its_forward
+from safe_rope._audit.forward import isolated, with_tables_of_its_forward
 from safe_rope._audit.reference import PhaseReference
-from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where
+from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.wrappers import own_class
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
+from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention, layer_types
 from safe_rope.errors import SafeRopeError
@@ -62,8 +63,7 @@ class ModuleAuditor:
         self._check_application()
         for layer_type in layer_types(self.module):
             self._audit_embedding(layer_type, asked)
-        found = {finding.severity for finding in self.findings}
-        self.result.verdict = "damaged" if "damaged" in found else "unknown" if "unknown" in found else "ok"
+        self.result.verdict = worst(finding.severity for finding in self.findings)
 
     @property
     def findings(self) -> list[Finding]:
@@ -131,7 +131,7 @@ class ModuleAuditor:
 def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         duplicate = isolated(module)
-    except UnmeasurableError:
+    except UnansweredError:
         return module
     for name, buffer in duplicate._buffers.items():
         if buffer is not None and buffer.is_floating_point():

@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from safe_rope._base.text import aligned
-from safe_rope.errors import DamagedTablesError
+from safe_rope.errors import DamagedTablesError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,6 +190,22 @@ class AuditReport:
             "modules": [plain(module) for module in self.modules],
         }
 
+    def dump(self, path: str | Path) -> None:
+        """Write `tables` as safetensors, for ``safe-rope compare``, at once or not at all.
+
+        Every position that ``audit(model, positions=...)`` measured is in it; two dumps are compared where
+        they have positions in common.
+
+        Raises:
+            UnsupportedModelError: no table was measured.
+            OSError: the file cannot be written.
+        """
+        from safe_rope._audit.command.dump import save
+
+        if not self.tables:
+            raise UnsupportedModelError(f"{path} is not written: no table of {self.model_class} was measured")
+        save(Path(path), {"": self.tables})
+
     def _title(self) -> str:
         around = ", ".join(name.rpartition(".")[2] for name in self.wrappers)
         return f"{self.model_class} in {around}" if around else self.model_class
@@ -231,6 +248,12 @@ def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
         (names[0] if len(names) == 1 else f"{row[0]} ({len(names)} modules)", *row[1:])
         for row, names in counted.items()
     ]
+
+
+def worst(found: Iterable[str]) -> Verdict:
+    """Return the verdict over what was found: severities of findings, or verdicts of modules."""
+    seen = set(found)
+    return "damaged" if "damaged" in seen else "unknown" if "unknown" in seen else "ok"
 
 
 def plain(record: Any) -> dict[str, Any]:

@@ -1,11 +1,7 @@
-"""What engines, FSDP, PEFT and compilers put around a model, and what that means for its position tables.
-
-The private names of FSDP that this needs are all here.
-"""
+"""What engines, FSDP, PEFT and compilers put around a model, and what that means for its position tables."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +9,8 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.torch_private import WRAPPED, fsdp_class, fully_sharded_policy, has_run, ignored_modules
 
-# Children under which torch's own wrappers keep the module.
-_INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _ENGINES = ("deepspeed.", "torch.nn.parallel.", "accelerate.")
 
 
@@ -29,7 +24,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
 
 
 def _inner(model: nn.Module) -> nn.Module | None:
-    for name in _INNER:
+    for name in WRAPPED:
         if name in model._modules:
             return model._modules[name]
     if type(model).__module__.startswith(_ENGINES) and "module" in model._modules:
@@ -43,7 +38,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
 
 def own_class(cls: type) -> type:
     """The class that ``fully_shard`` derived ``cls`` from, or ``cls``."""
-    sharded = _fsdp("FSDPModule")
+    sharded = fsdp_class("FSDPModule")
     if sharded is None or not issubclass(cls, sharded):
         return cls
     mro = cls.__mro__
@@ -59,34 +54,28 @@ def compute_dtype(model: nn.Module) -> torch.dtype:
 
 
 def _mixed_precision(model: nn.Module) -> Iterator[Any]:
-    first, second = _fsdp("FullyShardedDataParallel"), _fsdp("FSDPModule")
+    first, second = fsdp_class("FullyShardedDataParallel"), fsdp_class("FSDPModule")
     for module in model.modules():
         if first is not None and isinstance(module, first):
             yield module.mixed_precision
         elif second is not None and isinstance(module, second):
-            state = getattr(module, "_get_fsdp_state", None)
-            policy = getattr(state(), "_mp_policy", None) if callable(state) else None
+            policy = fully_sharded_policy(module)
             if policy is not None:
                 yield policy
 
 
 def pending_casts(model: nn.Module) -> dict[nn.Module, torch.dtype]:
     """Modules whose buffers FSDP will cast to a 16-bit dtype at the first forward, and to which."""
-    sharded = _fsdp("FullyShardedDataParallel")
+    sharded = fsdp_class("FullyShardedDataParallel")
     pending: dict[nn.Module, torch.dtype] = {}
     if sharded is None:
         return pending
     for unit in model.modules():  # outer units first: the innermost decides
-        if not isinstance(unit, sharded) or unit._is_root is not None:
+        if not isinstance(unit, sharded) or has_run(unit):
             continue
-        ignored = getattr(unit, "_ignored_modules", ())
+        ignored = ignored_modules(unit)
         for module in unit.modules():
             pending.pop(module, None)
             if unit.mixed_precision.buffer_dtype in LOW and module not in ignored:
                 pending[module] = unit.mixed_precision.buffer_dtype
     return pending
-
-
-def _fsdp(name: str) -> Any:
-    # A model that FSDP holds has imported it; the audit has no reason to.
-    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)

@@ -9,13 +9,15 @@ neither the default dtype nor a ``torch.device`` context has a say.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
-arange = torch._C._VariableFunctions.arange
-empty = torch._C._VariableFunctions.empty
-tensor = torch._C._VariableFunctions.tensor
+from safe_rope._base.torch_private import TRUE_CONSTRUCTORS
+
+arange: Callable[..., torch.Tensor] = TRUE_CONSTRUCTORS.arange
+empty: Callable[..., torch.Tensor] = TRUE_CONSTRUCTORS.empty
+tensor: Callable[..., torch.Tensor] = TRUE_CONSTRUCTORS.tensor
 
 
 def vector(values: Iterable[float], dtype: torch.dtype) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from safe_rope._base.torch_private import is_dispatched, is_traced, is_transformed
+
 _INTEGERS = frozenset(
     {
         torch.uint8,
@@ -53,16 +55,11 @@ def must_stay_opaque(position_ids: Tensor) -> bool:
         torch.compiler.is_compiling()
         or (type(position_ids) is not Tensor and isinstance(position_ids, Tensor))
         or (isinstance(position_ids, Tensor) and position_ids.is_meta)
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
+        or is_traced()
+        or is_dispatched()
     )
 
 
 def is_watched() -> bool:
     """Whether somebody records or transforms what this thread does: nothing of it may be kept."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return is_dispatched() or torch.compiler.is_compiling() or is_traced() or is_transformed()

@@ -15,6 +15,8 @@ from typing import Any
 import torch.nn.modules.module as torchs
 from torch.utils.hooks import RemovableHandle
 
+from safe_rope._base.torch_private import MODULE_HOOKS, PARAMETER_HOOKS
+
 _lock = threading.RLock()
 
 
@@ -49,8 +51,8 @@ class _Hooks:
             setattr(torchs, self.name, changed)
 
 
-_MODULES = _Hooks("_global_module_registration_hooks")
-_PARAMETERS = _Hooks("_global_parameter_registration_hooks")
+_MODULES = _Hooks(MODULE_HOOKS)
+_PARAMETERS = _Hooks(PARAMETER_HOOKS)
 
 
 def on_module(hook: Callable[..., Any]) -> Callable[[], None]:

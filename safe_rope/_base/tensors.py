@@ -19,4 +19,20 @@ def tensors(value: Any) -> Iterator[Tensor]:
         for entry in value:
             yield from tensors(entry)
     elif hasattr(value, "__dataclass_fields__"):
-        yield from tensors(vars(value))
+        for name in value.__dataclass_fields__:
+            yield from tensors(getattr(value, name, None))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and dicts, in order.
+
+    Nothing else is looked into: the memo of ``Tensor.__deepcopy__`` holds objects of any kind.
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.torch_private import pytree
 from safe_rope._protection.stand_ins import Call, Result, as_it_is, on_twin, rounded, stand_in_for
 from safe_rope._recognition.holdings import get_table, twin
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -23,8 +24,6 @@ from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
 
 logger = logging.getLogger(__name__)
-
-_tree = torch.utils._pytree
 
 
 def rotate(call: Call, module: nn.Module) -> Any:
@@ -38,7 +37,7 @@ def apply_results(call: Call) -> Any:
     result = call.in_fp32(call.module)
     if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
         return CosSin(result)  # phases have to go through cos and sin first
-    return _tree.tree_map_only(
+    return pytree.tree_map_only(
         torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result
     )
 
@@ -60,7 +59,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         _compare_remembered(call, given)
         return on_twin(call, rounded)
     run = call.in_fp32 if learned is not None else lambda module: _follow_origins(call, module, origins)
-    leaves, structure = _tree.tree_flatten(on_twin(call, as_it_is, run))
+    leaves, structure = pytree.tree_flatten(on_twin(call, as_it_is, run))
     if learned is None:
         learned = _compare(leaves, given, origins)
         if not call.watched:
@@ -70,7 +69,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
             _as_in_stock(leaf, result, applied, call.watched)
             for leaf, result in zip(leaves, learned, strict=True)
         ]
-    return _tree.tree_unflatten(leaves, structure)
+    return pytree.tree_unflatten(leaves, structure)
 
 
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
@@ -81,7 +80,7 @@ def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin])
             provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
     with provenance:
         result = call.in_fp32(stand_in)
-    for leaf in _tree.tree_leaves(result):
+    for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
             origins[id(leaf)] = provenance.origin(leaf)
     return result
@@ -115,7 +114,7 @@ def _compare_remembered(call: Call, given: Any) -> None:
     except Exception:
         logger.info("%s cannot be run in FP32", stock.__name__, exc_info=True)
         true = None
-    pairs = list(zip(_tree.tree_leaves(given), _tree.tree_leaves(true), strict=False))
+    pairs = list(zip(pytree.tree_leaves(given), pytree.tree_leaves(true), strict=False))
     if true is None or any(isinstance(b, torch.Tensor) and _is_off(a, b) for a, b in pairs):
         call.state.notes["forward"] = "computed in low precision"
         warnings.warn(
@@ -136,7 +135,7 @@ def _is_off(stock: Any, true: torch.Tensor) -> bool:
 
 
 def _compare(leaves: list[Any], given: Any, origins: dict[int, Origin]) -> tuple[Result | None, ...] | None:
-    stock = _tree.tree_leaves(given)
+    stock = pytree.tree_leaves(given)
     if len(stock) != len(leaves):
         return None
     found: list[Result | None] = []
@@ -161,7 +160,7 @@ def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool)
 
 
 def _key(call: Call) -> tuple[Any, ...]:
-    leaves, structure = _tree.tree_flatten((call.args, call.kwargs))
+    leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
     dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
     autocast = call.device != "meta" and torch.is_autocast_enabled(call.device)
     return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, autocast

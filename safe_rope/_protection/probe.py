@@ -18,7 +18,7 @@ from torch import nn
 
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
-from safe_rope._recognition.ask import UnansweredError, ask, copied, undisturbed
+from safe_rope._recognition.ask import UnansweredError, ask, copied, cos_and_sin, undisturbed
 from safe_rope._recognition.channels import Channels, match
 from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.specs import Convention, cached_length, calling_convention, layer_types
@@ -107,7 +107,7 @@ def _probe(
     for layer_type in layer_types(reference):
         for ids in _samples(state, layer_type, count):
             try:
-                stock = ask(copied(reference), ids, layer_type)
+                stock = cos_and_sin(ask(copied(reference), ids, layer_type))
             except UnansweredError:
                 continue  # some want several axes always, some never do
             own = copy.deepcopy(state).lookup(copied(reference), ids, layer_type)
@@ -122,7 +122,7 @@ def _probe(
     if merged.axes is not None or not _takes(reference, ids):
         ids = ids.expand(count, -1, -1)
     x = torch.zeros(*ids.shape[-2:], 8, dtype=torch.bfloat16)
-    low = ask(copied(reference), ids, layer_types(reference)[0], x=x)[0].dtype
+    low = cos_and_sin(ask(copied(reference), ids, layer_types(reference)[0], x=x))[0].dtype
     return merged, low == torch.bfloat16
 
 
@@ -144,7 +144,7 @@ def _count_axes(reference: nn.Module) -> int:
 
 def _takes(reference: nn.Module, ids: torch.Tensor) -> bool:
     try:
-        ask(copied(reference), ids, layer_types(reference)[0])
+        cos_and_sin(ask(copied(reference), ids, layer_types(reference)[0]))
     except UnansweredError:
         return False
     return True
@@ -153,10 +153,10 @@ def _takes(reference: nn.Module, ids: torch.Tensor) -> bool:
 def _probe_rows(reference: nn.Module, state: RotaryState) -> tuple[Channels, bool] | None:
     longest = cached_length(reference)
     for length in (min(longest, 300), longest + 3):
-        stock = ask(copied(reference), length)
+        stock = cos_and_sin(ask(copied(reference), length))
         rows = copy.deepcopy(state).rows(copied(reference), length)
         if any(not torch.equal(a, b[:length]) for a, b in zip(stock, rows, strict=True)):
             return None
-    low = ask(copied(reference), 7, x=torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16))[0].dtype
+    low = cos_and_sin(ask(copied(reference), 7, x=torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)))[0].dtype
     width = 2 * state.sets[None].inv_freq.numel()
     return Channels(tuple(i % (width // 2) for i in range(width))), low == torch.bfloat16

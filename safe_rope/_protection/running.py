@@ -21,6 +21,7 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._base.torch_private import pytree
 from safe_rope._protection import in_fp32
 from safe_rope._protection.stand_ins import (
     Call,
@@ -34,8 +35,6 @@ from safe_rope._protection.stand_ins import (
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
 from safe_rope.rotation import _cos_sin
-
-_tree = torch.utils._pytree
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -57,7 +56,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
         return _run_as_it_is(call)
     if state.runner.as_stock or not _only_makes_positions(module):
         result = on_twin(call, rounded if state.runner.as_stock else followed)
-        return _tree.tree_map_only(_cos_sin.CosSin, _as_returned, result)
+        return pytree.tree_map_only(_cos_sin.CosSin, _as_returned, result)
     if _is_ready(state, state.pins, module):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)
@@ -140,15 +139,15 @@ def _run_in_graph(call: Call) -> Any:
         result = call.on(module)
         if dtype is None:
             return result
-        return _tree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
     with _shown_in_graph(call, marked=False):
-        stock = _tree.tree_leaves(call.on(module))
-    leaves, structure = _tree.tree_flatten(call.in_fp32(module))
+        stock = pytree.tree_leaves(call.on(module))
+    leaves, structure = pytree.tree_flatten(call.in_fp32(module))
     leaves = [
         leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else leaf
         for leaf, other in zip(leaves, stock, strict=True)
     ]
-    return _tree.tree_unflatten(leaves, structure)
+    return pytree.tree_unflatten(leaves, structure)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.torch_private import pytree
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.reference import stock_class
 from safe_rope.errors import PrecisionWarning
@@ -22,8 +23,6 @@ from safe_rope.rotation import without_autocast
 from safe_rope.rotation._cos_sin import CosSin, plain
 
 logger = logging.getLogger(__name__)
-
-_tree = torch.utils._pytree
 
 
 class Call:
@@ -55,14 +54,14 @@ class Call:
 
     def in_fp32(self, module: nn.Module) -> Any:
         """Run the forward on ``module`` with its arguments in FP32 and without autocast."""
-        args, kwargs = _tree.tree_map_only(torch.Tensor, raised, (self.args, self.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, raised, (self.args, self.kwargs))
         with without_autocast(self.device):
             return self.forward(module, *args, **kwargs)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
         """The tensors among the arguments."""
-        leaves = _tree.tree_leaves((self.args, self.kwargs))
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     @property

@@ -48,7 +48,7 @@ class Arguments(NamedTuple):
             return None
         try:
             return tuple(self.kwargs), tuple(_identity(value) for value in values)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a foreign repr
             return None
 
 

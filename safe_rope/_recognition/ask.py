@@ -25,7 +25,7 @@ _SAMPLE = 12
 
 
 class UnansweredError(Exception):
-    """A module cannot be copied or called, or returns something other than cos and sin; says what."""
+    """A module cannot be copied or called, or returns something other than cos and sin; says which."""
 
 
 def ask(
@@ -34,8 +34,8 @@ def ask(
     layer_type: str | None = None,
     *,
     x: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return what ``module.forward`` answers: cos and sin.
+) -> Any:
+    """Return what ``module.forward`` answers: cos and sin, if it is a rotary module of the usual kind.
 
     Args:
         module: a module with a calling convention; its forward may change it, so that `copied` is asked where
@@ -45,17 +45,25 @@ def ask(
         x: the activations, of which such modules read dtype and device; FP32 on CPU if None.
 
     Raises:
-        UnansweredError: forward raises, or returns something else.
+        UnansweredError: forward raises.
 
     """
     takes_type = layer_type is not None and "layer_type" in inspect.signature(type(module).forward).parameters
     kwargs: dict[str, Any] = {"layer_type": layer_type} if takes_type else {}
     shape = (1, 1, 1, 8) if isinstance(positions, int) else (*positions.shape[-2:], 8)
     x = torch.zeros(shape) if x is None else x
-    if calling_convention(type(module)) == "length":
-        answer = _called(module, x, seq_len=positions, **kwargs)
-    else:
-        answer = _called(module, x, position_ids=positions, **kwargs)
+    by_length = calling_convention(type(module)) == "length"
+    kwargs["seq_len" if by_length else "position_ids"] = positions
+    return _called(module, x, **kwargs)
+
+
+def cos_and_sin(answer: Any) -> tuple[Tensor, Tensor]:
+    """Return the two tables of an answer.
+
+    Raises:
+        UnansweredError: it is something else.
+
+    """
     if not (isinstance(answer, tuple | list) and len(answer) == 2):
         raise UnansweredError(f"forward returned {type(answer).__name__}, not cos and sin")
     return answer[0], answer[1]

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from safe_rope._base.torch_private import is_dispatched
+
 Tables = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -39,7 +41,7 @@ class Channels(NamedTuple):
 
 def _index(values: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """``values`` as a tensor on the device of ``like``, copied there once."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if torch.compiler.is_compiling() or is_dispatched():
         return torch.tensor(values, device=like.device)
     return _index_on(values, like.device)
 

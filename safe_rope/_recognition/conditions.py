@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from safe_rope import constructors
 from safe_rope._base.dtypes import LOW
-from safe_rope.constructors import _surroundings
+from safe_rope.constructors._default_dtype import default_dtype
 
 
 class Conditions(NamedTuple):
@@ -79,7 +79,7 @@ class _Lowering(TorchFunctionMode):
 
 @contextlib.contextmanager
 def replaying(conditions: Conditions) -> Iterator[None]:
-    with _surroundings.default_dtype(conditions.default):
+    with default_dtype(conditions.default):
         if conditions.lowered is None:
             yield
         else:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from safe_rope._base.tensors import tensors
+from safe_rope._base.tensors import tensors_in
 
 
 class Origin(enum.Flag):
@@ -72,13 +72,13 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         origin = _source(name)
-        for tensor in tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
         if origin is not Origin.NONE:
-            for tensor in tensors(result):
+            for tensor in tensors_in(result):
                 self.note(tensor, origin)
             if _writes(name):
-                for tensor in (*tensors(args[:1]), *tensors(kwargs.get("out"))):
+                for tensor in (*tensors_in(args[:1]), *tensors_in(kwargs.get("out"))):
                     self._note_all_of(tensor, origin)
         return result
 

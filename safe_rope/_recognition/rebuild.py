@@ -21,6 +21,7 @@ from torch import nn
 
 from safe_rope import constructors
 from safe_rope._base.registrations import on_parameter
+from safe_rope._base.torch_private import storage_key
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -77,7 +78,7 @@ def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions |
     """
     try:
         rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=True)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a foreign constructor
         rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
         return _rebuild(cls, arguments, conditions, contextlib.nullcontext, anew=True)
@@ -137,7 +138,7 @@ def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
     if not isinstance(module, nn.Module):
         return False
     held = [tensor for part in module.modules() for _, tensor in own_tensors(part)]
-    places = {tensor.untyped_storage()._cdata for tensor in held if not tensor.is_meta}
+    places = {storage_key(tensor) for tensor in held if not tensor.is_meta}
     parameters = {id(parameter) for parameter in module.parameters()}
     return any(
         origin & Origin.COUNTED
@@ -145,7 +146,7 @@ def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
         and tensor.numel() >= FEWEST
         and id(tensor) not in parameters
         and not tensor.is_meta
-        and tensor.untyped_storage()._cdata not in places
+        and storage_key(tensor) not in places
         for tensor, origin in provenance.alive()
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from safe_rope._base.torch_private import TorchDispatchMode
 
 Operator = Any
 """A `torch._ops.OpOverload`, which torch does not export."""

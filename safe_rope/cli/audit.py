@@ -19,6 +19,9 @@ from safe_rope.cli._progress import following
 from safe_rope.errors import ConfigError, MissingDependencyError
 
 LONGEST = 2**31 - 1
+PLOTS = (".png", ".svg", ".pdf")
+UNKNOWN = 3
+"""The exit status where nothing is known to be damaged, and not everything to be right."""
 
 
 def read_positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -45,8 +48,10 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 @click.option("--positions", callback=read_positions, metavar="0,1,…", help="Measure at these positions.")
 @click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
+@click.option("--path", "judged", multiple=True, metavar="PART", help="Judge the load paths named like that.")
+@click.option("--strict", is_flag=True, help="Exit 1 where it cannot be told whether tables are right.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
-@click.option("--plot", metavar="PNG", help="Draw the error against the position, stock and guarded.")
+@click.option("--plot", metavar="FILE", help="Draw the error against the position (.png, .svg or .pdf).")
 @click.option("--dump", metavar="FILE", help="Write the tables as safetensors, for safe-rope compare.")
 @click.option("--quiet", "-q", is_flag=True, help="The report and errors only.")
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")
@@ -58,11 +63,11 @@ def command(context: click.Context, /, **options: Any) -> None:
     layer of each kind, is taken through the load paths that the DeepSpeed config implies (without one: those
     of transformers alone), with the versions that are installed, and measured against float64.
 
-    Exit status: 0 the tables are right, 1 some are damaged, 2 an error.
+    Exit status: 0 the tables are right, 1 some are damaged, 2 an error, 3 it cannot be told of some.
     """
     if options["positions"] and options["longest"]:
         raise click.UsageError("give --positions or --max, not both")
-    plot, dump = (_target(options[name], f"--{name}") for name in ("plot", "dump"))
+    plot, dump = (_target(name, options) for name in ("plot", "dump"))
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise MissingDependencyError(
             "--plot needs matplotlib, which is not installed; "
@@ -80,20 +85,26 @@ def command(context: click.Context, /, **options: Any) -> None:
         positions=options["positions"],
         longest=options["longest"],
         dump=dump is not None,
+        judged=options["judged"],
     )
 
-    def keep_dump(folder: Path) -> None:
-        if dump is not None:
-            write_atomically(str(dump), (folder / "dump.safetensors").read_bytes())
+    tables = b""
+
+    def keep_tables(folder: Path) -> None:
+        nonlocal tables
+        tables = (folder / "dump.safetensors").read_bytes() if dump is not None else b""
 
     with following(options["quiet"]) as listen:
-        outcome: Outcome = measure(job, listen, keep_dump)
+        outcome: Outcome = measure(job, listen, keep_tables)
+    _print(outcome, options["style"])  # first: files may fail
+    if dump is not None:
+        write_atomically(str(dump), tables)
     if plot is not None:
         from safe_rope._audit.command.plot import draw
 
         draw(outcome, plot)
-    _print(outcome, options["style"])
-    context.exit(1 if outcome.is_damaged(guarded=options["guard"]) else 0)
+    unknown = 1 if options["strict"] else UNKNOWN
+    context.exit({"ok": 0, "damaged": 1, "unknown": unknown}[outcome.verdict(guarded=options["guard"])])
 
 
 def _name(path: str, model: dict[str, Any]) -> str:
@@ -101,15 +112,24 @@ def _name(path: str, model: dict[str, Any]) -> str:
     return str(given) if isinstance(given, str) and given else path
 
 
-def _target(path: str | None, option: str) -> Path | None:
-    """Refuse, before anything is measured, a file that cannot be written."""
+def _target(name: str, options: dict[str, Any]) -> Path | None:
+    """Refuse, before anything is measured, a file that cannot be written or that holds something else."""
+    path: str | None = options[name]
     if path is None:
         return None
     target = Path(path)
     if target.is_dir() or not target.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {path}: expected a file in a folder that exists")
+        raise ConfigError(f"--{name} {path}: expected a file in a folder that exists")
     if not os.access(target.absolute().parent, os.W_OK):
-        raise ConfigError(f"{option} {path}: the folder cannot be written to")
+        raise ConfigError(f"--{name} {path}: the folder cannot be written to")
+    if name == "plot" and target.suffix not in PLOTS:
+        raise ConfigError(f"--plot {path}: expected a name that ends in {', '.join(PLOTS)}")
+    model = Path(options["model"])
+    inputs = [model, model / "config.json", *([Path(options["deepspeed"])] if options["deepspeed"] else [])]
+    if any(file.exists() and target.exists() and file.samefile(target) for file in inputs):
+        raise ConfigError(f"--{name} {path}: that is a config to read; name another file")
+    if name == "dump" and options["plot"] and Path(options["plot"]).absolute() == target.absolute():
+        raise ConfigError(f"--dump {path}: the plot goes there; name another file")
     return target
 
 

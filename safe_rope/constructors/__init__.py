@@ -15,12 +15,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import torch
 import wrapt
 
+from safe_rope._base.replaced import Replaced
+from safe_rope._base.torch_private import TRUE_NEW
 from safe_rope.constructors import _shadow, _surroundings
 from safe_rope.constructors._truthful import CONSTRUCTORS, Session, Target, new_tensor
 from safe_rope.errors import IncompatibleVersionError
@@ -86,45 +88,14 @@ def _replaced(module: ModuleType) -> Iterator[Target]:
         original = getattr(module, _ORIGINAL.format(name))
         if getattr(torch, name) is not original:
             yield Target(torch, name, original)
-    if torch.Tensor.__new__ is not torch._C.TensorBase.__new__:
+    if torch.Tensor.__new__ is not TRUE_NEW:
         yield Target(torch.Tensor, "__new__", new_tensor)
-
-
-class _Hooks:
-    """Wraps the two DeepSpeed methods that put the constructors in place and take them away."""
-
-    def __init__(self) -> None:
-        self._wrapped: list[tuple[type, str, Any, Any]] = []
-        self._awaiting_import = False
-
-    def install(self) -> None:
-        module = _deepspeed()
-        if module is None:
-            if not self._awaiting_import:  # wrapt cannot take a hook off again, so there is only ever one
-                wrapt.register_post_import_hook(_on_import, _MODULE)
-                self._awaiting_import = True
-            return
-        cls = getattr(module, _CLASS)
-        try:
-            for name, wrapper in ((_ADD, _after_add), (_REMOVE, _after_remove)):
-                before = vars(cls)[name]
-                wrapt.wrap_function_wrapper(cls, name, wrapper)
-                self._wrapped.append((cls, name, before, vars(cls)[name]))
-        except BaseException:
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        while self._wrapped:
-            cls, name, before, ours = self._wrapped.pop()
-            if vars(cls).get(name) is ours:
-                setattr(cls, name, before)
 
 
 def _on_import(module: ModuleType) -> None:
     with _lock:
         if _state.opens:
-            _state.hooks.install()
+            _state.hook()
 
 
 def _after_add(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -159,14 +130,15 @@ class _State:
     def __init__(self) -> None:
         self.opens = 0
         self.pristines = 0
-        self.hooks = _Hooks()
+        self.hooks = Replaced()
+        self.awaits_import = False
         self.session: Session | None = None
 
     def open(self) -> None:
-        if self.opens == 0:
-            self.hooks.install()
         self.opens += 1
         try:
+            if self.opens == 1:
+                self.hook()
             self.join()
             if self.session is not None:
                 self.session.track()
@@ -177,8 +149,19 @@ class _State:
     def close(self) -> None:
         self.opens -= 1
         if self.opens == 0:
-            self.hooks.remove()
+            self.hooks.put_back()
             self.leave()
+
+    def hook(self) -> None:
+        """Wrap the two DeepSpeed methods that put the constructors in place and take them away."""
+        module = _deepspeed()
+        if module is not None:
+            cls = getattr(module, _CLASS)
+            for name, wrapper in ((_ADD, _after_add), (_REMOVE, _after_remove)):
+                self.hooks.put(cls, name, wrapt.FunctionWrapper(vars(cls)[name], wrapper))
+        elif not self.awaits_import:  # wrapt cannot take a hook off again, so there is only ever one
+            wrapt.register_post_import_hook(_on_import, _MODULE)
+            self.awaits_import = True
 
     def join(self) -> None:
         """Cover the constructors of an Init that is open already."""
@@ -254,12 +237,7 @@ class ConstructorGuard:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -13,24 +13,27 @@ meta kernels, and that import fails half way while zero.Init has ``torch.Tensor.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 
+from safe_rope._base.replaced import Replaced
+from safe_rope._base.tensors import tensors_in
+from safe_rope._base.torch_private import (
+    SET_DATA,
+    DeviceContext,
+    put_function_modes,
+    take_function_modes,
+)
 from safe_rope.constructors import _surroundings
-
-logger = logging.getLogger(__name__)
 
 # Keyed by identity, beside the tensors: an attribute would be pickled, deep-copied and saved with them.
 _marks: dict[int, tuple[weakref.ref[torch.Tensor], torch.dtype]] = {}
 
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _LIKE_FIRST = {
     torch.Tensor.__deepcopy__,
     torch.Tensor.view_as,
@@ -83,19 +86,19 @@ class _ShadowMode(TorchFunctionMode):
         defaulted = _surroundings.thread.outer_default is not None
         if not (self.enabled and _surroundings.thread.follow and (_marks or defaulted)):
             return func(*args, **kwargs)
-        inputs = list(_tensors((args, kwargs)))
+        inputs = list(tensors_in((args, kwargs)))
         if not defaulted and not any(id(tensor) in _marks for tensor in inputs):
             return func(*args, **kwargs)
-        if func == _SET_DATA:
+        if func == SET_DATA:
             return _set_data(func, *args)
         result = func(*args, **kwargs)
         if func in _CONVERSIONS and result is args[0]:
             # Nothing to convert here, but without the guard this would be another tensor of another dtype.
             result = result.view_as(result)
-        try:
-            _mark_outputs(func, args, kwargs, inputs, result)
-        except Exception:
-            logger.debug("no shadow dtype for the result of %s", func, exc_info=True)
+        known = {id(tensor) for tensor in inputs}  # an in-place result keeps the mark it has
+        for output in tensors_in(result):
+            if output.is_floating_point() and id(output) not in known:
+                mark(output, _output_shadow(func, args, kwargs, inputs, output.dtype))
         return result
 
 
@@ -106,15 +109,6 @@ def _set_data(func: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any
     result = func(tensor, value)
     mark(tensor, shadow)
     return result
-
-
-def _mark_outputs(
-    func: Callable[..., Any], args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor], result: Any
-) -> None:
-    known = {id(tensor) for tensor in inputs}  # an in-place result keeps the mark it has
-    for output in _tensors(result):
-        if output.is_floating_point() and id(output) not in known:
-            mark(output, _output_shadow(func, args, kwargs, inputs, output.dtype))
 
 
 def _output_shadow(
@@ -137,12 +131,19 @@ def _output_shadow(
     if not floating:
         outer = _surroundings.thread.outer_default
         return outer if outer is not None and actual == torch.get_default_dtype() else actual
-    # A tensor of no dimensions does not take part where there is one that has some.
+    # As in type promotion, 0-dimensional tensors count only where there is no other.
     floating = [tensor for tensor in floating if tensor.dim() > 0] or floating
-    real = functools.reduce(torch.promote_types, [tensor.dtype for tensor in floating])
-    if actual != real:
+    if actual != _promoted([tensor.dtype for tensor in floating]):
         return actual  # autocast, or an operation with a rule of its own
-    return functools.reduce(torch.promote_types, [_dtype_without_guard(tensor) for tensor in floating])
+    return _promoted([_dtype_without_guard(tensor) for tensor in floating]) or actual
+
+
+def _promoted(dtypes: list[torch.dtype]) -> torch.dtype | None:
+    """Return the dtype that torch computes with; None where it refuses to mix them (8-bit floats)."""
+    try:
+        return functools.reduce(torch.promote_types, dtypes)
+    except RuntimeError:
+        return None
 
 
 def _dtype_without_guard(tensor: torch.Tensor) -> torch.dtype:
@@ -156,17 +157,6 @@ def _keeps_dtype(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
     return not any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
 # ---- where tracking is on ------------------------------------------------------------------------------
 
 
@@ -177,7 +167,7 @@ class _ThreadMode(threading.local):
 _thread = _ThreadMode()
 _lock = threading.RLock()
 _scopes = 0
-_parameter_new: tuple[Any, Any] | None = None  # (the staticmethod that was there, ours)
+_parameter = Replaced()
 
 
 def start() -> _ShadowMode:
@@ -210,7 +200,7 @@ def stop(mode: _ShadowMode) -> None:
                 _thread.mode = None
         if _scopes == 0:
             _marks.clear()
-            _unwrap_parameter()
+            _parameter.put_back()
 
 
 def tracking() -> bool:
@@ -228,9 +218,9 @@ def tidy() -> None:
 def _put_on_stack(mode: _ShadowMode) -> None:
     # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. Only the mode of
     # torch.set_default_device insists on being below everything; that of `with torch.device(...)` does not.
-    modes = _pop_all()
+    modes = take_function_modes()
     at = 1 if modes and isinstance(modes[0], DeviceContext) and _insists_on_bottom(modes[0]) else 0
-    _push_all([*modes[:at], mode, *modes[at:]])
+    put_function_modes([*modes[:at], mode, *modes[at:]])
 
 
 def _insists_on_bottom(context: DeviceContext) -> bool:
@@ -238,26 +228,15 @@ def _insists_on_bottom(context: DeviceContext) -> bool:
 
 
 def _take_off_stack(mode: _ShadowMode) -> bool:
-    modes = _pop_all()
-    _push_all([other for other in modes if other is not mode])
+    modes = take_function_modes()
+    put_function_modes([other for other in modes if other is not mode])
     return any(other is mode for other in modes)
-
-
-def _pop_all() -> list[Any]:
-    count = torch._C._len_torch_function_stack()
-    return [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
-
-
-def _push_all(modes: list[Any]) -> None:
-    for mode in modes:
-        torch._C._push_on_torch_function_stack(mode)
 
 
 # ---- nn.Parameter --------------------------------------------------------------------------------------
 
 
 def _wrap_parameter() -> None:
-    global _parameter_new
     inner = torch.nn.Parameter.__new__
 
     @functools.wraps(inner)
@@ -268,19 +247,8 @@ def _wrap_parameter() -> None:
             kwargs["data"] = _cast(kwargs["data"])
         return inner(cls, *args, **kwargs)
 
-    _parameter_new = (torch.nn.Parameter.__dict__["__new__"], staticmethod(new))
-    torch.nn.Parameter.__new__ = _parameter_new[1]  # type: ignore[method-assign]
-
-
-def _unwrap_parameter() -> None:
-    global _parameter_new
-    if _parameter_new is None:
-        return
-    before, ours = _parameter_new
-    _parameter_new = None
-    # A wrapper that somebody put around ours stays; ours then finds no marks and passes everything through.
-    if torch.nn.Parameter.__dict__["__new__"] is ours:
-        torch.nn.Parameter.__new__ = before  # type: ignore[method-assign]
+    # A wrapper that somebody puts around ours stays; ours then finds no marks and passes everything through.
+    _parameter.put(torch.nn.Parameter, "__new__", staticmethod(new))
 
 
 def _cast(data: Any) -> Any:

@@ -1,8 +1,4 @@
-"""The surroundings in which position tables are computed: CPU, FP32 by default, no autocast.
-
-The default dtype belongs to the process, not to the thread. A section that has to change it therefore holds
-a lock until it has put it back, so that two threads can neither see nor restore each other's value.
-"""
+"""The surroundings in which position tables are computed: CPU, FP32 by default, no autocast."""
 
 from __future__ import annotations
 
@@ -12,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-_default_dtype_lock = threading.RLock()
+from safe_rope._base.torch_private import TRUE_CONSTRUCTORS, device_constructors
+from safe_rope.constructors._default_dtype import default_dtype
 
 
 class _ThreadState(threading.local):
@@ -32,55 +29,25 @@ def remember_device_constructors(names: Iterable[str]) -> None:
     torch asks once in a process which functions those are, and keeps the answer. Asked while zero.Init's
     wrappers stand there it remembers the wrappers, and no ``torch.device("meta")`` works any more, ever.
     """
-    known = torch.utils._device._device_constructors()
-    known.update(getattr(torch._C._VariableFunctions, name) for name in names)
+    device_constructors().update(getattr(TRUE_CONSTRUCTORS, name) for name in names)
 
 
 @contextmanager
 def surroundings() -> Iterator[None]:
     """Make new tensors of this thread plain FP32 CPU tensors unless they ask for something else."""
     with ExitStack() as stack:
-        stack.enter_context(_fp32_default_dtype())
+        outer = stack.enter_context(default_dtype(torch.float32))
         for device_type in _autocast_device_types():
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
         stack.enter_context(torch.device("cpu"))
-        thread.depth += 1
+        before, thread.depth = thread.outer_default, thread.depth + 1
+        if outer != torch.float32:
+            thread.outer_default = outer
         try:
             yield
         finally:
-            thread.depth -= 1
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the default dtype inside of `surroundings`, while no other thread does."""
-    with _default_dtype_lock:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
-
-
-@contextmanager
-def _fp32_default_dtype() -> Iterator[None]:
-    _default_dtype_lock.acquire()
-    outer = torch.get_default_dtype()
-    if outer == torch.float32:
-        _default_dtype_lock.release()
-        yield
-        return
-    previous = thread.outer_default
-    try:
-        torch.set_default_dtype(torch.float32)
-        thread.outer_default = outer
-        yield
-    finally:
-        thread.outer_default = previous
-        torch.set_default_dtype(outer)
-        _default_dtype_lock.release()
+            thread.depth, thread.outer_default = thread.depth - 1, before
 
 
 def _autocast_device_types() -> set[str]:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from safe_rope._base.replaced import Replaced
+from safe_rope._base.torch_private import TRUE_CONSTRUCTORS, TRUE_NEW
 from safe_rope.constructors import _shadow, _surroundings
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ class Target(NamedTuple):
 
 def new_tensor(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
     """``torch.Tensor(...)`` with a dtype: plain torch takes none, zero.Init's does, as ``new_empty``."""
-    like = torch._C._VariableFunctions.empty(0, device=device)
+    like: torch.Tensor = TRUE_CONSTRUCTORS.empty(0, device=device)
     return like.new_empty(*(args or (0,)), **kwargs)
 
 
@@ -66,16 +68,15 @@ class _DeviceProbe(TorchFunctionMode):
 
 def _learn(inner: Callable[..., Any], name: str) -> _Policy | None:
     """Ask ``inner`` for empty FP32 and FP16 tensors; None if it lowers nothing or does not understand."""
-    sample: tuple[Any, ...] = {"tensor": ([],), "full": ((0,), 0.0), "__new__": (torch.Tensor, 0)}.get(
-        name, (0,)
-    )
+    samples: dict[str, Any] = {"tensor": ([],), "full": ((0,), 0.0), "__new__": (torch.Tensor, 0)}
+    sample = samples.get(name, (0,))
     try:
         with torch.no_grad(), _DeviceProbe() as probe:
             single, half = (inner(*sample, dtype=dtype) for dtype in (torch.float32, torch.float16))
-        return _Policy(single.dtype, probe.device) if single.dtype == half.dtype else None
-    except Exception:
+    except Exception:  # what stands there may refuse such a call in any way
         logger.debug("cannot learn what %r does to a dtype; leaving it as it is", inner, exc_info=True)
         return None
+    return _Policy(single.dtype, probe.device) if single.dtype == half.dtype else None
 
 
 def _requested(dtype: Any) -> torch.dtype | None:
@@ -93,7 +94,7 @@ class Session:
         self.truthful = False
         self.dtype: torch.dtype | None = None
         """What the constructors under ours lower a tensor to."""
-        self._installed: list[tuple[Any, str, Any, Any]] = []
+        self._installed = Replaced()
         self._modes: list[Any] = []
 
     def install(self, targets: list[Target]) -> None:
@@ -101,10 +102,7 @@ class Session:
         _surroundings.remember_device_constructors(name for owner, name, _ in targets if owner is torch)
         try:
             for owner, name, plain in targets:
-                before = vars(owner)[name]
-                ours = self._wrap(name, getattr(owner, name), plain)
-                self._installed.append((owner, name, before, ours))
-                setattr(owner, name, ours)
+                self._installed.put(owner, name, self._wrap(name, getattr(owner, name), plain))
             self._install_lazy_parameter()
         except BaseException:
             self.remove()
@@ -116,39 +114,29 @@ class Session:
             self._modes.append(_shadow.start())
 
     def remove(self) -> None:
-        """Put back what ours covers; whatever somebody else put in its place stays."""
+        """Put back what ours covers."""
         self.live = False
-        while self._installed:
-            owner, name, before, ours = self._installed.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, before)
+        self._installed.put_back()
         while self._modes:
             _shadow.stop(self._modes.pop())
 
     def _wrap(self, name: str, inner: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        true = (
-            torch._C.TensorBase.__new__ if name == "__new__" else getattr(torch._C._VariableFunctions, name)
-        )
-        policy = _learn(inner, name)
-        self.dtype = self.dtype or (policy.dtype if policy is not None else None)
+        true = TRUE_NEW if name == "__new__" else getattr(TRUE_CONSTRUCTORS, name)
+        learned = _learn(inner, name)
+        self.dtype = self.dtype or (learned.dtype if learned is not None else None)
 
         @functools.wraps(inner)
         def constructor(*args: Any, **kwargs: Any) -> Any:
             if not self.live or _thread.unguarded or _called_by_deepspeed():
                 return inner(*args, **kwargs)
+            policy = learned if kwargs.get("out") is None else None
             if _surroundings.thread.depth:
                 result = true(*args, **kwargs)
-                followed = policy is not None and _surroundings.thread.follow and kwargs.get("out") is None
-                if followed and policy is not None and result.is_floating_point():
+                if policy is not None and _surroundings.thread.follow and result.is_floating_point():
                     _shadow.mark(result, policy.dtype)
                 return result
             dtype = _requested(kwargs.get("dtype"))
-            if (
-                not self.truthful
-                or policy is None
-                or dtype in (None, policy.dtype)
-                or kwargs.get("out") is not None
-            ):
+            if policy is None or not self.truthful or dtype in (None, policy.dtype):
                 return inner(*args, **kwargs)
             if policy.device is not None and kwargs.get("device") is None:
                 kwargs["device"] = policy.device
@@ -160,8 +148,7 @@ class Session:
 
     def _install_lazy_parameter(self) -> None:
         # Its constructor makes its own data, so there is none to cast: leave that to zero.Init.
-        cls = torch.nn.UninitializedParameter
-        before, inner = vars(cls)["__new__"], cls.__new__
+        inner = torch.nn.UninitializedParameter.__new__
 
         @functools.wraps(inner)
         def new(*args: Any, **kwargs: Any) -> Any:
@@ -171,8 +158,7 @@ class Session:
             finally:
                 _thread.unguarded -= 1
 
-        self._installed.append((cls, "__new__", before, staticmethod(new)))
-        cls.__new__ = self._installed[-1][3]  # type: ignore[method-assign]
+        self._installed.put(torch.nn.UninitializedParameter, "__new__", staticmethod(new))
 
 
 def _called_by_deepspeed() -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from safe_rope.frequencies import _formulas as formulas
 from safe_rope.frequencies._checks import ROPE_TYPES, check
 from safe_rope.frequencies._config import read_fields
+from safe_rope.frequencies._formulas import ARITHMETICS, FORMULAS, SCALINGS
 
 __all__ = ["ROPE_TYPES", "Bits", "RopeSpec"]
 
@@ -98,12 +98,7 @@ class RopeSpec:
         """What cos and sin are multiplied by."""
         if self.attention_factor is not None:
             return self.attention_factor
-        if self.rope_type == "yarn":
-            return formulas.yarn_attention_scaling(_given(self.factor), self.mscale, self.mscale_all_dim)
-        if self.rope_type == "longrope":
-            trained_length = _given(self.original_max_position_embeddings)
-            return formulas.longrope_attention_scaling(_given(self.factor), trained_length)
-        return 1.0
+        return SCALINGS[self.rope_type](self) if self.rope_type in SCALINGS else 1.0
 
     def unscaled(self) -> RopeSpec:
         """Return the spec without its scaling.
@@ -146,42 +141,13 @@ class RopeSpec:
 
         """
         length = _length(seq_len)
-        if bits not in formulas.ARITHMETICS:
+        if bits not in ARITHMETICS:
             raise ValueError(f'bits must be "checkpoint", "exact" or "machine", got {bits!r}')
         # An inference tensor made here would outlive the mode and could not be used in training.
         with torch.inference_mode(False), torch.no_grad():
             as_tensor = isinstance(seq_len, torch.Tensor)
-            return self._inv_freq(formulas.ARITHMETICS[bits], length, as_tensor).to(torch.float32)
-
-    def _inv_freq(self, how: formulas.Arithmetic, length: int, as_tensor: bool) -> torch.Tensor:
-        theta, dim = self.rope_theta, self.rotary_dim
-        if self.rope_type == "linear":
-            return formulas.linear(how, theta, dim, _given(self.factor))
-        if self.rope_type == "dynamic" and length > _given(self.max_position_embeddings):
-            trained_length = _given(self.max_position_embeddings)
-            return formulas.dynamic(how, theta, dim, _given(self.factor), trained_length, length, as_tensor)
-        if self.rope_type == "proportional":
-            factor = 1.0 if self.factor is None else self.factor
-            return formulas.proportional(how, theta, dim, factor, self.partial_rotary_factor)
-        if self.rope_type in ("default", "dynamic"):
-            return formulas.geometric(how, theta, dim)
-
-        trained_length = _given(self.original_max_position_embeddings)
-        if self.rope_type == "longrope":
-            factors = self.long_factor if length > trained_length else self.short_factor
-            return formulas.longrope(how, theta, dim, _given(factors))
-        if self.rope_type == "yarn":
-            truncate = self.truncate is not False
-            return formulas.yarn(
-                how, theta, dim, _given(self.factor), trained_length, self.beta_fast, self.beta_slow, truncate
-            )
-        low, high = _given(self.low_freq_factor), _given(self.high_freq_factor)
-        return formulas.llama3(how, theta, dim, _given(self.factor), trained_length, low, high)
-
-
-def _given(value: Any) -> Any:
-    assert value is not None, "RopeSpec was built without validation"
-    return value
+            how = FORMULAS[self.rope_type]
+            return how(ARITHMETICS[bits], self, length, as_tensor).to(torch.float32)
 
 
 def _length(seq_len: int | torch.Tensor | None) -> int:
@@ -192,7 +158,7 @@ def _length(seq_len: int | torch.Tensor | None) -> int:
             raise TypeError(
                 f"seq_len must be an integer tensor, got {seq_len.dtype}; pass position_ids.max() + 1"
             )
-        seq_len = seq_len.item()  # type: ignore[assignment]
+        seq_len = cast(int, seq_len.item())
     if isinstance(seq_len, bool) or not isinstance(seq_len, int):
         raise TypeError(f"seq_len must be an integer, got {seq_len!r}; pass position_ids.max() + 1")
     if seq_len < 0:

@@ -6,16 +6,18 @@ checkpoint: a better-rounded value would be another model. In float64 the same f
 that the config means. Python numbers stay Python numbers until they meet a tensor, so the default dtype never
 takes part.
 
-D is the rotary dimension; results have the arithmetic's dtype, ``[D // 2]``, the fastest frequency first.
+Each formula takes how to compute and a `RopeSpec`, whose `_checks` guarantee what its rope type needs. D is
+the rotary dimension; results have the arithmetic's dtype, ``[D // 2]``, the fastest frequency first.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 
@@ -70,7 +72,7 @@ def _checkpoint_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor
 
 @functools.lru_cache(maxsize=64)
 def _usual_wavelengths(theta: float, count: int, dim: int) -> torch.Tensor:
-    # The same few settings come with every load, and two dozen roundings each are not for nothing.
+    # Cached: emulating pow takes about 24 tensor operations, and models repeat a few settings.
     with torch.inference_mode(False), torch.no_grad():
         return _emulated_wavelengths(theta, count, dim)
 
@@ -109,67 +111,52 @@ ARITHMETICS = {
 }
 
 
-def geometric(arithmetic: Arithmetic, theta: Number, dim: int) -> torch.Tensor:
+def _geometric(arithmetic: Arithmetic, theta: Number, dim: int) -> torch.Tensor:
     """Return theta**(-2i / D). Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
     frequencies: torch.Tensor = 1.0 / arithmetic.wavelengths(theta, dim // 2, dim)
     return frequencies
 
 
-def linear(arithmetic: Arithmetic, theta: float, dim: int, factor: float) -> torch.Tensor:
+def _default(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+    return _geometric(arithmetic, spec.rope_theta, spec.rotary_dim)
+
+
+def _linear(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies over ``factor``. Source: position interpolation, arXiv:2306.15595."""
-    return geometric(arithmetic, theta, dim) / factor
+    frequencies: torch.Tensor = _geometric(arithmetic, spec.rope_theta, spec.rotary_dim) / spec.factor
+    return frequencies
 
 
-def dynamic(
-    arithmetic: Arithmetic,
-    theta: float,
-    dim: int,
-    factor: float,
-    trained_length: int,
-    length: int,
-    as_tensor: bool,
-) -> torch.Tensor:
-    """Return the NTK-aware frequencies of a sequence longer than the model was trained on.
+def _dynamic(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+    """Return the NTK-aware frequencies: the base grows with a sequence longer than the trained length.
 
-    Args:
-        arithmetic: how to compute.
-        theta: the base that the model was trained with.
-        dim: D.
-        factor: how far the base grows with the length.
-        trained_length: max_position_embeddings.
-        length: the current sequence length, greater than ``trained_length``.
-        as_tensor: raise the base in the arithmetic's dtype, as transformers does when the length comes from
-            ``position_ids``; otherwise in double precision, as it does for a Python integer.
+    ``as_tensor`` raises it in the arithmetic's dtype, as transformers does when the length comes from
+    ``position_ids``; otherwise it is raised in double precision, as for a Python integer.
+
     Source: the dynamic form of NTK-aware scaling, arXiv:2309.00071, section 3.3 and appendix B.1.
-
     """
+    dim, trained_length = spec.rotary_dim, spec.max_position_embeddings
+    if length <= trained_length:
+        return _geometric(arithmetic, spec.rope_theta, dim)
     current: Number = vector([length], arithmetic.dtype).reshape(()) if as_tensor else length
-    stretch = factor * current / trained_length - (factor - 1)
-    return geometric(arithmetic, theta * arithmetic.power(stretch, dim / (dim - 2)), dim)
+    stretch = spec.factor * current / trained_length - (spec.factor - 1)
+    return _geometric(arithmetic, spec.rope_theta * arithmetic.power(stretch, dim / (dim - 2)), dim)
 
 
-def _yarn_dim(rotations: float, theta: float, dim: int, trained_length: int) -> float:
-    """Return the (fractional) pair index whose phase turns ``rotations`` times over the trained length."""
-    return (dim * math.log(trained_length / (rotations * 2 * math.pi))) / (2 * math.log(theta))
-
-
-def yarn(
-    arithmetic: Arithmetic,
-    theta: float,
-    dim: int,
-    factor: float,
-    trained_length: int,
-    beta_fast: float | None,
-    beta_slow: float | None,
-    truncate: bool,
-) -> torch.Tensor:
+def _yarn(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
     """Return the NTK-by-parts frequencies: slow ones interpolated, fast ones kept, a ramp between.
 
     Source: Peng et al. 2023, arXiv:2309.00071, section 3.2.
     """
-    low = _yarn_dim(beta_fast or YARN_BETA_FAST, theta, dim, trained_length)
-    high = _yarn_dim(beta_slow or YARN_BETA_SLOW, theta, dim, trained_length)
-    if truncate:
+    theta, dim = spec.rope_theta, spec.rotary_dim
+
+    def pair(rotations: float) -> float:
+        """Return the (fractional) pair whose phase turns ``rotations`` times over the trained length."""
+        trained_length = spec.original_max_position_embeddings
+        return float((dim * math.log(trained_length / (rotations * 2 * math.pi))) / (2 * math.log(theta)))
+
+    low, high = pair(spec.beta_fast or YARN_BETA_FAST), pair(spec.beta_slow or YARN_BETA_SLOW)
+    if spec.truncate is not False:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
@@ -178,55 +165,26 @@ def yarn(
 
     wavelengths = arithmetic.wavelengths(theta, dim // 2, dim)
     kept = 1.0 / wavelengths
-    interpolated = 1.0 / (factor * wavelengths)
+    interpolated = 1.0 / (spec.factor * wavelengths)
     # 1 - (1 - ramp) is not ramp in FP32, and the stock code rounds twice.
     keep = 1 - ramp
-    return interpolated * (1 - keep) + kept * keep
+    blended: torch.Tensor = interpolated * (1 - keep) + kept * keep
+    return blended
 
 
-def yarn_attention_scaling(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """Return the temperature of attention, 0.1 ln(factor) + 1. Source: arXiv:2309.00071, eq. 22."""
-
-    def temperature(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    if mscale and mscale_all_dim:
-        return temperature(mscale) / temperature(mscale_all_dim)
-    return temperature(1.0)
-
-
-def longrope(
-    arithmetic: Arithmetic, theta: float, dim: int, rescale_factors: Sequence[float]
-) -> torch.Tensor:
+def _longrope(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies, each over its own searched factor.
 
-    Args:
-        arithmetic: how to compute.
-        theta: the base that the model was trained with.
-        dim: D.
-        rescale_factors: one divisor per pair, ``[D // 2]``.
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3.
-
     """
-    factors = vector(rescale_factors, arithmetic.dtype)
-    frequencies: torch.Tensor = 1.0 / (factors * arithmetic.wavelengths(theta, dim // 2, dim))
+    is_long = length > spec.original_max_position_embeddings
+    factors = vector(spec.long_factor if is_long else spec.short_factor, arithmetic.dtype)
+    wavelengths = arithmetic.wavelengths(spec.rope_theta, spec.rotary_dim // 2, spec.rotary_dim)
+    frequencies: torch.Tensor = 1.0 / (factors * wavelengths)
     return frequencies
 
 
-def longrope_attention_scaling(factor: float, trained_length: int) -> float:
-    """Return sqrt(1 + ln(factor) / ln(trained_length)). Source: arXiv:2402.13753, section 3.3."""
-    return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
-
-
-def llama3(
-    arithmetic: Arithmetic,
-    theta: float,
-    dim: int,
-    factor: float,
-    trained_length: int,
-    low_freq_factor: float,
-    high_freq_factor: float,
-) -> torch.Tensor:
+def _llama3(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies with the slow ones divided by ``factor`` and a blend in between.
 
     A phase that turns fewer than ``low_freq_factor`` times over the trained length is slow, one that turns
@@ -234,27 +192,66 @@ def llama3(
 
     Source: Llama 3.1's reference implementation, meta-llama/llama-models, ``apply_scaling``.
     """
-    base = geometric(arithmetic, theta, dim)
+    trained_length, low, high = (
+        spec.original_max_position_embeddings,
+        spec.low_freq_factor,
+        spec.high_freq_factor,
+    )
+    base = _geometric(arithmetic, spec.rope_theta, spec.rotary_dim)
     wavelength = 2 * math.pi / base
-    slow = wavelength > trained_length / low_freq_factor
-    fast = wavelength < trained_length / high_freq_factor
-    scaled = torch.where(slow, base / factor, base)
-    blend = (trained_length / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    blended = (1 - blend) * scaled / factor + blend * scaled
+    slow, fast = wavelength > trained_length / low, wavelength < trained_length / high
+    scaled = torch.where(slow, base / spec.factor, base)
+    blend = (trained_length / wavelength - low) / (high - low)
+    blended = (1 - blend) * scaled / spec.factor + blend * scaled
     return torch.where(~slow & ~fast, blended, scaled)
 
 
-def proportional(
-    arithmetic: Arithmetic, theta: float, dim: int, factor: float, proportion: float
-) -> torch.Tensor:
-    """Return head-wide frequencies of which only the first ``proportion`` turn; the others are zero.
+def _proportional(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+    """Return head-wide frequencies; the part beyond the first ``partial_rotary_factor`` is zero.
 
     Unlike partial rotary embeddings, the exponents are relative to the whole head.
 
     Source: the text layers of Gemma 4, as transformers' rope type ``proportional`` computes them.
     """
-    turning = int(proportion * dim // 2)
+    dim = spec.rotary_dim
+    turning = int(spec.partial_rotary_factor * dim // 2)
     still = dim // 2 - turning
-    parts = [1.0 / arithmetic.wavelengths(theta, turning, dim)] if turning else []
+    parts = [1.0 / arithmetic.wavelengths(spec.rope_theta, turning, dim)] if turning else []
     parts += [vector([0.0] * still, arithmetic.dtype)] if still else []
-    return torch.cat(parts) / factor
+    return torch.cat(parts) / (1.0 if spec.factor is None else spec.factor)
+
+
+FORMULAS: dict[str, Callable[[Arithmetic, Any, int, bool], torch.Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+    "proportional": _proportional,
+}
+"""Takes the arithmetic, a `RopeSpec`, the current sequence length, and whether that came as a tensor."""
+
+
+# ---- what cos and sin are multiplied by ------------------------------------------------------------------
+
+
+def _yarn_scaling(spec: Any) -> float:
+    """Return the temperature of attention, 0.1 ln(factor) + 1. Source: arXiv:2309.00071, eq. 22."""
+
+    def temperature(weight: float) -> float:
+        return 1.0 if spec.factor <= 1 else 0.1 * weight * math.log(spec.factor) + 1.0
+
+    if spec.mscale and spec.mscale_all_dim:
+        return temperature(spec.mscale) / temperature(spec.mscale_all_dim)
+    return temperature(1.0)
+
+
+def _longrope_scaling(spec: Any) -> float:
+    """Return sqrt(1 + ln(factor) / ln(trained length)). Source: arXiv:2402.13753, section 3.3."""
+    if spec.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max_position_embeddings))
+
+
+SCALINGS: dict[str, Callable[[Any], float]] = {"yarn": _yarn_scaling, "longrope": _longrope_scaling}

@@ -22,7 +22,7 @@ from torch import Tensor
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body, can_sample, recognise
-from safe_rope.rotation._checks import check_states, check_tables
+from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, is_marked, marked, plain
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
@@ -76,10 +76,12 @@ def apply_rotary(
     # A protected module's tables have a column for each element, all others one for each pair.
     form = Form(layout, layout, layout if is_marked(cos) and is_marked(sin) else "shared")
     cos, sin = plain(cos), plain(sin)
-    check_tables(cos, sin, unsqueeze_dim)
-    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    for name, x in (("q", q), ("k", k)):
-        check_states(name, x, cos, form)
+    fault = fault_of_tables(cos, sin, unsqueeze_dim)
+    if fault is None:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        fault = fault_of_states("q", q, cos, form) or fault_of_states("k", k, cos, form)
+    if fault is not None:
+        raise fault
     if inplace:
         return rotate_(q, cos, sin, form), rotate_(k, cos, sin, form)
     rotated_q, rotated_k = rotate((q, k), cos, sin, form)
@@ -112,9 +114,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
         if not recognised.tried and not torch.compiler.is_compiling():
             recognised.try_now()
         if recognised.body is not None and _is_worthwhile(args, kwargs):
-            fast = recognised.body.rotate(
-                tuple(map(_unmark, args)), {name: _unmark(value) for name, value in kwargs.items()}
-            )
+            unmarked = {name: plain(value) for name, value in kwargs.items()}
+            fast = recognised.body.rotate(tuple(map(plain, args)), unmarked)
             if fast is not None:
                 return fast
         dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
@@ -155,10 +156,6 @@ def _is_worthwhile(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(elements >= _SMALLEST)
 
 
-def _unmark(value: Any) -> Any:
-    return plain(value) if isinstance(value, torch.Tensor) else value
-
-
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:
     """Return where among the arguments of ``stock`` the position_ids are, if it needs any."""
     parameters = list(inspect.signature(stock).parameters.values())
@@ -178,11 +175,7 @@ def _is_rotated(value: Any) -> bool:
 
 
 def _raise(value: Any) -> Any:
-    if is_marked(value):
-        return plain(value)
-    if _is_rotated(value) and value.dtype in LOW:
-        return value.to(torch.float32)
-    return value
+    return value.to(torch.float32) if _is_rotated(value) and value.dtype in LOW else plain(value)
 
 
 def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
-from safe_rope._base.dtypes import ROTATED
 from safe_rope._base.positions import must_stay_opaque
+from safe_rope._base.torch_private import WithoutTorchFunction
+from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation.kernels import Form, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
@@ -68,34 +69,21 @@ class Body:
             if not isinstance(position_ids, Tensor) or cos.dim() != 2 or sin.dim() != 2:
                 return None
             cos, sin = cos[position_ids], sin[position_ids]
-        if not (-cos.dim() <= unsqueeze + 1 < 0 or 0 <= unsqueeze < cos.dim()):  # columns stay the last
-            return None
-        if not self._fits(xs, cos, sin):
+        if fault_of_tables(cos, sin, unsqueeze) is not None:
             return None
         cos, sin = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze)
-        if not all(_broadcasts(cos, x) for x in xs):
-            return None
+        rotary_dim = self.form.rotary_dim(cos.shape[-1])
+        for name, x in zip(self.names, xs, strict=False):
+            if fault_of_states(name, x, cos, self.form) is not None:
+                return None
+            if rotary_dim != x.shape[-1] and not self.partial:
+                return None
         results = rotate(xs, cos, sin, self.form)
         return results if self.is_tuple else results[0]
-
-    def _fits(self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor) -> bool:
-        width = self.form.rotary_dim(cos.shape[-1])
-        return (
-            cos.dtype == sin.dtype == torch.float32
-            and cos.shape == sin.shape
-            and not (cos.requires_grad or sin.requires_grad)
-            and width % 2 == 0
-            and all(x.dtype in ROTATED and x.dim() == cos.dim() + 1 and x.device == cos.device for x in xs)
-            and all(width == x.shape[-1] or (self.partial and width < x.shape[-1]) for x in xs)
-        )
 
 
 def _is_plain(value: Any) -> bool:
     return type(value) is Tensor
-
-
-def _broadcasts(table: Tensor, x: Tensor) -> bool:
-    return all(n in (1, m) for n, m in zip(table.shape[:-1], x.shape[:-1], strict=True))
 
 
 def can_sample() -> bool:
@@ -106,9 +94,10 @@ def can_sample() -> bool:
 def recognise(stock: Callable[..., Any]) -> Body | None:
     """Return what ``stock`` computes, if one of our kernels can do it to the same bits; else None."""
     try:
-        parameters = list(inspect.signature(stock).parameters.values())
+        given = inspect.signature(stock).parameters
     except (TypeError, ValueError):
         return None
+    parameters = list(given.values())
     names = tuple(p.name for p in parameters)
     needed = tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
     if not {"cos", "sin"} <= set(needed) or any(p.kind != p.POSITIONAL_OR_KEYWORD for p in parameters):
@@ -116,7 +105,6 @@ def recognise(stock: Callable[..., Any]) -> Body | None:
     states = min(names.index("cos"), names.index("sin"))
     if not 1 <= states <= 3 or set(needed) - set(names[:states]) - {"cos", "sin", "position_ids"}:
         return None
-    given = inspect.signature(stock).parameters
     default = given["unsqueeze_dim"].default if "unsqueeze_dim" in names else None
     if default is not None and type(default) is not int:
         return None
@@ -132,7 +120,7 @@ def recognise(stock: Callable[..., Any]) -> Body | None:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     with (
-        torch._C.DisableTorchFunction(),  # a torch.device context makes every call several times as dear
+        WithoutTorchFunction(),  # a torch.device context makes every call several times as dear
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
@@ -183,27 +171,32 @@ def _agree_on(
         arguments["position_ids"] = originals.tensor(positions, dtype=torch.int64, device="cpu").view(table)
     if unsqueeze is not None:
         arguments["unsqueeze_dim"] = unsqueeze
+    states = [arguments[name] for name in body.names[: body.states]]
     try:
-        expected = _outputs_and_gradients(stock(**arguments), body, arguments)
-    except Exception:  # whatever it is, the function does not take such arguments
+        result = stock(**arguments)
+    except Exception:  # noqa: BLE001 - whatever it is, the function does not take such arguments
         return False
-    ours = body.rotate((), arguments)
-    if expected is None or ours is None:
+    expected = _results(result, body, states)
+    got = _results(body.rotate((), arguments), body, states)
+    if expected is None or got is None or not all(map(torch.equal, expected, got)):
         return False
-    got = _outputs_and_gradients(ours, body, arguments)
-    return got is not None and all(map(torch.equal, expected, got))
+    weights = [_numbers(tuple(state.shape), 9) for state in states]
+    try:
+        gradients = torch.autograd.grad(expected, states, weights)
+    except Exception:  # noqa: BLE001 - so may a backward of the function's own fail, or there is none
+        return False
+    return all(map(torch.equal, gradients, torch.autograd.grad(got, states, weights)))
 
 
-def _outputs_and_gradients(result: Any, body: Body, arguments: dict[str, Any]) -> list[Tensor] | None:
+def _results(result: Any, body: Body, states: list[Tensor]) -> list[Tensor] | None:
+    """Return a tensor for each state, of its shape and dtype; None if ``result`` is anything else."""
     if isinstance(result, tuple) != body.is_tuple:
         return None
-    outputs = list(result) if body.is_tuple else [result]
-    states = [arguments[name] for name in body.names[: body.states]]
-    if len(outputs) != len(states) or any(o.shape != s.shape for o, s in zip(outputs, states, strict=True)):
+    results = list(result) if body.is_tuple else [result]
+    if len(results) != len(states) or not all(isinstance(r, Tensor) for r in results):
         return None
-    weights = [_numbers(tuple(output.shape), 9) for output in outputs]
-    gradients = torch.autograd.grad(outputs, states, weights)
-    return [*(output.detach() for output in outputs), *gradients]
+    pairs = zip(results, states, strict=True)
+    return results if all(r.shape == s.shape and r.dtype == s.dtype for r, s in pairs) else None
 
 
 def _numbers(shape: tuple[int, ...], seed: int) -> Tensor:

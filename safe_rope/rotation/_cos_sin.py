@@ -15,11 +15,16 @@ from typing import Any
 import torch
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.torch_private import (
+    DISABLED_TORCH_FUNCTION,
+    make_wrapper_subclass,
+    pytree,
+    storage_key,
+)
 from safe_rope.errors import PrecisionWarning
 
 _MARK = "_safe_rope_cos_sin"
 _aten = torch.ops.aten
-_tree = torch.utils._pytree
 
 # What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases. Of a table
 # whose nominal dtype is not known, other arithmetic gives plain tensors.
@@ -89,21 +94,24 @@ class CosSin(torch.Tensor):
         phase: str | None = None,
     ) -> CosSin:
         dtype = nominal if faced and nominal is not None else table.dtype
-        self = torch.Tensor._make_wrapper_subclass(
+        self: CosSin = make_wrapper_subclass(
             cls, table.size(), strides=table.stride(), dtype=dtype, device=table.device
         )
         self.table, self.nominal, self.faced, self.phase = table, nominal, faced, phase
         self.source = table
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    def _around(self, table: torch.Tensor) -> CosSin:
+        return CosSin(table, self.nominal, self.faced, self.phase)
+
+    __torch_function__ = DISABLED_TORCH_FUNCTION
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        leaves = [leaf for leaf in _tree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
         if func.overloadpacket is _aten._to_copy:
             return _converted(func, args[0], kwargs)
@@ -113,9 +121,9 @@ class CosSin(torch.Tensor):
         others = [leaf for leaf in leaves if not isinstance(leaf, CosSin) and _takes_part(leaf)]
         if nominal is not None and any(other.dtype in LOW for other in others):
             _warn_of_phases(tables)
-            args, kwargs = _tree.tree_map_only(CosSin, rounded, (args, kwargs))
+            args, kwargs = pytree.tree_map_only(CosSin, rounded, (args, kwargs))
             return func(*args, **kwargs)
-        args, kwargs = _tree.tree_map_only(CosSin, _table_of, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(CosSin, plain, (args, kwargs))
         result = func(*args, **kwargs)
         keeps = not others if nominal is not None else func.overloadpacket in _KEEP_THE_MARK
         phase = None if func.overloadpacket in _ENDS_A_PHASE else tables[0].phase
@@ -146,7 +154,7 @@ class CosSin(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         """The table, without autograd; what is assigned or written to it is written to the module's table."""
-        same = CosSin(self.table, self.nominal, self.faced, self.phase)
+        same = self._around(self.table)
         same.source = self.source
         return same
 
@@ -167,7 +175,7 @@ class CosSin(torch.Tensor):
         return CosSin, (self.table, self.nominal, self.faced, self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
-        return CosSin(self.table.clone(), self.nominal, self.faced, self.phase)
+        return self._around(self.table.clone())
 
 
 def _takes_part(tensor: torch.Tensor) -> bool:
@@ -186,14 +194,14 @@ def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tenso
         return CosSin(func(source.table, **{**kwargs, "dtype": None}), dtype, source.faced, source.phase)
     moved: torch.Tensor = func(source.table, **kwargs)
     if dtype is None or (source.nominal is None and dtype == source.table.dtype):
-        return CosSin(moved, source.nominal, source.faced, source.phase)
+        return source._around(moved)
     return moved
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
     target = args[0] if args else None
-    values = _tree.tree_map_only(CosSin, _table_of, (args, kwargs))
+    values = pytree.tree_map_only(CosSin, plain, (args, kwargs))
     result = func(*values[0], **values[1])
     if isinstance(target, CosSin):
         torch.autograd.graph.increment_version(target.source)
@@ -225,18 +233,14 @@ def _marked_alike(
             result.source = tables[0].source
         return result
 
-    return _tree.tree_map_only(torch.Tensor, mark, result)
+    return pytree.tree_map_only(torch.Tensor, mark, result)
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     try:
-        return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+        return storage_key(one) == storage_key(other)
     except NotImplementedError:  # a tensor of torch.func has none
         return False
-
-
-def _table_of(tensor: CosSin) -> torch.Tensor:
-    return tensor.table
 
 
 def rounded(tensor: CosSin) -> torch.Tensor:
@@ -244,9 +248,9 @@ def rounded(tensor: CosSin) -> torch.Tensor:
     return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` without the `CosSin` mark, as a view of the same memory."""
-    return tensor.table if isinstance(tensor, CosSin) else tensor
+def plain(value: Any) -> Any:
+    """Return a tensor without the `CosSin` mark, as a view of the same memory; anything else as it is."""
+    return value.table if isinstance(value, CosSin) else value
 
 
 def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:

@@ -19,8 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
+from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope.rotation import fp32_application
 
 # Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
@@ -58,7 +57,7 @@ class _OwnCode(_Replacement):
         function.__globals__[self.name] = fp32_application(stock)
         self.ours = _calling(self.name, stock)
         function.__code__ = self.ours
-        function.__wrapped__ = stock  # type: ignore[attr-defined]
+        vars(function)["__wrapped__"] = stock
 
     def put_back(self) -> None:
         self.function.__globals__.pop(self.name, None)
@@ -68,7 +67,7 @@ class _OwnCode(_Replacement):
         if self.wrapped is None:
             vars(self.function).pop("__wrapped__", None)
         else:
-            self.function.__wrapped__ = self.wrapped  # type: ignore[attr-defined]
+            vars(self.function)["__wrapped__"] = self.wrapped
 
     def is_in_place(self) -> bool:
         return self.function.__code__ is self.ours
@@ -116,13 +115,8 @@ def _install(owner: Any, attribute: str) -> Any:
     known = _installed.get(key)
     if known is not None and known.is_in_place():
         return key
-    users = 0 if known is None else known.users
-    replacement: _Replacement
-    if isinstance(current, types.FunctionType) and not current.__closure__:
-        replacement = _OwnCode(current)
-    else:
-        replacement = _Name(owner, attribute, current)
-    replacement.users = users
+    replacement = _OwnCode(current) if key is current else _Name(owner, attribute, current)
+    replacement.users = 0 if known is None else known.users
     _installed[key] = replacement
     return key
 
@@ -142,26 +136,21 @@ def _find(module_name: str, name: str) -> tuple[Any, str]:
     return owner, attribute
 
 
+_PASSED: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+
+
 def _calling(name: str, stock: types.FunctionType) -> types.CodeType:
     """Return code that takes what ``stock`` takes and passes it to the global ``name``."""
-    takes, gives = [], []
-    parameters = list(inspect.signature(stock, follow_wrapped=False).parameters.values())
-    for index, parameter in enumerate(parameters):
-        stars: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
-        star = stars.get(parameter.kind, "")
-        keyword = f"{parameter.name}=" if parameter.kind == parameter.KEYWORD_ONLY else ""
-        before = parameters[index - 1].kind if index else None
-        if keyword and before not in (parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY):
-            takes.append("*")
-        takes.append(star + parameter.name)
-        gives.append(keyword + star + parameter.name)
-        if parameter.kind == parameter.POSITIONAL_ONLY and (
-            parameter is parameters[-1] or parameters[index + 1].kind != parameter.POSITIONAL_ONLY
-        ):
-            takes.append("/")
+    given = inspect.signature(stock, follow_wrapped=False).parameters.values()
+    bare = [parameter.replace(default=parameter.empty, annotation=parameter.empty) for parameter in given]
+    passed = ", ".join(_PASSED.get(parameter.kind, "{0}").format(parameter.name) for parameter in bare)
     scope: dict[str, Any] = {}
     # Names of parameters and one of ours, nothing else. The defaults belong to the function, not to its code.
-    exec(f"def call({', '.join(takes)}):\n    return {name}({', '.join(gives)})", scope)
+    exec(f"def call{inspect.Signature(bare)}:\n    return {name}({passed})", scope)
     ours: types.CodeType = scope["call"].__code__
     code = stock.__code__
     return ours.replace(
@@ -176,14 +165,8 @@ class _NextCollection:
         self.cycle = self
 
 
-def _compiler_is_at_work() -> bool:
-    # The compile context also spans the making of guards, after the tracing context has closed.
-    contexts = (getattr(torch._guards, name, None) for name in ("CompileContext", "TracingContext"))
-    return any(context is not None and context.try_get() is not None for context in contexts)
-
-
 def _release(keys: Iterable[Any]) -> None:
-    if _compiler_is_at_work():
+    if is_compiler_at_work():
         # Dynamo may be tracing one of these functions: nothing is swapped before the next collection.
         weakref.finalize(_NextCollection(), _release, keys).atexit = False
         return

@@ -116,7 +116,11 @@ def _make_lookup(key: str) -> _Lookup:
 _lookups: _Interned[_Lookup] = _Interned(_make_lookup)
 
 
-@torch.library.custom_op("safe_rope::rotary_lookup", mutates_args=())
+_SCHEMA = "(Tensor position_ids, str key, ScalarType dtype) -> (Tensor, Tensor)"
+
+
+# With a schema of its own: torch 2.4 cannot infer one from postponed annotations.
+@torch.library.custom_op("safe_rope::rotary_lookup", mutates_args=(), schema=_SCHEMA)
 def _rotary_lookup(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     check_arguments(position_ids, dtype)
     return _lookups[key](position_ids, dtype)

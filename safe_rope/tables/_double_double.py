@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 _SPLITTER = 134217729.0  # 2**27 + 1: halves a 53-bit significand
@@ -23,11 +24,8 @@ class Real(NamedTuple):
     low: Tensor
 
 
-class Phasor(NamedTuple):
-    """cos + i sin."""
-
-    cos: Real
-    sin: Real
+Phasor = Tensor
+"""cos + i sin: float64 ``[4, ...]``, the two words of cos, then those of sin."""
 
 
 class _Factor(NamedTuple):
@@ -73,19 +71,20 @@ def _negate(a: Real) -> Real:
     return Real(-a.high, -a.low)
 
 
+def _factors(a: Phasor) -> tuple[_Factor, _Factor]:
+    return _factor(Real(a[0], a[1])), _factor(Real(a[2], a[3]))
+
+
 def rotate(a: Phasor, b: Phasor) -> Phasor:
-    """Return the phasor of the sum of two angles; the operands broadcast."""
-    a_cos, a_sin, b_cos, b_sin = _factor(a.cos), _factor(a.sin), _factor(b.cos), _factor(b.sin)
-    return Phasor(
-        _add(_multiply(a_cos, b_cos), _negate(_multiply(a_sin, b_sin))),
-        _add(_multiply(a_sin, b_cos), _multiply(a_cos, b_sin)),
-    )
+    """Return the phasor of the sum of two angles; the words of the operands broadcast."""
+    (a_cos, a_sin), (b_cos, b_sin) = _factors(a), _factors(b)
+    cos = _add(_multiply(a_cos, b_cos), _negate(_multiply(a_sin, b_sin)))
+    sin = _add(_multiply(a_sin, b_cos), _multiply(a_cos, b_sin))
+    return torch.stack((*cos, *sin))
 
 
-def scale(a: Phasor, factor: Real) -> Phasor:
-    """Return the phasor times a real number."""
-    f = _factor(factor)
-    return Phasor(
-        _renormalise(*_multiply(_factor(a.cos), f)),
-        _renormalise(*_multiply(_factor(a.sin), f)),
-    )
+def scale(a: Phasor, factor: Tensor) -> Phasor:
+    """Return the phasor times a real number, float64 and 0-dimensional."""
+    real = _factor(Real(factor, factor - factor))
+    cos, sin = (_renormalise(*_multiply(part, real)) for part in _factors(a))
+    return torch.stack((*cos, *sin))

@@ -7,7 +7,6 @@ tables are the same bits on every machine and a row does not depend on which oth
 
 from __future__ import annotations
 
-import struct
 import threading
 from typing import NamedTuple
 
@@ -135,11 +134,11 @@ class Levels:
             float64 ``[2, n, half]``, the bits that the level's rows have.
 
         """
-        result = self._unit((index.numel(), self.half))
+        result = self._unit(index.numel())
         for bit in range(int(index.max()).bit_length() if index.numel() else 0):
             chosen = ((index >> bit) & 1).bool()[:, None]
             rotated = dd.rotate(result, self._base(digit.shift + bit))
-            result = _where(chosen, rotated, result)
+            result = torch.where(chosen, rotated, result)
         return self._rounded(digit, result)
 
     def nbytes(self, device: torch.device) -> int:
@@ -150,14 +149,13 @@ class Levels:
     def _build(self, digit: _Digit) -> Tensor:
         """Double the rows until there are enough: row ``2**k + i`` is row ``i`` turned by base k."""
         rows = digit.rows
-        phasor = _new_phasor((rows, self.half))
-        _copy(phasor, slice(0, 1), self._unit((1, self.half)))
+        phasor = originals.empty((4, rows, self.half), dtype=torch.float64, device="cpu")
+        phasor[:, :1] = self._unit(1)
         for bit in range((rows - 1).bit_length()):
             base, done = self._base(digit.shift + bit), 1 << bit
             for start in range(0, min(done, rows - done), _BUILD_ROWS):  # blocks that stay in the CPU's cache
                 stop = min(start + _BUILD_ROWS, done, rows - done)
-                source = _slice(phasor, slice(start, stop))
-                _copy(phasor, slice(done + start, done + stop), dd.rotate(source, base))
+                phasor[:, done + start : done + stop] = dd.rotate(phasor[:, start:stop], base)
         level = self._rounded(digit, phasor)
         if digit is TOP:
             invalid = torch.full_like(level[:, :1], torch.nan)
@@ -168,13 +166,13 @@ class Levels:
         # The low words end here; a correctly rounded lookup would need them kept beside the high ones.
         if digit.carries_scaling and self.attention_scaling != 1.0:
             factor = originals.tensor(self.attention_scaling, dtype=torch.float64, device="cpu")
-            phasor = dd.scale(phasor, dd.Real(factor, factor - factor))
-        return torch.stack((phasor.cos.high, phasor.sin.high))
+            phasor = dd.scale(phasor, factor)
+        return torch.stack((phasor[0], phasor[2]))
 
-    def _unit(self, shape: tuple[int, int]) -> dd.Phasor:
-        phasor = _new_phasor(shape)
-        for word, value in zip((*phasor.cos, *phasor.sin), (1.0, 0.0, 0.0, 0.0), strict=True):
-            word.fill_(value)
+    def _unit(self, rows: int) -> dd.Phasor:
+        """Return the phasor of no angle, for so many rows."""
+        phasor = originals.empty((4, rows, self.half), dtype=torch.float64, device="cpu")
+        phasor[0], phasor[1:] = 1.0, 0.0
         return phasor
 
     def _base(self, bit: int) -> dd.Phasor:
@@ -183,8 +181,7 @@ class Levels:
             with self._lock:
                 if self._bases is None:
                     self._bases = _bases(self._inv_freq)
-        (c_high, c_low), (s_high, s_low) = self._bases
-        return dd.Phasor(dd.Real(c_high[bit], c_low[bit]), dd.Real(s_high[bit], s_low[bit]))
+        return self._bases[:, bit]
 
 
 def combine(a: Tensor, b: Tensor) -> Tensor:
@@ -204,44 +201,14 @@ def combine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _bases(inv_freq: tuple[float, ...]) -> dd.Phasor:
+    """Return the phasors of ``2**bit * inv_freq``, ``[4, 63, half]``."""
     columns = [doubled_angles(value, _POSITION_BITS) for value in inv_freq]
     words = [
-        [[column[bit][part][word] for column in columns] for bit in range(_POSITION_BITS)]
+        column[bit][part][word]
         for part in (0, 1)
         for word in (0, 1)
+        for bit in range(_POSITION_BITS)
+        for column in columns
     ]
     with torch.inference_mode(False):
-        c_high, c_low, s_high, s_low = _from_floats(words)
-    return dd.Phasor(dd.Real(c_high, c_low), dd.Real(s_high, s_low))
-
-
-def _from_floats(words: list[list[list[float]]]) -> list[Tensor]:
-    flat = [value for word in words for row in word for value in row]
-    data = bytearray(struct.pack(f"={len(flat)}d", *flat))
-    shape = (len(words), len(words[0]), len(words[0][0]))
-    return list(torch.frombuffer(data, dtype=torch.float64).view(shape).unbind())
-
-
-def _float64(shape: tuple[int, int]) -> Tensor:
-    return originals.empty(shape, dtype=torch.float64, device="cpu")
-
-
-def _new_phasor(shape: tuple[int, int]) -> dd.Phasor:
-    return dd.Phasor(dd.Real(_float64(shape), _float64(shape)), dd.Real(_float64(shape), _float64(shape)))
-
-
-def _slice(phasor: dd.Phasor, rows: slice) -> dd.Phasor:
-    (c_high, c_low), (s_high, s_low) = phasor
-    return dd.Phasor(dd.Real(c_high[rows], c_low[rows]), dd.Real(s_high[rows], s_low[rows]))
-
-
-def _copy(target: dd.Phasor, rows: slice, source: dd.Phasor) -> None:
-    for to, value in zip((*target.cos, *target.sin), (*source.cos, *source.sin), strict=True):
-        to[rows] = value
-
-
-def _where(condition: Tensor, a: dd.Phasor, b: dd.Phasor) -> dd.Phasor:
-    c_high, c_low, s_high, s_low = (
-        torch.where(condition, x, y) for x, y in zip((*a.cos, *a.sin), (*b.cos, *b.sin), strict=True)
-    )
-    return dd.Phasor(dd.Real(c_high, c_low), dd.Real(s_high, s_low))
+        return originals.vector(words, torch.float64).view(4, _POSITION_BITS, len(columns))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from safe_rope._base.originals import arange
+from safe_rope._base.torch_private import is_dispatched, undispatched
 from safe_rope.tables import RotaryTable, StockTable
 
 _lock = threading.Lock()
@@ -46,8 +46,8 @@ class RowCache:
         with _lock, _unobserved():
             rows, shown = self._rows(device)[index], self._shown.get((device, index))
             checked = getattr(_thread, "checked", None)
-            if checked is not None and any(shown is known for known in checked):
-                return shown  # type: ignore[return-value]
+            if shown is not None and checked is not None and any(shown is known for known in checked):
+                return shown
             if shown is None or _differ(shown, rows):
                 with torch.inference_mode(False), torch.no_grad():
                     shown = self._shown[device, index] = rows.clone()
@@ -88,9 +88,8 @@ def checked_once() -> Iterator[None]:
 
 def _unobserved() -> contextlib.AbstractContextManager[Any]:
     # What the whole process keeps must be no fake tensor, even if it is asked for while a model is traced.
-    if torch._C._len_torch_dispatch_stack() > 0 and not torch.compiler.is_compiling():
-        disabled: contextlib.AbstractContextManager[Any] = _disable_current_modes()
-        return disabled
+    if is_dispatched() and not torch.compiler.is_compiling():
+        return undispatched()
     return contextlib.nullcontext()
 
 

@@ -173,3 +173,22 @@ def test_protect_with_stock_application_is_noted_as_rounded() -> None:
     report = safe_rope.audit(model)
     assert report.ok
     assert {f.severity for f in report.findings} == {"note"}
+
+
+def test_a_theta_that_overflows_is_damage_of_the_constructor() -> None:
+    model = build()
+    overflowed = 1.0 / (torch.tensor(1e6, dtype=torch.float16) ** (torch.arange(0, 128, 2) / 128).half())
+    assert overflowed[0] == 1
+    assert not overflowed[1:].any()
+    for rotary in rotary_modules(model).values():
+        rotary.inv_freq = overflowed
+        rotary.base = 1e6
+        if getattr(rotary, "config", None) is not None:
+            rotary.config.rope_theta = 1e6
+            getattr(rotary.config, "rope_parameters", {}).update(rope_theta=1e6)
+    found = of(safe_rope.audit(model), "inv_freq")
+    assert {f.where for f in found} == {"constructor"}
+    assert "computed in float16, in which theta 1e+06 is infinite" in found[0].source
+    for rotary in rotary_modules(model).values():
+        rotary.inv_freq = torch.zeros(64)
+    assert "uninitialised" in of(safe_rope.audit(model), "inv_freq")[0].source

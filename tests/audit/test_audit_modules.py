@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from audited import LowForward, PlainRotary, of
 from torch import nn
 
 import safe_rope
+from safe_rope._audit.command.dump import load
+from safe_rope.errors import UnsupportedModelError
 
 
 def test_a_class_that_no_patch_covers_is_measured() -> None:
@@ -35,6 +38,22 @@ def test_a_forward_of_low_precision_is_recognised() -> None:
     (forward,) = of(report, "forward")
     assert "computed in bfloat16" in forward.source
     assert not of(report, "inv_freq")
+
+
+class ComplexRotary(PlainRotary):
+    """One complex number for a pair, as Llama 4 and DeepSeek-V2 have it."""
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        return torch.polar(torch.ones_like(phases), phases)
+
+
+def test_complex_tables_are_measured() -> None:
+    report = safe_rope.audit(ComplexRotary())
+    assert report.ok, str(report)
+    assert report.modules[0].worst.phase_error_rad > 1e-7
+    damaged = safe_rope.audit(ComplexRotary().bfloat16())
+    assert of(damaged, "forward")[0].first_bad_position == of(damaged, "inv_freq")[0].first_bad_position
 
 
 def test_frequencies_that_the_config_does_not_tell_are_unknown_not_ok() -> None:
@@ -81,3 +100,50 @@ def test_parameters_for_each_layer_type_are_measured() -> None:
     assert len(embeddings) == 2
     damaged = safe_rope.audit(model.bfloat16())
     assert len([f for f in damaged.damaged if f.what.startswith("forward")]) == 2
+
+
+@pytest.mark.parametrize("family", ["Cohere", "Cohere2"])
+def test_tables_that_are_interleaved_are_judged_and_dumped_as_they_are(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, f"{family}Config"):
+        pytest.skip(f"this transformers has no {family}")
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        vocab_size=32,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=1,
+        rope_theta=10000.0,
+    )
+    stock = transformers.AutoModelForCausalLM.from_config(config)
+    with safe_rope.guard():
+        guarded = transformers.AutoModelForCausalLM.from_config(config)
+    for model in (stock, guarded.bfloat16()):
+        report = safe_rope.audit(model)
+        assert report.ok, str(report)
+        assert report.modules
+        inv_freq = 10000.0 ** -(torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+        for table in safe_rope.audit(model, [0, 1, 7]).tables.values():
+            phases = table["positions"].double()[:, None] * inv_freq
+            assert torch.allclose(table["cos"].double(), phases.cos(), atol=1e-6)
+    assert {m.verdict for m in safe_rope.audit(stock.bfloat16()).modules} == {"damaged"}
+
+
+def test_a_live_model_is_dumped(tmp_path: Path) -> None:
+    report = safe_rope.audit(nn.ModuleDict({"a": PlainRotary(), "b": PlainRotary()}), range(64))
+    file = tmp_path / "tables.safetensors"
+    report.dump(file)
+    groups, _ = load(file)
+    assert groups.keys() == {""}
+    assert groups[""].keys() == {"a", "b"}
+    table = groups[""]["a"]
+    assert torch.equal(table["positions"], torch.arange(64))
+    assert torch.equal(table["cos"], PlainRotary().cos_cached[:64, :64])
+    assert torch.equal(table["sin"], PlainRotary().sin_cached[:64, :64])
+    with pytest.raises(UnsupportedModelError, match=r"no table of torch.*Linear was measured"):
+        safe_rope.audit(nn.Linear(2, 2)).dump(tmp_path / "none.safetensors")
+    assert list(tmp_path.iterdir()) == [file]

@@ -228,6 +228,17 @@ def test_an_unknown_model_type_has_a_traceback_only_with_debug(tmp_path: Path) -
     assert "skeleton.py" in err
 
 
+def test_what_cannot_be_told_is_not_ok(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    sizes = {"n_embd": 64, "n_head": 2, "n_layer": 1, "n_positions": 256, "rotary_dim": 16, "vocab_size": 64}
+    file.write_text(json.dumps({"model_type": "gptj", **sizes}))
+    status, out, _ = run(tmp_path / "tmp", "audit", str(file), "--dtype", "fp32", "--format", "json")
+    report = json.loads(out)
+    assert {entry["stock"]["verdict"] for entry in report["paths"]} == {"unknown"}
+    assert (status, report["ok"], report["guarded_ok"]) == (3, False, False)
+    assert run(tmp_path / "tmp", "audit", str(file), "--dtype", "fp32", "--strict")[0] == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_an_interrupted_audit_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"

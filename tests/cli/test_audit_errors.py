@@ -59,6 +59,8 @@ def test_a_folder_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"zero_optimization": {"stage": "three"}}, "stage must be 0, 1, 2 or 3, got 'three'"),
         ({"zero_optimization": 3}, "zero_optimization must be an object, got 3"),
         ({"bf16": True}, "bf16 must be an object such as {'enabled': true}, got True"),
+        ({"zero_optimisation": {"stage": 3}}, "'zero_optimisation', which DeepSpeed ignores; did you mean"),
+        ({"BF16": {"enabled": True}}, "did you mean 'bf16'?"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled; keep one"),
     ],
 )
@@ -69,6 +71,28 @@ def test_a_deepspeed_config_that_is_none(
     if content is not None:
         file.write_text(content if isinstance(content, str) else json.dumps(content))
     assert said in fails(capsys, LLAMA, "--deepspeed", str(file))
+
+
+def test_an_output_never_replaces_an_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, zero = tmp_path / "config.json", tmp_path / "ds.png"
+    model.write_text('{"model_type": "llama"}')
+    zero.write_text("{}")
+    (tmp_path / "same.json").symlink_to(model)
+    for arguments in (
+        [str(model), "--dump", str(model)],
+        [str(tmp_path), "--dump", str(model)],
+        [str(model), "--dump", str(tmp_path / "same.json")],
+        [str(model), "--deepspeed", str(zero), "--plot", str(zero)],
+    ):
+        assert "that is a config to read; name another file" in fails(capsys, *arguments)
+    assert model.read_text() == '{"model_type": "llama"}'
+    both = str(tmp_path / "out.png")
+    assert "the plot goes there" in fails(capsys, LLAMA, "--plot", both, "--dump", both)
+
+
+def test_a_plot_of_a_format_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, LLAMA, "--plot", str(tmp_path / "out.jpg"))
+    assert "expected a name that ends in .png, .svg, .pdf" in said
 
 
 @pytest.mark.parametrize("option", ["--plot", "--dump"])

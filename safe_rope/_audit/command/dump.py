@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialized
 from torch import Tensor
 
 from safe_rope._audit.report import Tables
+from safe_rope._base.files import write_atomically
 from safe_rope.errors import ConfigError
 
 FORMAT = "safe_rope.tables/1"
 
 
 def save(file: Path, groups: Mapping[str, Tables]) -> None:
-    """Write ``groups`` (a name for each set of tables) as safetensors."""
+    """Write ``groups`` (a name for each set of tables) as safetensors, at once or not at all."""
     tensors = {
         f"{group}/{name}/{part}": tensor
         for group, tables in groups.items()
@@ -32,7 +34,8 @@ def save(file: Path, groups: Mapping[str, Tables]) -> None:
 
 
 def _write(file: Path, tensors: dict[str, Tensor]) -> None:
-    save_file(tensors, file, metadata={"format": FORMAT, "environment": json.dumps(environment())})
+    notes = {"format": FORMAT, "environment": json.dumps(environment())}
+    write_atomically(str(file), serialized(tensors, metadata=notes))
 
 
 def merge(files: Iterable[Path], target: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ DTYPES = {
     "float16": "float16",
     "fp16": "float16",
 }
+# The sections of a DeepSpeed config that decide over position tables.
+_DECISIVE = ("zero_optimization", "bf16", "bfloat16", "fp16")
 _LONGEST_DUMP = 16_384
 _DEVICE = re.compile(r"^(cpu|cuda|xpu|mps|npu|hpu)(:\d+)?$")
 
@@ -44,6 +47,7 @@ class Job:
         positions: where to measure; empty for a selection up to ``longest``.
         longest: the last position of that selection; None for the model's own max_position_embeddings.
         dump: whether to keep the tables.
+        judged: parts of the names of the load paths that the verdict is about; empty for all.
     """
 
     name: str
@@ -53,11 +57,16 @@ class Job:
     positions: Sequence[int] = ()
     longest: int | None = None
     dump: bool = False
+    judged: tuple[str, ...] = ()
 
     @property
     def stage(self) -> int | None:
         """The ZeRO stage, or None without DeepSpeed."""
         return None if self.deepspeed is None else stage_of(self.deepspeed)
+
+    def judges(self, path: str) -> bool:
+        """Whether the verdict is about a load path."""
+        return not self.judged or any(part in path for part in self.judged)
 
     def measured(self, announced: int) -> list[int]:
         """Return the positions to measure for a model that announces so many."""
@@ -104,9 +113,16 @@ def load_deepspeed_config(path: str) -> dict[str, Any]:
     """Return the content of a DeepSpeed config.
 
     Raises:
-        ConfigError: there is none, it is no JSON object, or its ZeRO stage or dtypes make no sense.
+        ConfigError: there is none, it is no JSON object, its ZeRO stage or dtypes make no sense, or a key
+            is nearly one that decides over position tables.
     """
     config = _json_object(Path(path), "a DeepSpeed config")
+    for key in config:
+        near = get_close_matches(key.lower(), _DECISIVE, 1, 0.86)
+        if near and key not in _DECISIVE:
+            raise ConfigError(
+                f"{path} has an unknown key {key!r}, which DeepSpeed ignores; did you mean {near[0]!r}?"
+            )
     stage = stage_of(config)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from safe_rope._audit.command.job import Job
-from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, plain
+from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, Verdict, plain, worst
 from safe_rope._base.text import aligned
 
 KINDS = ("stock", "guarded")
@@ -116,9 +116,24 @@ class Outcome:
             entries += [Entry(path, side, guarded[module]) for module, side in stock.items()]
         return entries
 
-    def is_damaged(self, guarded: bool) -> bool:
-        """Whether a table is damaged, of the stock model or of the guarded one."""
-        return any((e.guarded if guarded else e.stock).module.verdict == "damaged" for e in self.entries)
+    def verdict(self, guarded: bool) -> Verdict:
+        """The worst verdict on the judged paths, over the stock or the guarded tables."""
+        judged = [entry for entry in self.entries if self.job.judges(entry.path)]
+        return worst((entry.guarded if guarded else entry.stock).module.verdict for entry in judged)
+
+    def summary(self) -> str:
+        """The verdict in one sentence."""
+        paths = [path for path in self.audits if self.job.judges(path)]
+        verdict = self.verdict(guarded=False)
+        bad = dict.fromkeys(entry.path for entry in self.entries if entry.stock.module.verdict == verdict)
+        named = [path for path in bad if path in paths]
+        on = {
+            "damaged": f"AFFECTED on {len(named)} of {len(paths)} ways to load this model",
+            "unknown": f"UNKNOWN on {len(named)} of {len(paths)} ways to load this model",
+            "ok": f"NOT AFFECTED on any of {len(paths)} ways to load this model",
+        }[verdict]
+        which = "" if verdict == "ok" else f" ({'; '.join(named)})"
+        return f"{on}{which}. With the guard: {self.verdict(guarded=True)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON."""
@@ -130,8 +145,8 @@ class Outcome:
             "dtype": self.job.dtype,
             "zero_stage": self.job.stage,
             "versions": self.versions,
-            "ok": not self.is_damaged(guarded=False),
-            "guarded_ok": not self.is_damaged(guarded=True),
+            "ok": self.verdict(guarded=False) == "ok",
+            "guarded_ok": self.verdict(guarded=True) == "ok",
             "paths": [
                 {
                     "path": entry.path,
@@ -154,12 +169,14 @@ class Outcome:
         zero = "no DeepSpeed" if self.job.stage is None else f"ZeRO-{self.job.stage}"
         skeleton = f"measured on a skeleton of {self.layers} layer{'s' if self.layers > 1 else ''}"
         lines = [
+            self.summary(),
+            "",
             f"{self.job.name}: {self.model_type}, {self.rope}; {self.announced:,} positions",
             f"{self.environment}; {zero}, {self.job.dtype}; {skeleton}",
             "",
         ]
         if not self.entries:
-            return "\n".join([*lines, "no rotary module, so there is nothing to audit"])
+            return "\n".join([*lines[2:], "no rotary module, so there is nothing to audit"])
         lines += aligned([_summary(entry, self.announced) for entry in self.entries], _HEADER)
         lines += ["", *self._errors_by_position(), ""]
         return "\n".join([*lines, *(line for entry in self.entries for line in _explanation(entry))])

@@ -11,6 +11,7 @@ from typing import Any
 from safe_rope._audit.command.outcome import Outcome, Side
 from safe_rope._audit.report import BAD_RADIANS
 from safe_rope._base.files import write_atomically
+from safe_rope.errors import UnsupportedModelError
 
 _FLOOR = 1e-9
 """Radians; what is exact is drawn here, because a log axis has no zero."""
@@ -19,13 +20,19 @@ _GUARDED = "#1e8449"
 
 
 def draw(outcome: Outcome, target: Path) -> None:
-    """Write the plot to ``target`` as PNG, at once or not at all; needs matplotlib."""
+    """Write the plot to ``target``, at once or not at all, in the format of its suffix; needs matplotlib.
+
+    Raises:
+        UnsupportedModelError: nothing was measured.
+    """
+    if not any(entry.stock.module.rows or entry.guarded.module.rows for entry in outcome.entries):
+        raise UnsupportedModelError(f"{target} is not written: nothing was measured that could be drawn")
     with tempfile.TemporaryDirectory(prefix="safe-rope-") as cache:
         os.environ.setdefault("MPLCONFIGDIR", cache)
-        write_atomically(str(target), _draw(outcome))
+        write_atomically(str(target), _draw(outcome, target.suffix[1:]))
 
 
-def _draw(outcome: Outcome) -> bytes:
+def _draw(outcome: Outcome, style: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,7 +63,7 @@ def _draw(outcome: Outcome) -> bytes:
     axes.set_title(f"{outcome.job.name} ({outcome.job.dtype})\n{outcome.environment}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
+    figure.savefig(drawn, format=style)
     return drawn.getvalue()
 
 

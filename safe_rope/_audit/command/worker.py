@@ -23,7 +23,7 @@ from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.outcome import KINDS, Outcome
 from safe_rope._audit.command.process import MeasurementError
 from safe_rope._audit.report import AuditReport
-from safe_rope.errors import SafeRopeError
+from safe_rope.errors import ConfigError, SafeRopeError
 
 
 def main(folder: Path) -> int:
@@ -84,7 +84,11 @@ def _audit(job: Job, folder: Path, out: IO[bytes]) -> Outcome:
     _say(out, doing="building the skeleton")
     material = Material.prepare(job, folder / "checkpoint")
     _collect_from_here_on()
-    tasks = [(path, kind) for path in implied(material) for kind in KINDS]
+    paths = implied(material)
+    for part in job.judged:
+        if not any(part in path for path in paths):
+            raise ConfigError(f"no way to load this model has {part!r} in its name; got {'; '.join(paths)}")
+    tasks = [(path, kind) for path in paths for kind in KINDS]
     audits: dict[str, dict[str, AuditReport]] = {}
     for done, (path, kind) in enumerate(tasks):
         _say(out, doing=f"{path}, {kind}", done=done, of=len(tasks))

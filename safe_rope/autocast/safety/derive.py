@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from safe_rope._base.tensors import tensors
+from safe_rope._base.torch_private import pytree
 from safe_rope.autocast._operators import Watch
 from safe_rope.autocast.safety.borrowed import borrowed
 from safe_rope.autocast.safety.flow import Flow, Modules
@@ -124,7 +124,7 @@ def _step(
     model: nn.Module, low: torch.autocast, inputs: Any, flow: Flow, modules: Modules, stand_ins: StandIns
 ) -> list[str]:
     """Run forward and backward; return what of them could not be traced."""
-    args, kwargs = tree_map_only(Tensor, stand_ins.value, inputs)
+    args, kwargs = pytree.tree_map_only(Tensor, stand_ins.value, inputs)
     with torch.enable_grad(), Watch(flow.run):
         with low:
             output = model(*args, **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._base.tensors import tensors
+from safe_rope._base.torch_private import is_composite
 from safe_rope.autocast._operators import Operator, Watch, packet
 from safe_rope.autocast.safety import moves
 from safe_rope.autocast.safety.parameters import Shared, WeakStorage, memory_range
@@ -181,8 +182,4 @@ class Flow:
 
 def _is_composite(func: Any) -> bool:
     # Seen whole only where a tensor has no autograd key (inference mode); then the parts are what counts.
-    return (
-        func.namespace == "aten"
-        and not moves.is_view(func)
-        and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
-    )
+    return func.namespace == "aten" and not moves.is_view(func) and is_composite(func)

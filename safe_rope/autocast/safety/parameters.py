@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from safe_rope._base.torch_private import storage_key
+
 WeakStorage: Any = StorageWeakRef
 """Keeps the key of a storage from being used again, and does not keep its memory; not typed by torch."""
 
@@ -42,7 +44,7 @@ def shared_parameters(model: nn.Module) -> list[Shared]:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """Return the tensor's storage, whose ``_cdata`` is its key; None for a wrapper of other tensors."""
+    """Return the tensor's storage; None for a wrapper of other tensors."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -56,7 +58,7 @@ def memory_range(tensor: Tensor) -> tuple[int, int, int] | None:
         return None
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * tensor.element_size()
-    return storage._cdata, start, start + int(span) * tensor.element_size()
+    return storage_key(storage), start, start + int(span) * tensor.element_size()
 
 
 def is_partitioned(parameter: Tensor) -> bool:

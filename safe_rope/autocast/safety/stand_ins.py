@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 
+from safe_rope._base.torch_private import FakeTensorMode
 from safe_rope.autocast.safety.flow import Flow
 from safe_rope.autocast.safety.parameters import Shared, full_shape, is_partitioned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from safe_rope._base.tensors import tensors
+from safe_rope._base.torch_private import storage_key
 from safe_rope.autocast.safety import moves
 from safe_rope.autocast.safety.parameters import WeakStorage, storage_of
 
@@ -24,7 +25,7 @@ class Undo:
         """Save what the operator is about to write to, unless the trace itself made it."""
         if self._active and func._schema.is_mutable:
             for storage in filter(None, map(storage_of, moves.written(func, args, keywords))):
-                key = storage._cdata
+                key = storage_key(storage)
                 if key not in self._made and key not in self._saved:
                     self._saved[key] = (storage, storage.clone())
 
@@ -32,8 +33,9 @@ class Undo:
         """Remember the storages that an operator made."""
         if self._active and not any(returned.alias_info for returned in func._schema.returns):
             for storage in filter(None, map(storage_of, tensors(result))):
-                if storage._cdata not in self._made:
-                    self._made[storage._cdata] = WeakStorage(storage)
+                key = storage_key(storage)
+                if key not in self._made:
+                    self._made[key] = WeakStorage(storage)
 
     def restore(self) -> None:
         """Write the saved values back."""

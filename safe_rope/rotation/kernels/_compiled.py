@@ -7,7 +7,6 @@ every product and every sum an operation of its own.
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import shutil
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safe_rope._base.torch_private import can_compile, inductor_cpp, mark_static
 from safe_rope.rotation.kernels import _eager
 
 logger = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: b
     while tensors[1].dim() < 5:  # one kernel for every rank up to [2, batch, heads, length, half]
         tensors = [t.unsqueeze(1) for t in tensors]
     for t in tensors:
-        torch._dynamo.mark_static(t, 0)
-        torch._dynamo.mark_static(t, t.dim() - 1)
+        mark_static(t, 0)
+        mark_static(t, t.dim() - 1)
     # What a compiler specialises on in any case makes a kernel of its own.
     key = tuple((t.dtype, t.dim(), t.shape[-1], *(n == 1 for n in t.shape), t.stride(-1)) for t in tensors)
     try:
         with _lock, torch.no_grad():
             _kernel(key, conjugate)(*tensors)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a compiler fails in any way, and is not needed
         _broken = True
         warnings.warn(
             f"torch.compile cannot make the rotation's kernel ({type(error).__name__}: {error}); the eager "
@@ -85,20 +85,15 @@ def _kernel(key: tuple[Any, ...], conjugate: bool) -> Callable[..., None]:
 
 def _options() -> dict[str, Any]:
     name = "cpp.enable_floating_point_contract_flag"
-    default = _inductor_cpp().enable_floating_point_contract_flag
+    default = inductor_cpp().enable_floating_point_contract_flag
     # A switch before torch 2.6, gcc's own word since.
     return {name: False if isinstance(default, bool) else "off"}
 
 
-def _inductor_cpp() -> Any:
-    # Imported late: half a second that only those pay who compile.
-    return importlib.import_module("torch._inductor.config").cpp
-
-
 @functools.cache
 def _has_compiler() -> bool:
-    if not torch._dynamo.eval_frame.is_dynamo_supported():
+    if not can_compile():
         return False
-    candidates = _inductor_cpp().cxx
+    candidates = inductor_cpp().cxx
     names = candidates if isinstance(candidates, (list, tuple)) else (candidates,)
     return any(name is not None and shutil.which(name) is not None for name in names)

@@ -6,6 +6,7 @@ tensors) sees one operator, ``safe_rope::rotary``, whose arithmetic it can neith
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tupl
     """
     if must_stay_opaque(xs[0]):
         return tuple(torch.ops.safe_rope.rotary(x, cos, sin, form.key, False) for x in xs)
-    return _Rotation.apply(cos, sin, form, False, *xs)  # type: ignore[no-any-return, no-untyped-call]
+    return _apply(cos, sin, form, False, *xs)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
@@ -39,7 +40,7 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
     Raises:
         RuntimeError: autograd does not allow it (a leaf that requires grad).
     """
-    return _InPlace.apply(cos, sin, form, x)  # type: ignore[no-any-return, no-untyped-call]
+    return _apply_in_place(cos, sin, form, x)
 
 
 def compute(
@@ -121,7 +122,7 @@ class _Rotation(torch.autograd.Function):
         moved = [_batch_first(x, dim) for x, dim in zip(xs, in_dims[4:], strict=True)]
         sizes = [info.batch_size if cos.shape[0] > 1 or sin.shape[0] > 1 else x.shape[0] for x in moved]
         moved = [x.expand(size, *x.shape[1:]) for x, size in zip(moved, sizes, strict=True)]
-        results = _Rotation.apply(cos, sin, form, conjugate, *moved)  # type: ignore[no-untyped-call]
+        results = _apply(cos, sin, form, conjugate, *moved)
         return results, (0,) * len(results)
 
 
@@ -131,7 +132,7 @@ def _each(
     there = [x for x in xs if x is not None]
     if not there:
         return xs
-    rotated = iter(_Rotation.apply(cos, sin, form, conjugate, *there))  # type: ignore[no-untyped-call]
+    rotated = iter(_apply(cos, sin, form, conjugate, *there))
     return tuple(None if x is None else next(rotated) for x in xs)
 
 
@@ -153,7 +154,15 @@ class _InPlace(torch.autograd.Function):
         return None, None, None, *_each(cos, sin, ctx.form, True, (gradient,))
 
 
-@torch.library.custom_op("safe_rope::rotary", mutates_args=())
+# What torch leaves without types.
+_apply: Callable[..., tuple[Tensor, ...]] = _Rotation.apply
+_apply_in_place: Callable[..., Tensor] = _InPlace.apply
+
+_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor"
+
+
+# With a schema of its own: torch 2.4 cannot infer one from postponed annotations.
+@torch.library.custom_op("safe_rope::rotary", mutates_args=(), schema=_SCHEMA)
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
     return compute(x, cos, sin, parse(form), conjugate, compiled=True)
 

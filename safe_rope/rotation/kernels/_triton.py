@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import math
 import os
 from typing import NamedTuple
@@ -37,11 +37,9 @@ class _Dims(NamedTuple):
 @functools.cache
 def available() -> bool:
     """Whether Triton is installed and can be imported."""
-    if importlib.util.find_spec("triton") is None:
-        return False
     try:
-        from safe_rope.rotation.kernels import _triton_kernel  # noqa: F401
-    except Exception:
+        importlib.import_module("triton.language")
+    except Exception:  # noqa: BLE001 - a broken installation fails in any way
         return False
     return True
 
@@ -88,7 +86,7 @@ def _launch(
         for table in (cos, sin)
         for stride in (table.stride(0), *tokens.strides(table, table=True), table.stride(-1))
     ]
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device(x.get_device()):  # -1 for the tensors on CPU that Triton's interpreter takes
         rotate_kernel[(tokens.product, math.ceil(heads.product / block))](
             out.detach(),
             x.detach(),

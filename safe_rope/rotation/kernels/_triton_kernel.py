@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def rotate_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def rotate_kernel(
     out_ptr,
     x_ptr,
     cos_ptr,
@@ -82,8 +82,8 @@ def rotate_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_at + out_plane, turned_second.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _to_bf16(value):  # type: ignore[no-untyped-def]
+@triton.jit
+def _to_bf16(value):
     """Round FP32 to BF16, ties to even. Triton's interpreter truncates where a device rounds."""
     bits = value.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

@@ -1,0 +1,24 @@
+"""Attributes of foreign objects that something of ours stands in the place of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Replaced:
+    """What was replaced, and by what; put back, unless somebody else has replaced it meanwhile."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[Any, str, Any, Any]] = []
+
+    def put(self, owner: Any, name: str, ours: Any) -> None:
+        """Let ``ours`` stand where ``owner`` itself, not a base of it, has ``name``."""
+        self._done.append((owner, name, vars(owner)[name], ours))
+        setattr(owner, name, ours)
+
+    def put_back(self) -> None:
+        """Undo every `put`, the last one first."""
+        while self._done:
+            owner, name, before, ours = self._done.pop()
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, before)

@@ -1,0 +1,176 @@
+"""Every private name of torch that safe_rope relies on, once.
+
+A torch that lacks a name of the first block is refused with its version; beside each of the others stands
+what happens without it. Attributes with an underscore that torch's own notes tell authors of modules, tensors
+and operators to use (``Module._buffers``, ``Tensor._version``, ``OpOverload._schema``) are not listed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from safe_rope.errors import IncompatibleVersionError
+
+try:
+    from torch._subclasses import FakeTensorMode as FakeTensorMode
+    from torch.utils import _pytree
+    from torch.utils._device import DeviceContext as DeviceContext
+    from torch.utils._device import _device_constructors
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    pytree = _pytree
+    """Nested containers as leaves and a structure."""
+    TRUE_CONSTRUCTORS: Any = torch._C._VariableFunctions
+    """Holds the C++ bindings behind ``torch.empty`` and its siblings, which nobody replaces."""
+    TRUE_NEW: Any = torch._C.TensorBase.__new__
+    """The binding behind ``torch.Tensor.__new__``."""
+    SET_DATA: Any = inspect.getattr_static(torch.Tensor, "data").__set__
+    """What a torch function mode is told of ``tensor.data = value``."""
+    DISABLED_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
+    """What a subclass of Tensor has for ``__torch_function__`` if it needs none."""
+    WithoutTorchFunction = torch._C.DisableTorchFunction
+    """A context without torch function modes, such as that of ``torch.device``."""
+    make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+    _count_dispatch_modes = torch._C._len_torch_dispatch_stack
+    _count_function_modes = torch._C._len_torch_function_stack
+    _pop_function_mode = torch._C._pop_torch_function_stack
+    _push_function_mode = torch._C._push_on_torch_function_stack
+    _tracing_state = torch._C._get_tracing_state
+    _innermost_transform = torch._C._functorch.peek_interpreter_stack
+    _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    MODULE_HOOKS, PARAMETER_HOOKS = (
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+    )
+    for _name in (MODULE_HOOKS, PARAMETER_HOOKS):
+        getattr(torch.nn.modules.module, _name)
+except (ImportError, AttributeError) as error:
+    raise IncompatibleVersionError(
+        f"safe_rope uses private names of torch, and torch {torch.__version__} lacks one ({error}); "
+        "install a torch from 2.4 to 2.13, or a newer safe_rope"
+    ) from error
+
+
+# ---- who watches ---------------------------------------------------------------------------------------
+
+
+def is_dispatched() -> bool:
+    """Whether a torch dispatch mode (fake tensors, a trace) sees what this thread does."""
+    return _count_dispatch_modes() > 0
+
+
+def is_traced() -> bool:
+    """Whether ``torch.jit.trace`` records what this thread does."""
+    return _tracing_state() is not None
+
+
+def is_transformed() -> bool:
+    """Whether this runs inside a transform of ``torch.func``."""
+    return _innermost_transform() is not None
+
+
+def undispatched() -> AbstractContextManager[Any]:
+    """Return a context without the thread's dispatch modes."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+def is_compiler_at_work() -> bool:
+    """Whether Dynamo traces or makes guards now; a context that torch does not have is not asked."""
+    # The compile context also spans the making of guards, after the tracing context has closed.
+    guards = sys.modules.get("torch._guards")
+    contexts = (getattr(guards, name, None) for name in ("CompileContext", "TracingContext"))
+    return any(context is not None and context.try_get() is not None for context in contexts)
+
+
+# ---- torch function modes ------------------------------------------------------------------------------
+
+
+def take_function_modes() -> list[Any]:
+    """Take every torch function mode off this thread's stack; return them from the bottom up."""
+    return [_pop_function_mode() for _ in range(_count_function_modes())][::-1]
+
+
+def put_function_modes(modes: list[Any]) -> None:
+    """Put modes on this thread's stack, the last on top."""
+    for mode in modes:
+        _push_function_mode(mode)
+
+
+def device_constructors() -> set[Any]:
+    """The functions that a ``torch.device`` context redirects: the set that torch itself keeps and asks."""
+    known: set[Any] = _device_constructors()
+    return known
+
+
+# ---- tensors and operators -----------------------------------------------------------------------------
+
+
+def storage_key(tensor: torch.Tensor | torch.UntypedStorage) -> int:
+    """Return what tells one memory from another, for fake and meta tensors too.
+
+    Raises:
+        NotImplementedError, RuntimeError: the tensor is a wrapper without memory of its own.
+
+    """
+    storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else tensor
+    return int(storage._cdata)
+
+
+def is_composite(operator: Any) -> bool:
+    """Whether an operator is made of others, which autograd sees in its place."""
+    return bool(_has_kernel(operator.name(), "CompositeImplicitAutograd"))
+
+
+# ---- the compiler --------------------------------------------------------------------------------------
+
+
+def can_compile() -> bool:
+    """Whether Dynamo runs on this Python and platform; not where it does not say so."""
+    supported = getattr(torch._dynamo.eval_frame, "is_dynamo_supported", None)
+    return supported is not None and bool(supported())
+
+
+def mark_static(tensor: torch.Tensor, dim: int) -> None:
+    """Let a kernel be compiled for this size of a dimension."""
+    torch._dynamo.mark_static(tensor, dim)
+
+
+def inductor_cpp() -> Any:
+    """Return inductor's settings for C++. Imported late: half a second that only those pay who compile."""
+    return importlib.import_module("torch._inductor.config").cpp
+
+
+# ---- wrappers and FSDP ---------------------------------------------------------------------------------
+
+WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Children under which torch's own wrappers keep the module; a name that no wrapper has is never met."""
+
+
+def fsdp_class(name: str) -> Any:
+    """Return a class of FSDP; None where this torch has none of the name, or nobody has imported FSDP."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
+
+
+def fully_sharded_policy(module: torch.nn.Module) -> Any:
+    """Return the mixed precision policy of a module after ``fully_shard``; None where it cannot be read."""
+    state = getattr(module, "_get_fsdp_state", None)
+    return getattr(state(), "_mp_policy", None) if callable(state) else None
+
+
+def has_run(unit: Any) -> bool:
+    """Whether a unit of FSDP 1 has been in a forward; where it does not say so, it has."""
+    return getattr(unit, "_is_root", True) is not None
+
+
+def ignored_modules(unit: Any) -> Any:
+    """Return the modules that a unit of FSDP 1 leaves alone; none where it does not say so."""
+    return getattr(unit, "_ignored_modules", ())
