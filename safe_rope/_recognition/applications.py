@@ -76,6 +76,8 @@ def _rotating(module_name: str) -> Iterator[str]:
     for name, value in list(vars(sys.modules.get(module_name, sys)).items()):
         if not ("rot" in name or "rope" in name) or isinstance(value, type) or not callable(value):
             continue
+        if name.startswith("__"):
+            continue  # where `safe_rope.rotation._installed` keeps what a function runs
         try:
             parameters = inspect.signature(value).parameters
         except (TypeError, ValueError):

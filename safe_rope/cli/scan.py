@@ -36,6 +36,8 @@ from safe_rope.scan import (
     table,
 )
 
+SEVERITIES = ("error", "warning", "note")
+
 
 class _Failure(click.ClickException):
     exit_code = 2
@@ -62,13 +64,21 @@ def _names(context: click.Context, parameter: click.Parameter, value: tuple[str,
 @click.option("--jobs", "-j", type=click.IntRange(min=1), metavar="N", help="Processes (default: the cores).")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
 @click.option("--stdin-filename", metavar="NAME", help="What to call the source that `-` reads from stdin.")
+@click.option(
+    "--min-severity",
+    type=click.Choice(SEVERITIES),
+    default="note",
+    show_default=True,
+    help="Report nothing below it.",
+)
+@click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found; errors still exit 2.")
 @click.option("--quiet", "-q", is_flag=True, help="Findings and errors only.")
 @click.pass_context
 def command(context: click.Context, /, **values: Any) -> None:
     """Find positions, distances and frequency tables that a lower dtype can round.
 
     PATH is a file, a directory, a notebook, or - for stdin. Nothing that is scanned is imported or run.
-    Exit status: 0 nothing found, 1 findings, 2 a file could not be scanned or the call is wrong.
+    Exit status: 0 notes at most, 1 errors or warnings, 2 a file could not be scanned or the call is wrong.
     """
     options = _Options(**values)
     if not options.paths and not options.packages:
@@ -106,6 +116,8 @@ class _Options:
     jobs: int | None
     no_cache: bool
     stdin_filename: str | None
+    min_severity: str
+    exit_zero: bool
     quiet: bool
 
 
@@ -187,7 +199,8 @@ class _Run:
             return self._write_baseline(selection, results, errors)
         for problem in selection.problems():
             self._note(f"warning: {problem}")
-        hits = session.shown(selection, results)
+        shown = SEVERITIES[: SEVERITIES.index(self.options.min_severity) + 1]
+        hits = [hit for hit in session.shown(selection, results) if hit.finding.severity in shown]
         _errors(errors)
         counted = table(hits) if self.options.statistics else ""
         counted_only = self.options.statistics and self.options.style == "text"
@@ -198,7 +211,8 @@ class _Run:
             _write(_encoded(counted), to_stderr=True)
         failed = sum(bool(result.errors) for result in results.values())
         self._note(_summary(hits, len(results), failed))
-        return 2 if errors else 1 if hits else 0
+        failing = any(hit.finding.severity != "note" for hit in hits) and not self.options.exit_zero
+        return 2 if errors else int(failing)
 
     def _baseline(self) -> Baseline | None:
         if self.options.baseline is None or self.options.write_baseline:

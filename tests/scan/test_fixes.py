@@ -15,11 +15,11 @@ from safe_rope.scan.run.analyze import analyze
 torch = pytest.importorskip("torch")
 
 
-def fixed(source: str) -> str:
-    """Apply the safe fixes."""
+def fixed(source: str, *, unsafe: bool = False) -> str:
+    """Apply the safe fixes, or all."""
     data = source.encode()
-    found = analyze(data, "model.py")
-    edits = {edit for finding in found if finding.fix and finding.fix.safe for edit in finding.fix.edits}
+    fixes = [finding.fix for finding in analyze(data, "model.py") if finding.fix]
+    edits = {edit for fix in fixes if fix.safe or unsafe for edit in fix.edits}
     assert edits
     return apply_edits(data, edits).decode()
 
@@ -110,7 +110,7 @@ def test_a_product_of_phases_keeps_its_bits() -> None:
         "position_ids_expanded = position_ids[:, None, :].float()\n"
         "t = inv_freq_expanded @ position_ids_expanded\n"
     )
-    after = fixed(source)
+    after = fixed(source, unsafe=True)
     assert "inv_freq_expanded * position_ids_expanded" in after
     assert table(after) == table(source)
 

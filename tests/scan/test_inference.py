@@ -18,8 +18,7 @@ def found(source: str) -> list[tuple[str, bool | None]]:
         "4096", "len(x)", "x.shape[1]", "x.size(-1)", "x.shape[0] * 2 + 1", "n // 2", "int(n)",
         "math.ceil(n)",
         "max(len(x), 7)", "config.hidden_size // config.num_attention_heads",
-        "config.max_position_embeddings",
-        "getattr(config, 'head_dim', None) or config.hidden_size", "0.0, 4096.0, 2.0", "0, len(x), 2",
+        "0.0, 4096.0, 2.0", "0, len(x), 2",
         "2**12",
         "-len(x), len(x)", "round(n)",
     ],
@@ -35,7 +34,13 @@ def test_fractions_never_become_integers(bound: str) -> None:
     assert found(f"t = torch.arange({bound}, dtype=torch.float32)\n") == [("SR001", None)]
 
 
-@pytest.mark.parametrize("bound", ["n", "n + 1", "f(x)", "self.anything"])
+@pytest.mark.parametrize(
+    "bound",
+    [
+        "n", "n + 1", "f(x)", "self.anything", "config.max_position_embeddings",
+        "getattr(config, 'head_dim', None) or config.hidden_size",
+    ],
+)  # fmt: skip
 def test_what_is_not_known_to_be_whole_is_fixed_only_on_demand(bound: str) -> None:
     assert found(f"t = torch.arange({bound}, dtype=torch.float32)\n") == [("SR001", False)]
 
@@ -47,15 +52,27 @@ def test_what_is_not_known_to_be_whole_is_fixed_only_on_demand(bound: str) -> No
         "def f(x):\n    b, n = x.shape\n    return torch.arange(n, dtype=torch.float32)\n",
         "def f(x):\n    n = x.size(1)\n    n += 2\n    return torch.arange(n, dtype=torch.float32)\n",
         "for n in range(5000):\n    t = torch.arange(n, dtype=torch.float32)\n",
-        "def f(n):\n    return torch.arange(n, dtype=torch.float32)\nf(len(x))\n",
-        "class R:\n    def __init__(self, n):\n        self.t = torch.arange(n, dtype=torch.float32)\n"
-        "R(4096)\n",
-        "class R:\n    def __init__(self, c):\n        self.k = c.head_dim\n"
+        "class R:\n    def __init__(self, n: int):\n        self.k = n\n"
         "    def f(self):\n        return torch.arange(0, self.k, 2, dtype=torch.float32)\n",
     ],
 )
-def test_whole_numbers_are_followed_through_variables_parameters_and_calls(source: str) -> None:
+def test_whole_numbers_are_followed_through_variables_and_attributes(source: str) -> None:
     assert found(source) == [("SR001", True)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(n):\n    return torch.arange(min(n, 200), dtype=torch.float32)\nf(len(x))\n",
+        "class R:\n    def __init__(self, n=4096):\n"
+        "        self.t = torch.arange(n % 200, dtype=torch.float32)\nR(4096)\n",
+        "class R:\n    def __init__(self, c):\n        self.k = c.head_dim % 200\n"
+        "    def f(self):\n        return torch.arange(0, self.k, dtype=torch.float32)\n",
+    ],
+)
+def test_names_defaults_and_calls_make_a_number_whole_as_far_as_findings_go(source: str) -> None:
+    assert found(source) == []
+    assert found(source.replace(" % 200", "").replace("min(n, 200)", "n")) == [("SR001", False)]
 
 
 @pytest.mark.parametrize(

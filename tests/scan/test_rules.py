@@ -85,6 +85,40 @@ def test_severity_follows_the_place_of_the_call() -> None:
     assert (finding.rule, finding.severity) == ("SR002", "error")
 
 
+@pytest.mark.parametrize(
+    ("callers", "severity"),
+    [
+        ("class M:\n    def __init__(self):\n        self.t = table(9999)\n", "error"),
+        ("class M:\n    def forward(self, x):\n        return table(9999)\n", "note"),
+        ("class M:\n    def __init__(self):\n        self.t = table(9)\n    def forward(self):\n"
+         "        return table(9999)\n", "error"),
+        ("def f(n):\n    return table(n)\nclass M:\n    def __init__(self):\n        f(9)\n", "error"),
+        ("", "note"),
+    ],
+)  # fmt: skip
+def test_who_calls_a_function_decides_its_severity(callers: str, severity: str) -> None:
+    body = "(n: int):\n    return torch.arange(n, dtype=torch.float32)\n"
+    (finding,) = scan(f"import torch\ndef table{body}{callers}", "SR001")
+    assert finding.severity == severity
+    if callers:
+        (finding,) = scan(
+            f"import torch\ndef build_rope{body}{callers}".replace("table(", "build_rope("), "SR001"
+        )
+        assert finding.severity == severity
+
+
+def test_where_a_learned_parameter_starts_is_a_note() -> None:
+    source = (
+        "import torch\nfrom torch import nn\nclass M(nn.Module):\n    def __init__(self, n: int):\n"
+        "        A = torch.arange(1, n + 1, dtype=torch.float32)[None, :].expand(8, -1)\n"
+        "        self.A_log = nn.Parameter(torch.log(A))\n"
+    )
+    (finding,) = scan(source, "SR001")
+    assert finding.severity == "note"
+    (finding,) = scan(source.replace("torch.log(A)", "torch.log(A), requires_grad=False"), "SR001")
+    assert finding.severity == "error"
+
+
 def test_positions_count_characters_from_one() -> None:
     (finding,) = scan("import torch\nx = ['é'], torch.arange(9999, dtype=torch.float32)\n")
     assert (finding.line, finding.column, finding.end_line, finding.end_column) == (2, 12, 2, 51)

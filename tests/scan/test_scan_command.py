@@ -207,3 +207,14 @@ def test_the_hook_runs_the_command_on_python_and_notebooks() -> None:
     assert "entry: safe-rope scan" in hook
     assert "language: python" in hook
     assert "types_or: [python, jupyter]" in hook
+
+
+def test_notes_alone_exit_zero_and_can_be_left_out(project: Path, scan) -> None:
+    (project / "note.py").write_text(BAD.replace("__init__", "forward"))
+    (project / "error.py").write_text(BAD)
+    assert scan("note.py", "--select", "SR001").exit_code == 0
+    assert "note.py:7" in scan("note.py", "--select", "SR001").stdout
+    assert scan("note.py", "--select", "SR001", "--min-severity", "warning").stdout == ""
+    assert scan("error.py", "--select", "SR001").exit_code == 1
+    assert scan("error.py", "--select", "SR001", "--exit-zero").exit_code == 0
+    assert scan("error.py", "missing.py", "--exit-zero").exit_code == 2

@@ -7,14 +7,15 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
 import pytest
-from scan_examples import BAD, CLEAN, environment, run_process
+from scan_examples import BAD, CLEAN, FIXED, environment, run_process
 
-from safe_rope.scan.engine import reading
-from safe_rope.scan.run import runner
+from safe_rope.scan.engine import Finding, reading
+from safe_rope.scan.run import one_file, runner
 from safe_rope.scan.run.cache import Cache
 
 BROKEN = {
@@ -79,6 +80,66 @@ def test_unusual_files_are_clean(project: Path, scan, content: bytes) -> None:
         warnings.simplefilter("error")
         result = scan("a.py", "-q", "--jobs", "1")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("encoding", ["idna", "utf-7", "unicode_escape", "punycode", "undefined", "hex"])
+def test_an_odd_encoding_neither_ends_the_run_nor_is_edited_wrongly(
+    project: Path, scan, encoding: str
+) -> None:
+    odd = f"# coding: {encoding}\n{BAD}".encode()
+    (project / "a.py").write_bytes(odd)
+    (project / "b.py").write_text(BAD)
+    result = scan(".", "--fix", "--select", "SR001", "--format", "json")
+    assert "internal error" not in result.stderr
+    document = json.loads(result.stdout or "{}")
+    told = [*document.get("findings", ()), *document.get("errors", ())]
+    assert {item["path"] for item in told} <= {"a.py"}
+    assert (project / "b.py").read_text() == FIXED
+    fixed = (project / "a.py").read_bytes()
+    assert fixed == odd or fixed.decode(encoding) == odd.decode(encoding).replace(BAD, FIXED)
+
+
+def test_whatever_goes_wrong_with_one_file_is_its_diagnostic(project: Path, scan, monkeypatch) -> None:
+    found = one_file.analyze
+
+    def broken(data: bytes, path: str) -> list[Finding]:
+        if path == "a.py":
+            raise RuntimeError("unforeseen")
+        return found(data, path)
+
+    monkeypatch.setattr(one_file, "analyze", broken)
+    for name in ("a.py", "b.py"):
+        (project / name).write_text(BAD)
+    result = scan(".", "--jobs", "1", "--select", "SR001", "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr == "error: a.py: internal error, please report it: RuntimeError: unforeseen\n"
+    assert "b.py:7" in result.stdout
+
+
+def test_a_lone_carriage_return_among_line_feeds_hides_nothing(project: Path, findings) -> None:
+    (project / "a.py").write_bytes(b'import torch\nx = 1\ry = """a\rb"""\n' + BAD.encode())
+    (found,) = findings("a.py")
+    assert found["line"] == 4 + 7
+    (project / "a.py").write_bytes(b"x = 1\ry = 2\n" + b"z = 3\n" * 900 + BAD.encode())
+    (found,) = findings("a.py")
+    assert found["line"] == 902 + 7
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "def f{0}(n, d):\n    return torch.arange(n, dtype=torch.float32) / d\n",
+        "class C{0}:\n    def f{0}(self, n):\n        return torch.arange(n, dtype=torch.float32) / self.x\n",
+    ],
+)
+def test_the_time_is_linear_in_the_functions_of_a_file(function: str) -> None:
+    taken = []
+    for count in (500, 4000):
+        source = "import torch\n" + "".join(function.format(number) for number in range(count))
+        start = time.process_time()
+        assert len(one_file.scan_source(source.encode(), "a.py").hits) == count
+        taken.append(time.process_time() - start)
+    assert taken[1] < 24 * max(taken[0], 0.02)
 
 
 def test_a_huge_file_is_one_diagnostic(project: Path, scan, monkeypatch) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 
 from safe_rope.scan.engine import places, tensors
 from safe_rope.scan.engine.finding import Finding, Fix, Severity
 from safe_rope.scan.engine.flow import Flow
 from safe_rope.scan.engine.inference import CallSites, Inference
-from safe_rope.scan.engine.names import Call, Names
+from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Place, Site, Walk
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import Value
+
+_CHANGES_DEFAULT = re.compile(rb"(?:set|local|with)_(?:default_)?(?:\w+_)?(?:dtype|tensor_type)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,18 @@ class File:
         self.names = Names(walk)
         self.inference = Inference(walk, self.names, CallSites(walk, self.names))
         self.flow = Flow(source, walk, self.inference)
+        # Where a file changes the default dtype, nothing is known of what follows it.
+        self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression."""
         return self.inference.value(node, place)
+
+    def of(self, argument: Argument) -> Value:
+        """Return what is known of a call's argument."""
+        return self.inference.of(argument)
 
     def dtype(self, call: Call) -> Value | None:
         """Return what is known of a call's ``dtype=``; None where there is none, or where it is None."""
@@ -54,8 +63,9 @@ class File:
             site: the place.
             follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
         """
-        where = places.kind(site.place.scope, self.path, script=self._script, main=self._main)
-        return base if where == "constructor" or (where == "forward" and follows_activations) else "note"
+        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
+        exposed = where == "constructor" or (where == "forward" and follows_activations)
+        return base if exposed and not self.flow.is_learned(site) else "note"
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""
@@ -82,4 +92,5 @@ class File:
         """Give a report its position."""
         start = self.source.position(self.source.start(report.node))
         end = self.source.position(self.source.end(report.node))
-        return Finding(rule, report.severity, self.path, *start, *end, report.message, report.fix)
+        fix = report.fix if self.source.editable else None
+        return Finding(rule, report.severity, self.path, *start, *end, report.message, fix)

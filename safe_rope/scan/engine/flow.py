@@ -17,10 +17,11 @@ _MAX_VARIABLES = 3
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
 _EINOPS = ("einops.rearrange", "einops.repeat")
-_OPERATIONS = {name: tensors.OPERATORS[name] for name in ("pow", "div", "mul", "true_divide")}
+_FUNCTIONS = {"pow", "div", "mul", "true_divide"}
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
-# raises values, floating or not; or only at one that raises a number to them.
-Goal = Literal["floating", "scaled", "raised"]
+# raises values, floating or not; only at one that raises a number to them; or where they become a parameter
+# that is learned.
+Goal = Literal["floating", "scaled", "raised", "learned"]
 # What an operation does to the values, and the dtype that it casts to; None where the search goes on.
 _Outcome = tuple[Literal["arithmetic", "cast", "pinned", "end"], str] | None
 _ARITHMETIC: _Outcome = ("arithmetic", "")
@@ -46,6 +47,18 @@ class Step:
     same_statement: bool
     target: str = ""  # of a cast
 
+    @property
+    def others(self) -> list[ast.expr]:
+        """What the operand meets in an operation."""
+        match self.node:
+            case ast.BinOp(left=left, right=right):
+                sides = [left, right]
+            case ast.Call(args=args, keywords=keywords):
+                sides = [*args, *(keyword.value for keyword in keywords)]
+            case _:
+                sides = []
+        return [side for side in sides if side is not self.operand]
+
 
 class Flow:
     """Follows values in one file."""
@@ -68,6 +81,10 @@ class Flow:
     def is_raised(self, site: Site) -> bool:
         """Say whether a number is raised to the values, or ``exp`` is taken of them."""
         return any(True for _ in self.steps(site, "raised"))
+
+    def is_learned(self, site: Site) -> bool:
+        """Say whether the values are where a learned parameter starts: what rounds them rounds no table."""
+        return any(True for _ in self.steps(site, "learned"))
 
     def uses(self, scope: Scope, name: str) -> list[Use]:
         """Return where a scope reads a name; one walk per scope serves every name."""
@@ -92,7 +109,7 @@ class Flow:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
-            if isinstance(parent, ast.Assign):
+            if isinstance(parent, ast.Assign | ast.AnnAssign):
                 yield from self._follow(parent, current, place, goal, variables)
             if not isinstance(parent, ast.expr):
                 return
@@ -106,6 +123,11 @@ class Flow:
 
     def _outcome(self, parent: ast.expr, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
         """Return what the expression right around the values does to them."""
+        if goal == "learned" and isinstance(parent, ast.Call | ast.BinOp):
+            function = self._inference.call(parent, place).function if isinstance(parent, ast.Call) else ""
+            if not function.endswith(".Parameter") or not isinstance(parent, ast.Call):
+                return None
+            return _END if any(word.arg == "requires_grad" for word in parent.keywords) else _ARITHMETIC
         match parent:
             case ast.Call():
                 return self._call(parent, current, place, goal)
@@ -124,7 +146,7 @@ class Flow:
         """Return what a method of the values, or a function of them, does."""
         function = node.func
         if isinstance(function, ast.Attribute) and function.value is current:
-            name, operands, operations = function.attr, [current, *node.args], tensors.OPERATORS
+            name, operands, operations = function.attr, [current, *node.args], set(tensors.OPERATORS)
             if name in ("to", "type", "type_as"):
                 target = tensors.cast_target(self._inference, self._inference.call(node, place))
                 if target is None or goal != "floating":
@@ -137,8 +159,7 @@ class Flow:
             module, _, name = self._inference.call(node, place).function.rpartition(".")
             if module != "torch":
                 return None if f"{module}.{name}" in _EINOPS else _END
-            rounded = any(keyword.arg == "rounding_mode" for keyword in node.keywords)
-            operands, operations = node.args, {} if rounded else _OPERATIONS
+            operands, operations = node.args, _FUNCTIONS
             kept = name in tensors.KEPT or name in tensors.JOINED
         else:
             return _END
@@ -146,7 +167,8 @@ class Flow:
             return _ARITHMETIC
         if name in operations and len(operands) == 2:
             left = operands[0] is current
-            return self._arithmetic(operations[name], operands[left], place, goal, on_left=left)
+            operation = tensors.operator(node, name)
+            return self._arithmetic(operation, operands[left], place, goal, on_left=left)
         return None if kept else _END
 
     def _arithmetic(
@@ -168,12 +190,13 @@ class Flow:
         return _ARITHMETIC if _makes_float(operation, other) else None
 
     def _follow(
-        self, assign: ast.Assign, value: ast.expr, place: Place, goal: Goal, variables: int
+        self, assign: ast.Assign | ast.AnnAssign, value: ast.expr, place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:
-        target = assign.targets[0]
-        if variables >= _MAX_VARIABLES or len(assign.targets) != 1 or not isinstance(target, ast.Name):
+        targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
+        target = targets[0]
+        if variables >= _MAX_VARIABLES or len(targets) != 1 or not isinstance(target, ast.Name):
             return
-        if not self._may_become_float(place.scope, assign, target.id):
+        if goal != "learned" and not self._may_become_float(place.scope, assign, target.id):
             return
         for name, ancestors, where in self.uses(place.scope, target.id):
             if where.order <= place.order:
@@ -182,7 +205,7 @@ class Flow:
             if any(binding.value is value for binding in reaching):
                 yield from self._climb(name, ancestors, where, goal, variables + 1)
 
-    def _may_become_float(self, scope: Scope, assign: ast.Assign, name: str) -> bool:
+    def _may_become_float(self, scope: Scope, assign: ast.stmt, name: str) -> bool:
         """Ask the text first: most counts only index, and a walk costs more than a search."""
         end = getattr(scope.node, "end_lineno", None)
         start = self._source.offset(assign.lineno, 0)

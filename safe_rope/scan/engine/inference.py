@@ -7,11 +7,26 @@ import ast
 from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
-from safe_rope.scan.engine.values import DEVICE, FLOAT, INT, INTS, NONE, UNKNOWN, Value, join, number, tensor
-from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, RETURNS_INTEGERS, SHAPES
+from safe_rope.scan.engine.values import (
+    DEVICE,
+    FLOAT,
+    INT,
+    INT_BY_NAME,
+    INTS,
+    NONE,
+    UNKNOWN,
+    Value,
+    assume,
+    join,
+    number,
+    tensor,
+)  # fmt: skip
+from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, MASKS, RETURNS_INTEGERS, SHAPES
 
 _DEPTH = 40
 _TRUTH = Value("number", True, False, bound=1)
+_MASK_BY_NAME = Value(whole=True, assumed=True)
+_INTEGER_BY_NAME = Value(dtype="int", assumed=True)
 _ATTRIBUTES = {"shape": INTS, "ndim": INT, "device": DEVICE}
 
 
@@ -76,7 +91,7 @@ class Inference:
                 return join([self.value(operand, place) for operand in node.values])
             case ast.Compare():
                 inner = self.value(node.left, place)
-                return tensors.BOOL if inner.sort == "tensor" else _TRUTH
+                return tensors.BOOL if inner.sort == "tensor" else assume(_TRUTH)
             case ast.NamedExpr():
                 return self.value(node.value, place)
             case ast.Tuple() | ast.List():
@@ -89,7 +104,9 @@ class Inference:
         values = [self.value(element, place) for element in elements if not isinstance(element, ast.Starred)]
         joined = join(values)
         known = values and joined.sort in ("number", "numbers")
-        return Value("numbers", joined.whole, joined.floating, bound=joined.bound) if known else UNKNOWN
+        if not known:
+            return UNKNOWN
+        return Value("numbers", joined.whole, joined.floating, bound=joined.bound, assumed=joined.assumed)
 
     def _unary(self, node: ast.UnaryOp, place: Place) -> Value:
         inner = self.value(node.operand, place)
@@ -104,10 +121,14 @@ class Inference:
         if inner.sort == "numbers" and not isinstance(node.slice, ast.Slice):
             return _element(inner, bound=inner.bound)
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            return INT if inner.sort == "unknown" and integers.known_integer(node.slice.value) else UNKNOWN
+            return (
+                INT_BY_NAME
+                if inner.sort == "unknown" and integers.known_integer(node.slice.value)
+                else UNKNOWN
+            )
         if isinstance(node.value, ast.Attribute) and inner.sort in ("number", "unknown"):
-            return INT if integers.known_integer(node.value.attr) else UNKNOWN
-        return inner if inner.sort in ("tensor", "numbers") else UNKNOWN
+            return INT_BY_NAME if integers.known_integer(node.value.attr) else UNKNOWN
+        return inner if inner.sort in ("tensor", "numbers") or inner is _MASK_BY_NAME else UNKNOWN
 
     def _attribute(self, node: ast.Attribute, place: Place) -> Value:
         function = self.names.qualify(node, place)
@@ -126,10 +147,10 @@ class Inference:
             if value.sort not in ("unknown", "none"):
                 return value
         if integers.known_integer(node.attr):
-            return INT
+            return INT_BY_NAME
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
             return tensor("inherited")
-        return Value(dtype="int") if INTEGER_TENSORS.fullmatch(node.attr) else UNKNOWN
+        return _INTEGER_BY_NAME if INTEGER_TENSORS.fullmatch(node.attr) else UNKNOWN
 
     def _name(self, node: ast.Name, place: Place) -> Value:
         bindings = self.names.bindings(node.id, place)
@@ -137,7 +158,7 @@ class Inference:
             return dtypes.named(self.names.qualify(node, place)) or _by_name(node.id)
         value = self._joined(bindings)
         if value.sort == "tensor" and not value.dtype and INTEGER_TENSORS.fullmatch(node.id):
-            return tensor("int")
+            return tensor("int", assumed=True)
         return value if value.sort not in ("unknown", "none") else _by_name(node.id)
 
     def _joined(self, bindings: list[Binding]) -> Value:
@@ -180,8 +201,10 @@ class Inference:
         if DEVICES.fullmatch(binding.parameter):
             return DEVICE
         if annotated.sort == "tensor":
+            if MASKS.fullmatch(binding.parameter):
+                return tensor(annotated.dtype, whole=True, assumed=True)
             found = INTEGER_TENSORS.fullmatch(binding.parameter)
-            return tensor("int") if found else annotated
+            return tensor("int", assumed=True) if found else annotated
         sites = self._call_sites.arguments(binding.place.scope, binding.parameter)
         given = [self.of(site) for site in sites]
         value = self.value(binding.value, binding.place) if binding.value is not None else UNKNOWN
@@ -190,12 +213,14 @@ class Inference:
         elif value.sort == "number":
             # A default of 0 says little; one of 2048 for a size says what the size is.
             sized = value.floating is False and integers.known_integer(binding.parameter)
-            value = INT if sized else UNKNOWN
+            value = INT_BY_NAME if sized else UNKNOWN
         if value.sort in ("unknown", "none") or (value.sort == "dtype" and not value.dtype):
             if annotated.sort == "dtype" or binding.parameter.endswith("dtype"):
                 return Value("dtype", dtype="inherited", source=binding.parameter)
             return annotated
-        return Value("number", value.whole, value.floating) if value.sort == "number" else value
+        if value.sort == "number":
+            return Value("number", value.whole, value.floating, assumed=True)
+        return assume(value)
 
     def _call(self, node: ast.Call, place: Place) -> Value:
         call = self.call(node, place)
@@ -204,32 +229,46 @@ class Inference:
         if (result := tensors.of_call(self, call, place)).sort != "unknown" or result.dtype:
             return result
         result = integers.of_call(self, node, call.function, place)
-        if result.sort == "unknown" and call.function.startswith("."):
-            result = self._returned(call.function[1:])
+        if result.sort == "unknown":
+            result = self._returned(node.func, call.function, place)
         if result.sort != "unknown":
             return result
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        return Value(dtype="int") if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
+        return _INTEGER_BY_NAME if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
 
-    def _returned(self, function: str) -> Value:
-        """Return what a function of this file returns, where it says so by annotation."""
-        scopes = self.walk.functions.get(function, [])
-        if len(scopes) == 1 and isinstance(scopes[0].node, ast.FunctionDef):
-            return dtypes.of_annotation(scopes[0].node.returns)
-        return UNKNOWN
+    def _returned(self, node: ast.expr, function: str, place: Place) -> Value:
+        """Return what a function or method of this file returns, by its annotation or as it computes it."""
+        own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        scopes = self.walk.functions.get(
+            node.attr if isinstance(node, ast.Attribute) and own else function[1:], []
+        )
+        if own:
+            scopes = [scope for scope in scopes if scope.parent is place.scope.owner]
+        elif not function.startswith("."):
+            return UNKNOWN
+        if len(scopes) != 1 or not isinstance(scopes[0].node, ast.FunctionDef):
+            return UNKNOWN
+        annotated = dtypes.of_annotation(scopes[0].node.returns)
+        if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not scopes[0].returns:
+            return annotated
+        computed = assume(join([self.value(*returned) for returned in scopes[0].returns]))
+        return computed if computed.sort == "tensor" else annotated
 
 
 def _by_name(name: str) -> Value:
     """Return what a name alone says."""
     if DEVICES.fullmatch(name):
         return DEVICE
-    return Value(dtype="int") if not SHAPES.fullmatch(name) and INTEGER_TENSORS.fullmatch(name) else UNKNOWN
+    if MASKS.fullmatch(name):
+        return _MASK_BY_NAME
+    by_name = INTEGER_TENSORS.fullmatch(name) and not SHAPES.fullmatch(name)
+    return _INTEGER_BY_NAME if by_name else UNKNOWN
 
 
 def _element(value: Value, bound: float | None = None) -> Value:
     """Return what one of several numbers, or a part of a tensor, is."""
     if value.sort == "numbers":
-        return Value("number", value.whole, value.floating, bound=bound)
+        return Value("number", value.whole, value.floating, bound=bound, assumed=value.assumed)
     return value if value.sort == "tensor" else UNKNOWN
 
 

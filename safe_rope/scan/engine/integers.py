@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.scopes import Place
-from safe_rope.scan.engine.values import FLOAT, INT, INTS, UNKNOWN, Value, join, number
+from safe_rope.scan.engine.values import FLOAT, INT, INT_BY_NAME, INTS, UNKNOWN, Value, join, number
 from safe_rope.scan.engine.vocabulary import KNOWN_INTEGERS
 
 _INTEGER_CALLS = {
@@ -24,6 +24,7 @@ _FLOAT_CALLS = {
 _INTEGER_METHODS = {
     "size", "numel", "dim", "nelement", "index", "count", "bit_length", "stride", "get_seq_length",
 }  # fmt: skip
+_OF_TENSORS = {"size", "numel", "nelement", "dim"}
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -62,7 +63,8 @@ def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
             bound = left.bound * right.bound
         elif isinstance(operation, ast.Add | ast.Sub):
             bound = left.bound + right.bound
-    return Value("number", whole or None, floating, bound=bound)
+    assumed = left.assumed or right.assumed or {left.sort, right.sort} != {"number"}
+    return Value("number", whole or None, floating, bound=bound, assumed=assumed)
 
 
 def _fold(operation: ast.operator, left: int | float | None, right: int | float | None) -> int | float | None:
@@ -87,7 +89,7 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
     if function in ("int", "float") and first is not None:
         inner = evaluator.value(first, place)
         if function == "float":
-            return Value("number", inner.whole, True, bound=inner.bound)
+            return Value("number", inner.whole, True, bound=inner.bound, assumed=inner.assumed)
         return INT if inner.constant is None else number(int(inner.constant))
     if function in _INTEGER_CALLS or (function == "round" and len(node.args) == 1 and not node.keywords):
         return INT
@@ -102,10 +104,12 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
         if name == "size" and not node.args and not node.keywords:
             return INTS
         if name in _INTEGER_METHODS:
-            return INT
+            return INT if name in _OF_TENSORS else INT_BY_NAME
         if name in ("item", "tolist"):
-            whole = evaluator.value(node.func.value, place).whole
-            return Value("number" if name == "item" else "numbers", whole)
+            of = evaluator.value(node.func.value, place)
+            return Value(
+                "number" if name == "item" else "numbers", of.whole, assumed=of.assumed or of.whole is None
+            )
         if name in ("get", "pop") and first is not None:
             return _field(first)
     return UNKNOWN
@@ -113,7 +117,7 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
 
 def _field(node: ast.expr) -> Value:
     """Return what is known of a field that is asked for by name."""
-    return INT if isinstance(node, ast.Constant) and known_integer(str(node.value)) else UNKNOWN
+    return INT_BY_NAME if isinstance(node, ast.Constant) and known_integer(str(node.value)) else UNKNOWN
 
 
 def _builtin(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -> Value:
@@ -125,11 +129,13 @@ def _builtin(evaluator: Evaluator, node: ast.Call, function: str, place: Place) 
         value = values[0]
         if function == "abs":
             return value
-        return Value("number", value.whole, value.floating) if value.sort == "numbers" else UNKNOWN
+        known = value.sort == "numbers"
+        return Value("number", value.whole, value.floating, assumed=value.assumed) if known else UNKNOWN
     if function not in ("max", "min") or len(arguments) != len(node.args):
         return UNKNOWN
     result = join(values)
     bounds = [value.constant for value in values if value.constant is not None]
     floating = any(value.floating for value in values) or result.floating
     bound = min(bounds) if function == "min" and bounds else result.bound
-    return Value("number", result.whole, floating, bound=bound)
+    assumed = result.assumed or result.sort != "number"
+    return Value("number", result.whole, floating, bound=bound, assumed=assumed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from safe_rope.scan.engine.scopes import Binding, Place, Walk
+from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Walk
 
 _DEPTH = 8
 
@@ -28,6 +28,12 @@ class Call:
     positional: list[Argument] = field(default_factory=list)
     keywords: dict[str, Argument] = field(default_factory=dict)
     complete: bool = True  # nothing unknown was unpacked into it
+
+    @property
+    def bounds(self) -> list[Argument]:
+        """An arange's start, end and step."""
+        named = [self.keywords[name] for name in ("start", "end", "step") if name in self.keywords]
+        return [*self.positional[:3], *named]
 
     def argument(self, position: int, name: str) -> Argument | None:
         """Return an argument, given by position or by name."""
@@ -155,16 +161,26 @@ class Names:
 
 def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:
     """Return the bindings that can reach a place, the last first, up to one that is on every path."""
-    reaching = []
+    reaching: list[Binding] = []
     arms = dict(place.path)
+    later = []
     for binding in reversed(bindings):
         if binding.how != "parameter" and binding.place.order >= place.order:
             comprehension = binding.how == "item" and binding.place.order == place.order
             if not comprehension:
+                later.append(binding)
                 continue
         if any(arms.get(branch, arm) != arm for branch, arm in binding.place.path):
             continue
         reaching.append(binding)
         if binding.place.path == place.path[: len(binding.place.path)]:
-            return reaching
-    return reaching or [binding for binding in bindings if binding.place.order != place.order]
+            return reaching + _from_before(later, place.path[len(binding.place.path) :])
+    return reaching + _from_before(later, place.path) or [
+        binding for binding in bindings if binding.place.order != place.order
+    ]
+
+
+def _from_before(later: list[Binding], path: Path) -> list[Binding]:
+    """Return the bindings that stand later in a loop, and so reach its next round."""
+    loops = {step for step in path if step[1] == LOOP}
+    return [binding for binding in later if not loops.isdisjoint(binding.place.path)] if loops else []

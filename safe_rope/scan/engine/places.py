@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import PurePath
 from typing import Literal
 
-from safe_rope.scan.engine.scopes import Scope
+from safe_rope.scan.engine.scopes import Scope, Walk
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -15,30 +16,51 @@ from safe_rope.scan.engine.vocabulary import (
     SCRIPT_FOLDERS,
 )
 
+_DEPTH = 4  # of calls of calls
 Kind = Literal["constructor", "forward", "script"]
 
 
-def kind(scope: Scope, path: str, *, script: bool = False, main: bool = False) -> Kind:
+def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: bool = False) -> Kind:
     """Return where the code of a scope runs.
 
     Args:
         scope: the scope.
         path: of the file.
+        walk: of the file: who calls a function decides, and its name only where nobody does.
         script: the file is a program with a command line.
         main: the file can be run, so that its statements outside of functions may be that program.
     """
     if script or is_script(path):
         return "script"
     functions = [around for around in scope.upward() if around.kind == "function"]
+    return _kind(functions, walk, _DEPTH) if functions else "script" if main else "constructor"
+
+
+def _kind(functions: list[Scope], walk: Walk, depth: int) -> Kind:
+    """Return where a function runs, given it and those around it."""
     for function in functions:
-        if function.name in CONSTRUCTORS or CONSTRUCTING.match(function.name):
+        if function.name in CONSTRUCTORS:
             return "constructor"
         if FORWARD.fullmatch(function.name):
             return "forward"
-    if not functions:
-        return "script" if main else "constructor"
-    owner = functions[-1].owner
-    rotary = ROTARY.search(functions[-1].name) or (owner is not None and ROTARY.search(owner.name))
+    outermost = functions[-1]
+    method = outermost.owner is not None
+    callers = [
+        [around for around in site.place.scope.upward() if around.kind == "function"]
+        for site in walk.calls.get(outermost.name, ())
+        if isinstance(site.node, ast.Call) and isinstance(site.node.func, ast.Attribute) == method
+    ]
+    if depth and callers:
+        known = {
+            _kind(some, walk, depth - 1) if some else "constructor" for some in callers if some != functions
+        }
+        if known:
+            return "constructor" if "constructor" in known else "forward"
+    if any(CONSTRUCTING.match(function.name) for function in functions):
+        return "constructor"
+    rotary = ROTARY.search(outermost.name) or (
+        outermost.owner is not None and ROTARY.search(outermost.owner.name)
+    )
     return "constructor" if rotary else "forward"
 
 

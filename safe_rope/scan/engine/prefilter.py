@@ -14,6 +14,7 @@ _SPACES = (b"lin", b"log")  # before "space": one search for both
 _FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
 _IN_COMPANY = (
     (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
+    (b"inv_freq", re.compile(rb"inv_freq\w*\.(?:to|type_as)\((?![\w.]*device\))")),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype_as)\((?![\w.]*device\))")),
@@ -48,6 +49,8 @@ _ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
 _SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")
 # A parameter that says nothing about itself, or only that it is a dtype.
 _UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
+_CALL = re.compile(rb"\w+\(")
+_MANY = 30  # searches of the text for a name each, which take as long as one for any
 _TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
 _MEMBER = re.compile(rb"\n(?=    [A-Za-z_@])")
 _COMPOUND = re.compile(rb"from |import |if |elif |else\b|try\b|except\b|finally\b|with |for |while ")
@@ -173,8 +176,11 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
 
     keep_at(hits)
     for _ in range(2):  # what calls a kept function, and what calls that
-        for name in _called_names(pieces):
-            keep_at(_all(text, name))
+        names = set(_called_names(pieces))
+        if len(names) > _MANY:
+            keep_at(call.start() for call in _CALL.finditer(text) if call[0] in names)
+        else:
+            keep_at(offset for name in names for offset in _all(text, name))
     for piece in pieces:
         piece.header.kept |= piece.kept
         near = hits[bisect_left(hits, piece.start) : bisect_left(hits, piece.start + len(piece.text))]

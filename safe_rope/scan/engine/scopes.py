@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # The branches that lead to a statement: pairs of a compound statement's id and its arm.
 Path = tuple[tuple[int, int], ...]
+# The arm that is a loop's body: what is bound in it reaches what stands before, too.
+LOOP = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +25,7 @@ class Scope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
     bases: list[str] = field(default_factory=list)
+    returns: list[tuple[ast.expr, Place]] = field(default_factory=list)
 
     def upward(self) -> Iterator[Scope]:
         """Yield this scope and those around it."""
@@ -86,6 +89,7 @@ class Walk:
         self.module = Scope("", "module", None, tree)
         self._scopes = [self.module]
         self.imports: dict[str, str] = {}
+        self.bound: set[str] = set()  # the imported names that every statement of the module can use
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
         self.statements: list[tuple[ast.AST, Place]] = []
@@ -103,6 +107,7 @@ class Walk:
         for scope in self._scopes:
             scope.bindings.clear()
             scope.attributes.clear()
+            scope.returns.clear()
 
     def _body(self, body: list[ast.stmt], scope: Scope, path: Path, contexts: tuple[ast.expr, ...]) -> None:
         for statement in body:
@@ -115,7 +120,7 @@ class Walk:
                 handler(statement, place)
 
     def _arms(self, node: ast.AST, place: Place, *arms: list[ast.stmt]) -> None:
-        for number, arm in enumerate(arms):
+        for number, arm in enumerate(arms, start=1):
             if arm:
                 self._body(arm, place.scope, (*place.path, (id(node), number)), place.contexts)
 
@@ -124,11 +129,17 @@ class Walk:
     def _import(self, node: ast.Import, place: Place) -> None:
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.split(".")[0]
-            self.imports[alias.asname or name] = name
+            self._import_as(alias.asname or name, name, place)
 
     def _importfrom(self, node: ast.ImportFrom, place: Place) -> None:
         for alias in node.names:
-            self.imports[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+            name = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+            self._import_as(alias.asname or alias.name, name, place)
+
+    def _import_as(self, local: str, name: str, place: Place) -> None:
+        self.imports[local] = name
+        if place.scope is self.module and not place.path:
+            self.bound.add(local)
 
     def _bind_target(
         self, target: ast.expr, value: ast.expr | None, place: Place, how: str = "value",
@@ -177,6 +188,11 @@ class Walk:
         if call.func.attr == "register_buffer" and owner is not None and isinstance(name, ast.Constant):
             owner.attributes.setdefault(str(name.value), []).append(Binding("buffer", call.args[1], place))
 
+    def _return(self, node: ast.Return, place: Place) -> None:
+        if node.value is not None:
+            place.scope.returns.append((node.value, place))
+        self.statements.append((node, place))
+
     # Compound statements.
 
     def _functiondef(self, node: Function, place: Place) -> None:
@@ -212,7 +228,7 @@ class Walk:
         while True:  # not recursive: a chain of elif may be longer than the stack is deep
             self.statements.append((node.test, place))
             self._arms(node, place, node.body)
-            place = Place(place.scope, place.order, (*place.path, (id(node), 1)), place.contexts)
+            place = Place(place.scope, place.order, (*place.path, (id(node), 2)), place.contexts)
             if len(node.orelse) != 1 or not isinstance(node.orelse[0], ast.If):
                 break
             node = node.orelse[0]
@@ -220,12 +236,16 @@ class Walk:
 
     def _while(self, node: ast.While, place: Place) -> None:
         self.statements.append((node.test, place))
-        self._arms(node, place, node.body, node.orelse)
+        self._loop(node, place)
 
     def _for(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
         self._bind_target(node.target, node.iter, place, "item")
         self.statements.append((node.iter, place))
-        self._arms(node, place, node.body, node.orelse)
+        self._loop(node, place)
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> None:
+        self._body(node.body, place.scope, (*place.path, (id(node), LOOP)), place.contexts)
+        self._arms(node, place, [], node.orelse)
 
     _asyncfor = _for
 
@@ -260,8 +280,22 @@ def expressions(statement: ast.AST, place: Place) -> Iterator[Site]:
     for node, ancestors in within(statement):
         if isinstance(node, _LOOKED_AT):
             yield Site(node, ancestors, place)
-        elif isinstance(node, ast.comprehension) and isinstance(node.target, ast.Name):
-            place.scope.bindings.setdefault(node.target.id, []).append(Binding("item", node.iter, place))
+        elif isinstance(node, ast.comprehension | ast.Lambda):
+            _bind_inner(node, place)
+
+
+def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:
+    """Bind what a comprehension or a lambda gives a name to, for the whole of its statement."""
+    values: dict[str, ast.expr | None] = {}
+    if isinstance(node, ast.Lambda):
+        arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        values = dict.fromkeys(argument.arg for argument in arguments)
+    elif isinstance(node.target, ast.Name):
+        values = {node.target.id: node.iter}
+    else:
+        values = dict.fromkeys(name.id for name in ast.walk(node.target) if isinstance(name, ast.Name))
+    for name, value in values.items():
+        place.scope.bindings.setdefault(name, []).append(Binding("item", value, place))
 
 
 # Fields that hold no expression: most nodes have one, and reading them takes a fifth of a scan.

@@ -22,8 +22,14 @@ class Source:
         self.encoding = reading.encoding(data).removesuffix("-sig")
         self.skipped = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
         self.text = data[self.skipped :]
+        self.editable = True  # whether offsets lead back to the bytes as read
         if self.encoding != "utf-8":
-            self.text = self.text.decode(self.encoding).encode()
+            decoded = self.text.decode(self.encoding)
+            try:
+                self.editable = decoded.encode(self.encoding) == self.text
+            except UnicodeError:
+                self.editable = False
+            self.text = decoded.encode()
         self._starts: list[int] | None = None
 
     @property
@@ -44,8 +50,8 @@ class Source:
         return line, len(self.text[self.line_starts[line - 1] : offset].decode(errors="replace")) + 1
 
     def as_read(self, offset: int) -> int:
-        """Return the offset in the bytes as read that ``offset`` in ``text`` stands for."""
-        if self.encoding == "utf-8":
+        """Return the offset in the bytes as read that ``offset`` in ``text`` stands for, where editable."""
+        if self.encoding == "utf-8" or not self.editable:
             return self.skipped + offset
         return self.skipped + len(self.text[:offset].decode().encode(self.encoding))
 

@@ -61,6 +61,16 @@ OPERATORS: dict[str, ast.operator] = {
 }  # fmt: skip
 
 
+def operator(call: ast.Call, name: str) -> ast.operator:
+    """Return the operator that a function or method of `OPERATORS` stands for, as its rounding has it."""
+    rounded = any(word.arg == "rounding_mode" and not _is_none(word.value) for word in call.keywords)
+    return ast.FloorDiv() if rounded else OPERATORS[name]
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
 def promote(operation: ast.operator, left: Value, right: Value) -> Value:
     """Return what an operation gives of which at least one side is a tensor."""
     raised = isinstance(operation, ast.Pow) and right.grid and left.constant not in (1, -1)
@@ -72,6 +82,7 @@ def promote(operation: ast.operator, left: Value, right: Value) -> Value:
         whole or None,
         grid=left.grid or right.grid,
         exponent=left.exponent or right.exponent or raised,
+        assumed=left.assumed or right.assumed,
     )
 
 
@@ -153,9 +164,7 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
         return tensor(of.dtype or "inherited", True if name in _WHOLE else None)
     if name in OPERATORS and len(call.positional) == 2:
         other = evaluator.of(call.positional[1])
-        if name in ("div", "true_divide") and "rounding_mode" in call.keywords:
-            return promote(ast.FloorDiv(), of, other)
-        return promote(OPERATORS[name], of, other) if "tensor" in (of.sort, other.sort) else UNKNOWN
+        return promote(operator(call.node, name), of, other) if "tensor" in (of.sort, other.sort) else UNKNOWN
     return _operation(of, name)
 
 
@@ -169,25 +178,24 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
     if name in _CASTS and not call.positional:
         return _with_dtype(of, _CASTS[name])
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
-        return tensor(of.dtype or "inherited", True if name in _WHOLE else None)
-    if name in ("cumsum", "sum", "softmax") and (given := call.keywords.get("dtype")) is not None:
-        return tensor(evaluator.of(given).dtype or "inherited", of.whole)
+        given = given_dtype(evaluator, call) or of
+        return tensor(given.dtype or "inherited", True if name in _WHOLE else None, assumed=given.assumed)
+    if name in ("cumsum", "sum", "softmax") and (asked := given_dtype(evaluator, call)) is not None:
+        return tensor(asked.dtype or "inherited", of.whole)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
-        return promote(OPERATORS[name], of, evaluator.value(call.positional[0].value, place))
+        return promote(operator(call.node, name), of, evaluator.value(call.positional[0].value, place))
     return _operation(of, name)
 
 
 def _with_dtype(of: Value, dtype: str, whole: bool | None = None) -> Value:
     """Return a tensor of the same numbers, or of those rounded to whole ones."""
-    return tensor(dtype, whole or of.whole, grid=of.grid, exponent=of.exponent)
+    return tensor(dtype, whole or of.whole, grid=of.grid, exponent=of.exponent, assumed=of.assumed)
 
 
 def _operation(of: Value, name: str) -> Value:
     """Return what a unary operation gives."""
-    if name in _COMPARED:
-        return BOOL
-    if name in _INDEXED:
-        return tensor("int")
+    if name in _COMPARED or name in _INDEXED:
+        return tensor("bool" if name in _COMPARED else "int", assumed=of.assumed or of.sort != "tensor")
     known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in _ROUNDED | _TENSORS_ONLY))
     if not known:
         return UNKNOWN
@@ -218,8 +226,7 @@ def arange_dtype(evaluator: Evaluator, call: Call) -> str:
 
 def bounds(evaluator: Evaluator, call: Call) -> list[Value]:
     """Return what is known of an arange's start, end and step."""
-    named = [call.keywords[name] for name in ("start", "end", "step") if name in call.keywords]
-    return [evaluator.of(argument) for argument in (*call.positional[:3], *named)]
+    return [evaluator.of(argument) for argument in call.bounds]
 
 
 def cast_target(evaluator: Evaluator, call: Call) -> Value | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Sort = Literal["number", "numbers", "tensor", "dtype", "device", "none", "unknown"]
@@ -27,6 +27,8 @@ class Value:
     source: str = ""  # dtypes: the expression or parameter it comes from
     grid: bool = False  # tensors: derived from an arange or linspace
     exponent: bool = False  # tensors: a number raised to such a grid, as inverse frequencies are
+    # It rests on a name, a default or the calls in this file: good enough for a finding, not for a safe fix.
+    assumed: bool = field(default=False, compare=False)
 
     @property
     def is_int(self) -> bool:
@@ -39,6 +41,11 @@ class Value:
         return self.sort == "number" and self.floating is True
 
     @property
+    def is_proven_real(self) -> bool:
+        """Whether this is surely a real Python number, or a tensor of integers."""
+        return not self.assumed and (self.sort == "number" or (self.sort == "tensor" and self.is_int))
+
+    @property
     def lowerable(self) -> bool:
         """Whether a cast, a default or a caller can lower this floating dtype."""
         return self.dtype in ("default", "inherited", "float", *LOW)
@@ -46,6 +53,7 @@ class Value:
 
 UNKNOWN = Value()
 INT = Value("number", whole=True, floating=False)
+INT_BY_NAME = Value("number", whole=True, floating=False, assumed=True)
 INTS = Value("numbers", whole=True, floating=False)
 FLOAT = Value("number", floating=True)
 NONE = Value("none")
@@ -59,10 +67,22 @@ def number(constant: int | float) -> Value:
     return Value("number", whole, floating, constant, abs(constant))
 
 
-def tensor(dtype: str, whole: bool | None = None, *, grid: bool = False, exponent: bool = False) -> Value:
+def tensor(
+    dtype: str,
+    whole: bool | None = None,
+    *,
+    grid: bool = False,
+    exponent: bool = False,
+    assumed: bool = False,
+) -> Value:
     """Return a tensor of a dtype; integers are whole."""
     whole = True if dtype in ("int", "bool") else whole
-    return Value("tensor", whole, dtype=dtype, grid=grid, exponent=exponent)
+    return Value("tensor", whole, dtype=dtype, grid=grid, exponent=exponent, assumed=assumed)
+
+
+def assume(value: Value) -> Value:
+    """Return a value as one that nothing proves."""
+    return value if value.assumed else replace(value, assumed=True)
 
 
 def join(values: list[Value]) -> Value:
@@ -71,8 +91,9 @@ def join(values: list[Value]) -> Value:
     if not some:
         return NONE if values else UNKNOWN
     first = some[0]
+    assumed = any(value.assumed for value in some)
     if all(value == first for value in some):
-        return first
+        return assume(first) if assumed else first
     sorts = {value.sort for value in some}
     sort = first.sort if len(sorts) == 1 else "tensor" if sorts == {"tensor", "unknown"} else "unknown"
     dtypes = {value.dtype for value in some}
@@ -96,6 +117,7 @@ def join(values: list[Value]) -> Value:
         source=next((value.source for value in some if value.source), ""),
         grid=any(value.grid for value in some),
         exponent=any(value.exponent for value in some),
+        assumed=assumed,
     )
 
 

@@ -10,7 +10,9 @@ INTEGER_TENSORS = re.compile(
     r"|permutation|indptr|cu_\w+)"
     r"|(?:\w+_)?(?:idxs?|indices)_\w{1,4}|(?:\w+_)?(?:row|chunk|block|page|token|seq)_(?:offsets|starts|ends|slots|ptrs?)"
 )
-# Functions and methods that return such tensors.
+# Tensors of these names hold zeros and ones, in whatever dtype.
+MASKS = re.compile(r"(?:\w+_)?masks?")
+# Functions and methods that return such tensors of indices.
 RETURNS_INTEGERS = re.compile(r"\w*_(?:ids|idxs?|indices|index)")
 # Variables and parameters.
 DEVICES = re.compile(r"(?:\w+_)?(?:device|dev|cuda|gpu|rank|device_type)\d?")

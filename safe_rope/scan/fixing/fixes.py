@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine import Call, Edit, File, Fix, Place, tensors
+from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, tensors
 
 # Arguments of arange that an integer tensor, or a tensor made from one, would not take the same way.
 _OBSTACLES = {"out", "requires_grad", "layout"}
 
 
-def torch_name(file: File, place: Place) -> str | None:
-    """Return what this file calls torch."""
-    for local, full in file.walk.imports.items():
-        if full == "torch" and not file.names.bindings(local, place):
-            return local
-    return (
-        None if file.names.bindings("torch", place) else "torch" if "torch" not in file.walk.imports else None
-    )
-
-
-def sibling(file: File, node: ast.expr, place: Place, name: str) -> str | None:
-    """Return how to write a torch dtype at a place, in the way that ``node`` writes one."""
-    if isinstance(node, ast.Attribute) and file.names.qualify(node, place).startswith("torch."):
-        return f"{ast.unparse(node.value)}.{name}"
-    torch = torch_name(file, place)
-    return None if torch is None else f"{torch}.{name}"
+def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | None:
+    """Return how to write a name of torch at a place: as an expression near it does, or by an import."""
+    for node in near:
+        if isinstance(node, ast.Attribute) and file.names.qualify(node.value, place) == "torch":
+            return f"{ast.unparse(node.value)}.{name}"
+    imported = {
+        full: local
+        for local, full in file.walk.imports.items()
+        if local in file.walk.bound and not file.names.bindings(local, place)
+    }
+    return f"{imported['torch']}.{name}" if "torch" in imported else imported.get(f"torch.{name}")
 
 
 def edit(file: File, start: int, end: int, replacement: str) -> Edit:
@@ -38,39 +33,55 @@ def is_editable(call: Call) -> bool:
     return call.complete and not _OBSTACLES & call.keywords.keys()
 
 
-def through_integers(file: File, call: Call, place: Place, cast: str | None = None) -> Fix | None:
-    """Count in int64, then cast; ``cast`` is what to cast to, the given dtype when None.
+def through_integers(file: File, call: Call, place: Place, *, keep: bool = True) -> Fix | None:
+    """Count in int64, then cast to the given dtype, or where that is not to be kept, to float32.
 
     Safe where every bound is provably whole and the given dtype is kept: then the same numbers are rounded
     to the same dtype, once, whatever the allocating call is intercepted by.
     """
-    values = file.bounds(call)
+    bounds = call.bounds
+    values = [file.of(bound) for bound in bounds]
     if (
         not is_editable(call)
         or not values
-        or any(value.whole is not True and (value.is_float or value.whole is False) for value in values)
+        or any(value.whole is not True and value.is_float for value in values)
     ):
         return None
-    whole = all(value.whole for value in values)
     given = call.keywords.get("dtype")
+    near = (call.node.func,) if given is None else (given.value, call.node.func)
+    integer, float32 = (torch_name(file, name, place, *near) for name in ("int64", "float32"))
     end = file.source.end(call.node)
+    if integer is None or (given is not None and (not given.direct or given.place is not place)):
+        return None
+    target = file.source.segment(given.value) if given is not None and keep else float32
+    if target is None or "\n" in target or "\r" in target or file.source.text[end - 1 : end] != b")":
+        return None
     if given is None:
-        torch = torch_name(file, place)
-        if torch is None:
-            return None
-        edits = (_append(file, call, f"dtype={torch}.int64"), edit(file, end, end, f".to({torch}.float32)"))
-        return Fix(whole, "Count in int64, then cast to float32.", edits)
-    if not given.direct or given.place is not place:
-        return None
-    integer = sibling(file, given.value, place, "int64")
-    if integer is None:
-        return None
-    target = cast or file.source.segment(given.value)
-    start, stop = file.source.start(given.value), file.source.end(given.value)
-    if file.source.text[end - 1 : end] != b")" or "\n" in target or "\r" in target:
-        return None
-    edits = (edit(file, start, stop, integer), edit(file, end, end, f".to({target})"))
-    return Fix(whole and cast is None, "Count in int64, then cast.", edits)
+        dtype, kept = _append(file, call, f"dtype={integer}"), not file.changes_default
+    else:
+        start, stop = file.source.start(given.value), file.source.end(given.value)
+        dtype, kept = edit(file, start, stop, integer), keep and not file.of(given).assumed
+    edits = [dtype, edit(file, end, end, f".to({target})")]
+    for bound, value in zip(bounds, values, strict=True):
+        if value.is_float:
+            literal = value.constant is not None and not _names(bound.value)
+            kept = kept and literal
+            if literal and bound.direct:
+                start, stop = file.source.start(bound.value), file.source.end(bound.value)
+                edits.append(edit(file, start, stop, f"{value.constant:.0f}"))
+    whole = all(is_whole(file, bound) for bound in bounds)
+    return Fix(whole and kept, f"Count in int64, then cast{'' if given else ' to float32'}.", tuple(edits))
+
+
+def is_whole(file: File, argument: Argument) -> bool:
+    """Say whether an argument is provably a whole number: by its type, or as what a floor division leaves."""
+    value, node = file.of(argument), argument.value
+    floored = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
+    return value.whole is True and (floored or not value.assumed)
+
+
+def _names(node: ast.expr) -> bool:
+    return any(isinstance(inner, ast.Name) for inner in ast.walk(node))
 
 
 def _append(file: File, call: Call, argument: str) -> Edit:
@@ -84,48 +95,57 @@ def _append(file: File, call: Call, argument: str) -> Edit:
     return edit(file, end, end, f", {argument}")
 
 
-def with_dtype(file: File, call: Call, place: Place, dtype: str = "float32") -> Fix | None:
-    """Give the call an explicit dtype; the result's dtype changes, hence never safe."""
+def with_dtype(file: File, call: Call, place: Place) -> Fix | None:
+    """Give the call the dtype float32; the result's dtype changes, hence never safe."""
     if not call.complete or not (call.node.args or call.node.keywords):
         return None
     given = call.keywords.get("dtype")
-    if given is None:
-        torch = torch_name(file, place)
-        edits = () if torch is None else (_append(file, call, f"dtype={torch}.{dtype}"),)
-    else:
-        named = sibling(file, given.value, place, dtype)
-        direct = given.direct and given.place is place and named is not None
-        start, end = file.source.start(given.value), file.source.end(given.value)
-        edits = (edit(file, start, end, named or ""),) if direct else ()
-    return Fix(False, f"Ask for {dtype}.", edits) if edits else None
-
-
-def cast_operand(file: File, operand: ast.expr, place: Place) -> Fix | None:
-    """Cast integers to float32 where an operation would give them the default dtype."""
-    torch = torch_name(file, place)
-    if torch is None or not isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute):
+    near = (call.node.func,) if given is None else (given.value, call.node.func)
+    float32 = torch_name(file, "float32", place, *near)
+    if float32 is None or (given is not None and (not given.direct or given.place is not place)):
         return None
+    if given is None:
+        dtype = _append(file, call, f"dtype={float32}")
+    else:
+        dtype = edit(file, file.source.start(given.value), file.source.end(given.value), float32)
+    return Fix(False, "Ask for float32.", (dtype,))
+
+
+def cast_operand(file: File, call: Call, step: Step) -> Fix | None:
+    """Cast integers to float32 where an operation would give them the default dtype.
+
+    Safe where they are provably integers, and all that they meet provably real numbers or integers.
+    """
+    operand, place = step.operand, step.place
+    castable = isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute)
+    if not castable and step.same_statement:
+        operand = call.node
+    float32 = torch_name(file, "float32", place, call.node.func)
+    if float32 is None or not (castable or step.same_statement):
+        return None
+    proven = all(file.value(node, place).is_proven_real for node in (step.operand, *step.others))
     end = file.source.end(operand)
-    cast = edit(file, end, end, f".to({torch}.float32)")
-    return Fix(True, "Cast to float32 before the operation.", (cast,))
+    cast = edit(file, end, end, f".to({float32})")
+    return Fix(proven and not file.changes_default, "Cast to float32 before the operation.", (cast,))
 
 
-def replace_cast(file: File, node: ast.expr, place: Place) -> Fix | None:
+def replace_cast(file: File, node: ast.expr, place: Place, *near: ast.expr) -> Fix | None:
     """Make a cast of positions one to float32; the result's dtype changes, hence never safe."""
-    torch = torch_name(file, place)
-    if torch is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     call = file.inference.call(node, place)
     start, end = file.source.end(node.func.value), file.source.end(node)
     if node.func.attr in ("half", "bfloat16"):
-        replacement = f".to({torch}.float32)"
+        float32 = torch_name(file, "float32", place, *near)
+        replacement = f".to({float32})"
     else:
         argument = tensors.cast_argument(file.inference, call)
         if argument is None or not argument.direct or argument.place is not place:
             return None
-        if file.value(argument.value, argument.place).sort == "dtype":
+        float32 = torch_name(file, "float32", place, argument.value, *near)
+        if file.of(argument).sort == "dtype":
             start, end = file.source.start(argument.value), file.source.end(argument.value)
-            replacement = f"{torch}.float32"
+            replacement = f"{float32}"
         else:
-            replacement = f".to(device={file.source.segment(argument.value)}.device, dtype={torch}.float32)"
-    return Fix(False, "Cast to float32.", (edit(file, start, end, replacement),))
+            replacement = f".to(device={file.source.segment(argument.value)}.device, dtype={float32})"
+    return Fix(False, "Cast to float32.", (edit(file, start, end, replacement),)) if float32 else None

@@ -27,9 +27,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.value(given.value, given.place)
     if dtype.dtype not in PINNED | LOW or is_anothers(dtype) or file.is_harmless(site, call):
         return None
-    fix = fixes.through_integers(
-        file, call, site.place, None if dtype.dtype in PINNED else _float32(file, site)
-    )
+    fix = fixes.through_integers(file, call, site.place, keep=dtype.dtype in PINNED)
     return Report(
         call.node,
         file.severity("error", site, follows_activations=dtype.dtype in LOW),
@@ -41,10 +39,6 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
 def is_anothers(dtype: Value) -> bool:
     """Say whether a dtype is read from a tensor: SR002 reports that, whatever it turns out to be."""
     return dtype.source.endswith(".dtype")
-
-
-def _float32(file: File, site: Site) -> str:
-    return f"{fixes.torch_name(file, site.place) or 'torch'}.float32"
 
 
 def effect(file: File, site: Site, call: Call, dtype: str) -> str:

@@ -29,8 +29,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if file.is_harmless(site, call) or indices.counts_in(file, site, given):
         return None
-    torch = fixes.torch_name(file, site.place)
-    fix = fixes.through_integers(file, call, site.place, f"{torch}.float32") if torch else None
+    fix = fixes.through_integers(file, call, site.place, keep=False)
     source = dtype.source or file.source.segment(given.value) if given.direct else dtype.source
     return Report(
         call.node,

@@ -23,9 +23,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     for step in file.flow.steps(site):
         if step.how == "arithmetic":
-            fix = fixes.cast_operand(file, step.operand, step.place) or (
-                fixes.cast_operand(file, call.node, site.place) if step.same_statement else None
-            )
+            fix = fixes.cast_operand(file, call, step)
             return Report(
                 call.node,
                 file.severity("warning", site),
@@ -58,6 +56,7 @@ RULE = Rule(
         "import torch\nx = torch.exp(torch.arange(n))\n",
         "import torch\ndef f(n, ratio):\n    t = torch.arange(n)\n    return t / ratio\n",
         "import torch\nx = (torch.arange(0, d, 2)[: d // 2].view(1, -1) + 0.5).sin()\n",
+        "import torch\ndef f(n, d: int):\n    t: torch.Tensor = torch.arange(n)\n    return t / d\n",
         "import torch\nfreqs = 10000.0 ** torch.arange(n, dtype=torch.int64)\n",
     ),
 )

@@ -11,12 +11,13 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import LOW, Call, File, Report, Site, Step, indices, tensors
+from safe_rope.scan.engine import LOW, Call, File, Place, Report, Site, Step, indices, tensors
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
 _POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
+_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_expanded)?")
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -34,7 +35,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
                 file.severity("warning", site, follows_activations=True),
                 f"positions cast to {_named(step.target)}: "
                 f"{messages.position(step.target, file.largest(call))}; use float32",
-                fixes.replace_cast(file, step.node, step.place),
+                fixes.replace_cast(file, step.node, step.place, call.node.func),
             )
     return None
 
@@ -54,7 +55,8 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
         return None
     of = node.value
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
-    if not _POSITION_IDS.fullmatch(name):
+    frequencies = _FREQUENCIES.fullmatch(name) is not None
+    if not frequencies and not _POSITION_IDS.fullmatch(name) and not _is_helpers(file, of, site.place):
         return None
     target = tensors.cast_target(file.inference, call)
     argument = tensors.cast_argument(file.inference, call)
@@ -62,11 +64,25 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
         return None
     if indices.holds(file, argument.value, argument.place):
         return None
+    what = "inverse frequencies" if frequencies else "positions"
+    becomes = "0.4 % off in bfloat16" if frequencies else messages.position(target.dtype)
     return Report(
         call.node,
         file.severity("warning", site, follows_activations=True),
-        f"positions cast to {_named(target.dtype)}: {messages.position(target.dtype)}; use float32",
+        f"{what} cast to {_named(target.dtype)}: {becomes}; use float32",
         fixes.replace_cast(file, call.node, site.place),
+    )
+
+
+def _is_helpers(file: File, node: ast.expr, place: Place) -> bool:
+    """Say whether it is a grid of positions as a function of this file returns it."""
+    value = file.value(node, place)
+    if not value.grid or value.exponent or value.dtype == "bool":
+        return False
+    nodes = file.names.values(node.id, place) if isinstance(node, ast.Name) else [(node, place)]
+    return any(
+        isinstance(one, ast.Call) and file.names.qualify(one.func, where).startswith(".")
+        for one, where in nodes
     )
 
 
@@ -91,6 +107,8 @@ RULE = Rule(
         "import torch\ndef f(batch_idxs, n):\n    return torch.arange(n).type_as(batch_idxs)\n",
         "import torch\ndef f(x, order, n):\n    return x[torch.arange(n).to(order) - order]\n",
         "import torch\ndef forward(self, x, position_ids):\n    return position_ids.to(x.device)\n",
+        "import torch\ndef forward(self, x, inv_freq):\n    return inv_freq.to(x.device)\n",
+        "import torch\ndef forward(self, inv_freq):\n    return inv_freq.to(torch.float32)\n",
     ),
     INVALID=(
         "import torch\ndef f(self, n):\n    return torch.arange(n).type_as(self.inv_freq)\n",
@@ -100,5 +118,9 @@ RULE = Rule(
         "import torch\ndef f(n, dtype):\n    t = torch.arange(n)\n    return t[None, :].to(dtype)\n",
         "import torch\ndef forward(self, x, position_ids):\n"
         "    return position_ids.to(device=x.device, dtype=x.dtype)\n",
+        "import torch\ndef forward(self, x, inv_freq):\n    return inv_freq.to(x.dtype)\n",
+        "import torch\ndef grid(h, w):\n    ys, xs = torch.arange(h), torch.arange(w)\n"
+        "    return torch.stack(torch.meshgrid([xs, ys], indexing='ij'), dim=-1).permute(1, 0, 2)\n"
+        "def forward(self, x):\n    g = grid(64, 640)\n    g = g.to(x.dtype)\n    return g\n",
     ),
 )

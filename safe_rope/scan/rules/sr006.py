@@ -18,7 +18,7 @@ from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
 
 _NO_POSITIONS = re.compile(
-    r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|edge|quantile|threshold|beta|sigma|noise|alpha|schedule|time_?step"
+    r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|quantile|threshold|beta|sigma|noise|alpha|schedule|time_?step"
     r"|decay|window|fade|weight|prob|lower|upper|level|temperature|guidance|mel\b|mel_|_mels?\b|hz\b|hz_|\bdt_|_dt\b"
     r"|audio|video|image\b|latent|sample\b|loss",
     re.IGNORECASE,
@@ -36,7 +36,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.dtype(call)
     if dtype is not None and dtype.dtype and not dtype.lowerable:
         return None
-    if _is_ramp(file, call) and not file.flow.is_raised(site):
+    if call.function == "torch.linspace" and _is_ramp(file, call) and not file.flow.is_raised(site):
         return None
     if _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
         return None
@@ -93,6 +93,8 @@ RULE = Rule(
     INVALID=(
         "import torch\ndef f(h, x):\n    return torch.linspace(0.5, h - 0.5, h, dtype=x.dtype)\n",
         "import torch\nbands = torch.linspace(1.0, max_freq / 2, n)\n",
+        "import torch\nfreqs = torch.logspace(0, 1, n, b)\n",
+        "import torch\nedges = torch.linspace(0, n - 1, n)\n",
         "import torch\nx = torch.logspace(0, 4, n, dtype=torch.bfloat16)\n",
         "import torch\ndef f(n, log_max):\n    ramp = torch.linspace(0.0, 1.0, n)\n"
         "    return torch.exp(ramp * log_max)\n",

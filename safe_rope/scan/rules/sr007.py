@@ -21,16 +21,27 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a cumsum of whole numbers in a floating dtype that something can lower."""
     if call is None or (operand := _operand(call, site)) is None:
         return None
-    value = file.value(operand.value, operand.place)
+    value = file.of(operand)
     if value.sort != "tensor" or not value.whole or value.is_int:
         return None
-    if not (file.dtype(call) or value).lowerable:
+    lowered = (file.dtype(call) or value).lowerable
+    if not lowered and ("dtype" in call.keywords or not _is_made(file, operand)):
         return None
     return Report(
         call.node,
-        file.severity("warning", site, follows_activations=True),
+        file.severity("warning", site, follows_activations=lowered),
         f"cumsum of a mask in a floating dtype: 256 + 1 stays 256 ({messages.position()}); sum integers",
         fixes.with_dtype(file, call, site.place),
+    )
+
+
+def _is_made(file: File, operand: Argument) -> bool:
+    """Say whether a constructor that zero.Init casts makes the tensor, whatever dtype it is asked for."""
+    node, place = operand.value, operand.place
+    nodes = file.names.values(node.id, place) if isinstance(node, ast.Name) else [(node, place)]
+    made = ("torch.ones", "torch.full", "torch.tensor")
+    return any(
+        isinstance(one, ast.Call) and file.names.qualify(one.func, where) in made for one, where in nodes
     )
 
 
@@ -57,11 +68,20 @@ RULE = Rule(
         "    return torch.cumsum(mask, dim=1)\n",
         "import torch\ndef f(logits):\n    return logits.softmax(dim=-1).cumsum(dim=-1)\n",
         "import torch\ndef f(mask):\n    return mask.long().cumsum(-1) - 1\n",
+        "import torch\ndef f(mask):\n    return mask.cumsum(-1)\n",
+        "import torch\ndef f(x, n):\n    return x.new_ones(n, dtype=torch.float32).cumsum(0)\n",
         "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",
     ),
     INVALID=(
         "import torch\ndef f(ids, pad, x):\n    mask = ids.ne(pad).to(x.dtype)\n    return mask.cumsum(1)\n",
         "import torch\ndef f(b, n):\n    return torch.cumsum(torch.ones(b, n), dim=-1) - 1\n",
+        "import torch\ndef f(n):\n    return torch.ones(n, dtype=torch.float32).cumsum(0)\n",
+        "import torch\ndef f(mask, x):\n    return mask.to(x.dtype).cumsum(1)\n",
+        "import torch\ndef f(pad_mask, dtype):\n    embed_mask = pad_mask[:, 0].to(dtype)\n"
+        "    return embed_mask.cumsum(1)\n",
+        "import torch\ndef f(mask: torch.Tensor | None, dtype: torch.dtype):\n    m = mask.to(dtype)\n"
+        "    return m.cumsum(1)\n",
+        "import torch\ndef f(attention_mask, x):\n    return torch.cumsum(attention_mask.type_as(x), 1)\n",
         "import torch\ndef f(log_duration):\n    duration = torch.ceil(torch.exp(log_duration))\n"
         "    return torch.cumsum(duration, -1)\n",
     ),

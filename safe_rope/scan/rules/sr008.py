@@ -82,6 +82,10 @@ RULE = Rule(
         "import torch\nfrom torch import nn\nclass R(nn.Module):\n    def __init__(self, inv_freq):\n"
         "        self.inv_freq = nn.Buffer(inv_freq, persistent=False)\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        self.register_buffer('freqs', self.table(d), persistent=False)\n"
+        "    def table(self, d):\n"
+        "        return 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d))\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        theta = 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d))\n"
         "        self.register_buffer('theta', theta)\n",
     ),

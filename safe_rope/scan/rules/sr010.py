@@ -91,7 +91,7 @@ def _elementwise(file: File, node: ast.BinOp, place: Place) -> Fix | None:
     if between.count(b"@") != 1 or b"#" in between:
         return None
     at = start + between.index(b"@")
-    return Fix(True, "Multiply elementwise.", (fixes.edit(file, at, at + 1, "*"),))
+    return Fix(False, "Multiply elementwise.", (fixes.edit(file, at, at + 1, "*"),))
 
 
 def _ends_in_one(file: File, node: ast.expr, place: Place, dimension: int, depth: int = 0) -> bool:

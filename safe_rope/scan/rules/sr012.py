@@ -33,7 +33,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return Report(call.node, severity, message)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
-    where = kind(site.place.scope, file.path)
+    where = kind(site.place.scope, file.path, file.walk)
     if where != "constructor" or not _is_factor(site) or not _is_rotary(site):
         return None
     if file.value(call.node, site.place).is_int or _is_empty(call):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Site, Source, Walk, prefilter
 from safe_rope.scan.rules import RULES
@@ -80,7 +82,21 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
             report = rule.check(file, site, call)
             if report is not None:
                 found.append(file.finding(rule.id, report))
-    return found
+    return _together(file, found) if any(one.fix and one.fix.safe for one in found) else found
+
+
+def _together(file: File, found: list[Finding]) -> list[Finding]:
+    """Make fixes unsafe that would change some of several equal lines only: they are one idiom."""
+    lines = [line.strip() for line in file.source.text.splitlines()]
+    text = b"\n".join(lines)
+    keys = [(one.rule, b"\n".join(lines[one.line - 1 : one.end_line])) for one in found]
+    safe = Counter(key for key, one in zip(keys, found, strict=True) if one.fix is not None and one.fix.safe)
+    return [
+        replace(one, fix=replace(one.fix, safe=one.fix.safe and safe[key] >= text.count(key[1])))
+        if one.fix is not None
+        else one
+        for key, one in zip(keys, found, strict=True)
+    ]
 
 
 def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Call | None]:

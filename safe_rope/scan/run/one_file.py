@@ -13,31 +13,31 @@ from safe_rope.scan.run.analyze import SourceError, analyze, generated_from
 
 def scan_source(data: bytes, path: str) -> FileResult:
     """Return what the file's content says; never raises for what the content is."""
-    if reading.is_notebook(path):
-        return _scan_notebook(data, path)
-    findings, errors = _analyze(data, path)
-    if errors:
-        return FileResult(path, errors=errors)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a scanned file's invalid escapes are not our output
+            return _scan_notebook(data, path) if reading.is_notebook(path) else _scan_file(data, path)
+    except SourceError as error:
+        problem = error.diagnostic
+    except notebooks.NotebookError as error:
+        problem = Diagnostic(path, 0, 0, str(error))
+    except Exception as error:  # one file must never stop the scan of the others
+        kind = type(error).__name__
+        problem = Diagnostic(path, 0, 0, f"internal error, please report it: {kind}: {error}")
+    return FileResult(path, errors=(problem,))
+
+
+def _scan_file(data: bytes, path: str) -> FileResult:
+    findings = analyze(data, path)
     commented = suppressions.matter(data, has_findings=bool(findings))
     if not findings and not commented:
         return FileResult(path)
-    decoded = data.decode(reading.encoding(data), "replace")
+    encoding = reading.encoding(data)
+    decoded = data.decode(encoding, "replace" if encoding.startswith("utf-8") else "strict")
     comments = suppressions.find(decoded) if commented else ()
     lines = reading.lines(decoded)
     hits = tuple(_hit(finding, finding, lines, comments) for finding in findings)
     return FileResult(path, hits, comments, generated_from(data) if hits else None)
-
-
-def _analyze(data: bytes, path: str) -> tuple[list[Finding], tuple[Diagnostic, ...]]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a scanned file's invalid escapes are not our output
-            return analyze(data, path), ()
-    except SourceError as error:
-        return [], (error.diagnostic,)
-    except Exception as error:  # one file must never stop the scan of the others
-        kind = type(error).__name__
-        return [], (Diagnostic(path, 0, 0, f"internal error, please report it: {kind}: {error}"),)
 
 
 def _hit(finding: Finding, shown: Finding, lines: list[str], comments: tuple[Suppression, ...]) -> Hit:
@@ -47,12 +47,13 @@ def _hit(finding: Finding, shown: Finding, lines: list[str], comments: tuple[Sup
 
 
 def _scan_notebook(data: bytes, path: str) -> FileResult:
-    try:
-        notebook = notebooks.load(data, path)
-    except notebooks.NotebookError as error:
-        return FileResult(path, errors=(Diagnostic(path, 0, 0, str(error)),))
+    notebook = notebooks.load(data, path)
     code = notebook.source.encode()
-    findings, errors = _analyze(code, path)
+    errors = tuple(notebook.errors)
+    try:
+        findings = analyze(code, path)
+    except SourceError as error:
+        return FileResult(path, errors=(*errors, error.diagnostic))
     comments: tuple[Suppression, ...] = ()
     if suppressions.matter(code, has_findings=bool(findings)):
         comments = suppressions.find(notebook.source)
@@ -63,7 +64,7 @@ def _scan_notebook(data: bytes, path: str) -> FileResult:
         replace(comment, line=line, column=column)
         for comment, (line, column) in zip(comments, places, strict=True)
     )
-    return FileResult(path, hits, tuple(moved), errors=(*notebook.errors, *errors))
+    return FileResult(path, hits, tuple(moved), errors=errors)
 
 
 def _in_file(finding: Finding, notebook: notebooks.Notebook) -> Finding:

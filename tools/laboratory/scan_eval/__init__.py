@@ -36,9 +36,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--every", type=int, default=1, metavar="N", help="compare on every Nth file (TorchFix is slow)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--execute",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="instead: run what each safe fix in unpacked sources changes, before and after",
+    )
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.execute:
+        from laboratory.scan_eval import execute
+
+        return execute.execute(options.execute)
     from laboratory.scan_eval import measure
 
     rows: measure.Rows = []

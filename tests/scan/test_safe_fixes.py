@@ -1,0 +1,150 @@
+"""A fix is called safe only where it is proven: what it is not proven for is unsafe, or no fix at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from safe_rope.scan.engine import apply_edits
+from safe_rope.scan.run.analyze import analyze
+
+
+def kinds(source: str) -> set[tuple[str, bool | None]]:
+    """Return the rules that find something, and whether the fix of each is safe; None where there is none."""
+    found = analyze(source.encode(), "model.py")
+    return {(finding.rule, None if finding.fix is None else finding.fix.safe) for finding in found}
+
+
+def safe(source: str) -> bool:
+    return any(is_safe for _, is_safe in kinds("import torch\n" + source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(z, L):\n    P = z * torch.arange(L)\n    return P.exp()\n",
+        "def f(z, L):\n    return torch.exp(torch.arange(L) + z)\n",
+        "def f(n, ratio):\n    return torch.arange(n) / ratio\n",
+        "def f(n, x):\n    return torch.arange(n) * (0.5 / x)\n",
+        "def f(n, c):\n    return torch.arange(n) / c.head_dim\n",
+        "def f(n, d):\n    return torch.arange(n) / d\nf(8, 64)\n",
+        "def f(n, z):\n    t = torch.arange(n)\n    for _ in range(2):\n        y = t.exp()\n        t = z\n",
+        "t = torch.arange(9)\nf = lambda t: t / 2\n",
+    ],
+)
+def test_an_operand_is_cast_safely_only_where_all_that_it_meets_is_a_real_number(source: str) -> None:
+    assert not safe(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(n, d: int):\n    return torch.arange(n) / d\n",
+        "def f(x):\n    return torch.arange(x.shape[0]) / x.shape[1]\n",
+        "def f(n, d: int):\n    t = torch.arange(n)[None, :] * 2\n    return t / d\n",
+        "import math\ndef f(n, d: int):\n    return torch.exp(torch.arange(n) * -(math.log(10000.0) / d))\n",
+        "def f(n):\n    return 2.0 ** torch.arange(n)\n",
+        "def f(n, m):\n    return torch.arange(n) / (torch.arange(m) + 1)\n",
+    ],
+)
+def test_an_operand_that_meets_numbers_or_integers_is_cast_safely(source: str) -> None:
+    assert safe(source)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'idx.div(n, rounding_mode="floor")',
+        'idx.true_divide(n, rounding_mode="trunc")',
+        'torch.div(idx, n, rounding_mode="floor")',
+        "idx.floor_divide(n)",
+    ],
+)
+def test_a_division_that_rounds_leaves_integers(line: str) -> None:
+    source = f"import torch\ndef f(x, n: int):\n    idx = torch.arange(9999)\n    row = {line}\n"
+    assert kinds(source + "    return x[row]\n") == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch import arange, float32\nt = arange(4096, dtype=float32)\n",
+        "from torch import arange\nt = arange(0.0, 4096.0)\n",
+        "from torch import arange\nt = arange(64) / 64\n",
+        "from torch import arange\ndef f():\n    import torch\ndef g():\n    return arange(64) / 64\n",
+        "from typing import TYPE_CHECKING\nfrom torch import arange\nif TYPE_CHECKING:\n    import torch\n"
+        "t = arange(64) / 64\n",
+    ],
+)
+def test_no_fix_writes_a_name_that_is_not_bound(source: str) -> None:
+    (finding,) = analyze(source.encode(), "model.py")
+    assert finding.fix is None
+
+
+def test_a_fix_writes_the_names_that_are_there() -> None:
+    for head, before, after in (
+        ("import torch as th", "th.arange(64) / 64", "th.arange(64).to(th.float32) / 64"),
+        (
+            "from torch import arange, float32, int64",
+            "arange(4096, dtype=float32)",
+            "arange(4096, dtype=int64).to(float32)",
+        ),
+        (
+            "from torch import arange\nimport torch",
+            "arange(4096, dtype=torch.float)",
+            "arange(4096, dtype=torch.int64).to(torch.float)",
+        ),
+    ):
+        source = f"{head}\nt = {before}\n".encode()
+        (finding,) = analyze(source, "model.py")
+        assert finding.fix is not None
+        assert finding.fix.safe
+        assert apply_edits(source, finding.fix.edits).decode() == f"{head}\nt = {after}\n"
+
+
+@pytest.mark.parametrize(
+    "bound",
+    ["box.width", 'cfg["max_len"]', "config.max_position_embeddings", 'getattr(config, "head_dim", 64)', "n",
+     'cfg.get("num_positions")', "config.hidden_size + 1", "self.max_len"],
+)  # fmt: skip
+def test_a_name_proves_no_bound_whole(bound: str) -> None:
+    call = f"torch.arange({bound}, dtype=torch.float32)"
+    assert kinds(f"import torch\ndef f(self, box, cfg, config, n):\n    return {call}\n") == {
+        ("SR001", False)
+    }
+
+
+def test_a_parameter_is_what_its_annotation_says_and_no_caller_or_default() -> None:
+    body = "    return torch.arange(max_len, dtype=torch.float32)\n"
+    assert not safe(f"def f(max_len):\n{body}f(4096)\n")
+    assert not safe(f"def f(max_len=4096):\n{body}")
+    assert safe(f"def f(max_len: int = 4096):\n{body}")
+    assert not safe("def f(n: int, dtype=torch.float32):\n    return torch.arange(n, dtype=dtype)\n")
+
+
+@pytest.mark.parametrize("call", ["torch.set_default_dtype(d)", "with set_default_torch_dtype(d): pass"])
+def test_a_default_dtype_that_the_file_changes_makes_what_relies_on_it_unsafe(call: str) -> None:
+    for line, follows_default in (
+        ("torch.arange(0.0, 4096.0)", True),
+        ("torch.arange(64) / 64", True),
+        ("torch.arange(4096, dtype=torch.float64)", False),
+    ):
+        assert safe(f"t = {line}\n")
+        assert safe(f"t = {line}\ndef f(d):\n    {call}\n") != follows_default
+
+
+def test_lines_of_one_idiom_change_together_or_not_at_all() -> None:
+    line = "    return torch.arange(n, dtype=torch.float32)\n"
+    assert safe(f"def f(n: int):\n{line}def g(n: int):\n{line}")
+    assert not safe(f"def f(n: int):\n{line}def g(n: int):\n{line}def h(n):\n{line}")
+
+
+def test_whole_bounds_that_are_floats_become_integers() -> None:
+    source = (
+        b"import torch\nt = torch.arange(0.0, 960, 2.0)\n"
+        b"u = torch.arange(-(4095 + 1.0), 0., dtype=torch.float32)\n"
+    )
+    edits = [edit for finding in analyze(source, "model.py") if finding.fix for edit in finding.fix.edits]
+    assert apply_edits(source, edits) == (
+        b"import torch\nt = torch.arange(0, 960, 2, dtype=torch.int64).to(torch.float32)\n"
+        b"u = torch.arange(-4096, 0, dtype=torch.int64).to(torch.float32)\n"
+    )
