@@ -19,6 +19,8 @@ import torch
 from safe_rope import tables
 from safe_rope.tables import RotaryTable, StockTable, shared_table
 
+pytestmark = pytest.mark.fresh
+
 TABLE_CLASSES = [RotaryTable, StockTable]
 
 
