@@ -1,16 +1,18 @@
-"""What every test leaves behind for DeepSpeed is taken away again."""
+"""Which tests are run, in which order, how long they take, and what none of them leaves behind."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from one_rank import set_imports_aside
+from support.durations import Durations, recorded
+from support.one_rank import environment, set_imports_aside
 
 SHARED_MEMORY = Path("/dev/shm")
 # A process that was started a moment ago has made its file and may not have mapped it yet.
@@ -20,18 +22,66 @@ YOUNG = 30.0
 gc.disable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run last what trains with the engine: DeepSpeed keeps the model of a ZeRO-3 engine alive for good.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests that are marked exhaustive, too")
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
 
-    Others watch what happens when the last protected model of the process is gone.
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config.getoption("--record-durations")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is exhaustive; put first what needs a fresh process, then what takes longest.
+
+    DeepSpeed keeps models of its engines alive, and with them the functions that those need.
     """
-    items.sort(key=lambda item: "autocast" in item.path.parts)
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    seconds = {file: line["seconds"] for file, line in recorded().items()}
+    shared = hasattr(config, "workerinput")  # by several processes, which get the files in this order
+
+    def place(item: pytest.Item) -> float:
+        if item.get_closest_marker("fresh"):
+            return float("-inf")
+        return -seconds.get(item.nodeid.partition("::")[0], 0.0) if shared else 0.0
+
+    items.sort(key=place)
 
 
-def pytest_collection_finish() -> None:
-    """By now the tests' modules have imported most of what they need."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import what the tests need, most of which their modules have imported by now.
+
+    Nothing is set aside later: a model that a test holds at that moment would never be collected.
+    """
+    if any("deepspeed_group" in getattr(item, "fixturenames", ()) for item in session.items):
+        import deepspeed
+        import transformers.integrations.deepspeed  # noqa: F401
+
+        deepspeed.logger.setLevel("ERROR")
     set_imports_aside()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def deepspeed_group() -> Iterator[None]:
+    """A real process group of one, over gloo."""
+    import deepspeed
+
+    with environment():
+        deepspeed.init_distributed("gloo")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def linear_is_put_back() -> Iterator[None]:
+    """Put back the function that ZeRO-3 replaces for good: its own rounds differently in FP32."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.nn.functional.linear = torch._C._nn.linear
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from _environment import DEFAULTS, ROOT, Environment, Pair, newest_pair, pairs
 from _process import ToolError, exit_on_sigterm, run, say
-from _suite import JOBS, checks, run_jobs, summary, tests
+from _suite import WORKERS, checks, run_jobs, summary, tests
 
 TOOLS = Path(__file__).resolve().parent
 
@@ -73,50 +73,33 @@ def test(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "test",
         "Run ruff, mypy and the tests. Arguments that are not listed here go to pytest, and then the tests\n"
-        "alone are run: tools/test -k guard",
+        "alone are run, in one process: tools/test -k guard",
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
     parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=2300,
-        metavar="S",
-        help="seconds for each lot of tests (default: %(default)s)",
+        "--all", action="store_true", help="run the tests that are marked exhaustive, too: some minutes more"
     )
-    parser.add_argument(
-        "--jobs", type=int, default=JOBS, metavar="N", help="lots of tests at a time (default: %(default)s)"
-    )
+    add_limits(parser)
     options, pytest_arguments = parser.parse_known_args(arguments)
     pair = named_pair(options.pair)
-    work = [] if pytest_arguments else list(checks(pair))
-    work += tests([pair], pytest_arguments, options.time_limit)
-    ended = run_jobs(work, options.jobs)
+    checked = [] if pytest_arguments else list(checks(pair))
+    tested = tests(pair, pytest_arguments, options.time_limit, options.jobs, everything=options.all)
+    ended = run_jobs(checked, [tested])
     return summary(ended) if len(ended) > 1 else ended[0].status
 
 
 def matrix(arguments: Sequence[str]) -> int:
     parser = new_parser(
         "matrix",
-        "Run the tests in the environment of each version pair, and ruff and mypy in the newest.",
+        "Run every test in the environment of each version pair, and ruff and mypy in the newest.",
         "\nArguments after -- go to pytest: tools/lab matrix transformers-4.36.2 -- -k guard\n",
     )
     parser.add_argument(
-        "--older", action="store_true", help="leave out the newest pair, which tools/test uses"
+        "--older",
+        action="store_true",
+        help="only what a release can change, on every pair but the newest, which tools/test uses",
     )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=2300,
-        metavar="S",
-        help="seconds for each lot of a pair's tests (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=JOBS,
-        metavar="N",
-        help="lots of tests at a time (default: %(default)s)",
-    )
+    add_limits(parser)
     parser.add_argument("pair", nargs="*", help=f"default: all of {', '.join(pair.name for pair in pairs())}")
     arguments = list(arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -127,9 +110,29 @@ def matrix(arguments: Sequence[str]) -> int:
     if options.older:
         chosen = [pair for pair in chosen if pair != newest]
     pytest_arguments = arguments[split + 1 :]
-    work = list(checks(newest)) if newest in chosen and not pytest_arguments else []
-    work += tests(chosen, pytest_arguments, options.time_limit)
-    return summary(run_jobs(work, options.jobs))
+    checked = list(checks(newest)) if newest in chosen and not pytest_arguments else []
+    tested = [
+        tests(pair, pytest_arguments, options.time_limit, options.jobs, everything=not options.older)
+        for pair in chosen
+    ]
+    return summary(run_jobs(checked, tested))
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=5400,
+        metavar="S",
+        help="seconds for the tests of a pair (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=WORKERS,
+        metavar="N",
+        help="processes that share the tests (default: %(default)s)",
+    )
 
 
 def named_pair(name: str | None) -> Pair:

@@ -1,42 +1,28 @@
-"""Runs checks and tests on version pairs from one queue, a few at a time, so that no core waits for a pair.
-
-The tests run in lots, each in a process of its own: DeepSpeed leaves much behind.
-"""
+"""Runs checks and tests on version pairs, the checks beside the tests, so that no core waits."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from _environment import ROOT, Environment, Pair, newest_pair
-from _process import ToolError, end_running, run, say
+from _process import end_running, run, say
 
-# The longest first; whatever is in none of them makes up one more.
-LOTS = (
-    ("autocast",),
-    ("cli", "docs", "integrations"),
-    ("models", "unit"),
-    ("zero",),
-    ("gpu", "numerics", "scan", "tools"),
-    ("zoo",),
-)
-# What imports neither transformers nor DeepSpeed (the torch is the same everywhere), or is for the newest.
-ONCE = {"docs", "numerics", "scan", "tools"}
 CHECKS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("-c", "from importlinter.cli import lint_imports_command as lint; lint()"),
     ("mypy",),
-    ("mypy", "tools"),
 )
 CHECK_LIMIT = 300.0
-JOBS = min(2, os.cpu_count() or 1)
+# What imports neither transformers nor DeepSpeed (the torch is the same everywhere), or is for the newest.
+ONCE = ("tests/rotation", "tests/scan", "tests/system/docs", "tests/system/tools")
+WORKERS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -54,11 +40,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended; ``seconds`` is None where its environment could not be made."""
+    """How a job ended, and after how many seconds."""
 
     job: Job
     status: int
-    seconds: float | None
+    seconds: float
 
 
 def checks(pair: Pair) -> Iterator[Job]:
@@ -66,53 +52,51 @@ def checks(pair: Pair) -> Iterator[Job]:
     return (Job(pair, command, CHECK_LIMIT) for command in CHECKS)
 
 
-def tests(chosen: Sequence[Pair], arguments: Sequence[str], limit: float) -> Iterator[Job]:
-    """Return pytest once for each pair with the arguments, or without any in lots, the longest of all first.
+def tests(pair: Pair, arguments: Sequence[str], limit: float, workers: int, everything: bool) -> Job:
+    """Return a run of pytest.
 
     Args:
-        chosen: the pairs; on an older one the tests of ``ONCE`` are left out.
-        arguments: pytest's.
-        limit: seconds for each process.
+        pair: where; an older one runs the tests that are marked ``contract``, which a release can change.
+        arguments: pytest's; with some, those alone are passed, and one process runs what they choose.
+        limit: seconds.
+        workers: how many processes of pytest share the tests, a file at a time.
+        everything: also the tests that are marked ``exhaustive``, and on an older pair all but ``ONCE``.
 
     """
-    whole = [[[*arguments]] if arguments else lots(newest=pair == newest_pair()) for pair in chosen]
-    for row in itertools.zip_longest(*whole):
-        for pair, paths in zip(chosen, row, strict=True):
-            if paths is not None:
-                yield Job(pair, ("pytest", *paths), limit)
+    chosen = [*arguments]
+    if not arguments:
+        chosen += ["--quiet", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+        if pair != newest_pair() and not everything:
+            chosen += ["-m", "contract"]
+    if pair != newest_pair():
+        chosen += [f"--ignore={path}" for path in ONCE]
+    if everything:
+        chosen.append("--all")
+    return Job(pair, ("pytest", *chosen), limit)
 
 
-def lots(*, newest: bool) -> list[list[str]]:
-    """Return the lots, each a list of paths for pytest; every test is in one of them."""
-    folder = ROOT / "tests"
-    left = {path.name for path in folder.iterdir() if path.is_dir() and any(path.rglob("test_*.py"))}
-    left |= {path.name for path in folder.glob("test_*.py")}
-    if not newest:
-        left -= ONCE
-    found = []
-    for lot in LOTS:
-        found.append(sorted(left.intersection(lot)))
-        left.difference_update(lot)
-    found.append(sorted(left))
-    return [[f"tests/{name}" for name in lot] for lot in found if lot]
+def run_jobs(*lanes: Sequence[Job]) -> list[Ended]:
+    """Make the environments, then run the jobs of each lane in order and the lanes side by side.
 
-
-def run_jobs(work: Sequence[Job], at_a_time: int) -> list[Ended]:
-    """Make the environments and run the jobs in them, so many at a time; return how each ended, in order.
-
-    A job starts when its environment is there. Its output comes when it has ended, unless it is the only one
-    or they run one by one. Whatever runs is ended on an error.
+    What the last lane prints is seen at once, and what the others print when a job of theirs has ended.
+    Whatever runs is ended on an error.
     """
-    pairs = dict.fromkeys(job.pair for job in work)
-    shown = at_a_time == 1 or len(work) == 1
-    with contextlib.ExitStack() as held, ThreadPoolExecutor(max_workers=max(1, at_a_time)) as pool:
+    pairs = dict.fromkeys(job.pair for lane in lanes for job in lane)
+    environments = {pair: Environment(pair) for pair in pairs}
+    with contextlib.ExitStack() as held:
+        for environment in environments.values():
+            held.enter_context(environment.ready())
+        pools = [held.enter_context(ThreadPoolExecutor(1)) for _ in lanes]
         try:
-            # The pool starts them in this order: what a job waits for is never behind it.
-            ready = {pair: pool.submit(_make, Environment(pair), held) for pair in pairs}
-            running = [pool.submit(_run, job, ready[job.pair], shown) for job in work]
-            return [future.result() for future in running]
+            running = [
+                pool.submit(_run, job, environments[job.pair], shown=lane is lanes[-1])
+                for lane, pool in zip(lanes, pools, strict=True)
+                for job in lane
+            ]
+            return [job.result() for job in running]
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for pool in pools:
+                pool.shutdown(wait=False, cancel_futures=True)
             end_running()
             raise
 
@@ -120,27 +104,11 @@ def run_jobs(work: Sequence[Job], at_a_time: int) -> list[Ended]:
 def summary(ended: Sequence[Ended]) -> int:
     """Say how long everything took and what failed; return the first status that is not 0."""
     for one in ended:
-        if one.seconds is not None:
-            say(f"{one.job.name}: {_how(one.status)}, {one.seconds:.0f} s")
-        else:
-            say(f"{one.job.name}: not run")
+        say(f"{one.job.name}: {_how(one.status)}, {one.seconds:.0f} s")
     return next((one.status for one in ended if one.status), 0)
 
 
-def _make(environment: Environment, held: contextlib.ExitStack) -> Environment:
-    try:
-        held.enter_context(environment.ready())
-    except ToolError as error:
-        say(f"error: {error}")
-        raise
-    return environment
-
-
-def _run(job: Job, ready: Future[Environment], shown: bool) -> Ended:
-    try:
-        environment = ready.result()
-    except ToolError:
-        return Ended(job, 2, None)
+def _run(job: Job, environment: Environment, shown: bool) -> Ended:
     say(f"--- {job.name}")
     module = () if job.command[0] == "-c" else ("-m",)
     command = [str(environment.python), *module, *job.command]

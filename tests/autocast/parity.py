@@ -1,4 +1,4 @@
-"""Ten steps of training by an engine, and the same ten by DDP with torch.autocast: what both measure."""
+"""Some steps of training by an engine, and the same by DDP with torch.autocast: what both measure."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def train_step(engine: Any, case: Case, step: int, factor: float = 1.0) -> float
 
 
 def train(case: Case) -> Run:
-    """Ten steps of the engine of ``case``."""
+    """Train the engine of ``case``."""
     from deepspeed.utils import safe_get_full_grad
 
     engine = new_engine(case)

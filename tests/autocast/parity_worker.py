@@ -1,7 +1,8 @@
 """One rank of `test_parity`: train every case, say how far each is from the reference, as JSON.
 
 Run as ``python parity_worker.py RESULT_FILE WHICH MODEL DTYPE [...]`` with RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT set; WHICH is covering or grid. One process trains every case, engine after engine.
+MASTER_PORT set; WHICH is covering or grid, ten steps of each, or covering:3 for three steps. One process
+trains every case, engine after engine.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def main(result: Path, which: str, pairs: list[tuple[str, str]]) -> None:
 
     from safe_rope.errors import ConfigError
 
+    which, _, steps = which.partition(":")
+    parity.STEPS = int(steps or parity.STEPS)
     join()
     seen: list[dict[str, Any]] = []
     for model, dtype in (pair for pair in pairs if pair[0] in tiny_models.MODELS):

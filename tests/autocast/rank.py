@@ -6,7 +6,7 @@ import faulthandler
 import os
 import warnings
 
-from one_rank import set_imports_aside
+from support.one_rank import set_imports_aside
 
 
 def join() -> None:

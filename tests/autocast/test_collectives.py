@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import transformers
-import two_ranks
+from support import two_ranks
 
 # The bytes of DeepSpeed's default that are saved at ZeRO 2, and the share that stays FP32 at ZeRO 3.
 # Before transformers 5 an expert is made of Linear layers, which DeepSpeed sends in low precision by default.

@@ -134,7 +134,9 @@ def test_a_model_that_an_engine_has_flattened_gives_the_same_report() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama tied", "gpt2", "mixtral eager"])
-def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name: str, one_rank: None) -> None:
+def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(
+    name: str, deepspeed_group: None
+) -> None:
     import deepspeed
     from deepspeed.runtime.zero import partition_parameters
 
@@ -159,7 +161,7 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(name:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_model_inside_an_engine_gives_the_same_report(stage: int, one_rank: None) -> None:
+def test_a_model_inside_an_engine_gives_the_same_report(stage: int, deepspeed_group: None) -> None:
     import deepspeed
 
     model = architectures.build("llama tied").train()

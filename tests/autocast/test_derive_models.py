@@ -7,6 +7,7 @@ from typing import Any
 import architectures
 import pytest
 import torch
+from support.covering import in_turn
 from torch import Tensor, nn
 
 from safe_rope.autocast import derive_safe_parameters
@@ -37,8 +38,10 @@ def assert_equal(one: Step, other: Step) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    in_turn([(name,) for name in architectures.ARCHITECTURES], [torch.bfloat16, torch.float16]),
+)
 def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> None:
     model = architectures.build(name)
     inputs = architectures.inputs(model)

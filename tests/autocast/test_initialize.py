@@ -17,7 +17,7 @@ import safe_rope
 from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
 
 
 class Regression(nn.Module):

@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-import two_ranks
+from support import two_ranks
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """Gradients and losses of an engine are those of DDP with torch.autocast, at every ZeRO stage.
 
 One pair of processes trains every case, one engine after the other, which also shows that an engine leaves
-nothing behind for the next one. ``-m slow`` with SAFE_ROPE_FULL_GRID=1 runs every combination.
+nothing behind for the next one. A wrong cast shows in the first step, so every day three steps are trained
+of the models that differ in kind. ``--all`` trains ten steps of every model, and with SAFE_ROPE_FULL_GRID=1
+every combination of the settings.
 """
 
 from __future__ import annotations
@@ -11,19 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import two_ranks
+from support import two_ranks
 
-NORM = 1e-3  # relative, at each of ten steps
+NORM = 1e-3  # relative, at each step
 LOSS = 5e-4
 STAGES_AGREE = 1e-5  # ZeRO 2 with ZeRO 3, relative, in the first step
 GRADS = {"bfloat16": 5e-3, "float16": 1e-3}  # relative to the whole gradient's norm: the rounding of the sum
 
 MODELS = {"dense": ("llama", "llama tied", "gpt2"), "experts": ("mixtral eager", "mixtral batched")}
+EVERY_DAY = [
+    ("llama", "bfloat16"),
+    ("llama tied", "bfloat16"),
+    ("mixtral eager", "bfloat16"),
+    ("llama", "float16"),
+]
 WHOLE_GRID = bool(os.environ.get("SAFE_ROPE_FULL_GRID"))
 LIMIT = 3600 if WHOLE_GRID else 1200  # seconds
 
 
-def runs() -> dict[str, list[tuple[str, str]]]:
+def every_pair() -> dict[str, list[tuple[str, str]]]:
     """Models and dtypes that a pair of processes trains: all in one, but of the whole grid."""
     groups = {
         f"{kind}-{dtype}": [(model, dtype) for model in models]
@@ -33,16 +41,30 @@ def runs() -> dict[str, list[tuple[str, str]]]:
     return groups if WHOLE_GRID else {"all": [pair for group in groups.values() for pair in group]}
 
 
+@pytest.mark.contract
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_three_steps_equal_ddp_with_autocast(tmp_path: Path, has_autocast: bool) -> None:
+    assert_training_equals_ddp("covering", 3, EVERY_DAY, tmp_path, has_autocast)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT + 100)
-@pytest.mark.parametrize("pairs", [pytest.param(pairs, id=name) for name, pairs in runs().items()])
-def test_training_equals_ddp_with_autocast(
+@pytest.mark.parametrize("pairs", [pytest.param(pairs, id=name) for name, pairs in every_pair().items()])
+def test_ten_steps_equal_ddp_with_autocast(
     pairs: list[tuple[str, str]], tmp_path: Path, has_autocast: bool
+) -> None:
+    assert_training_equals_ddp("grid" if WHOLE_GRID else "covering", 10, pairs, tmp_path, has_autocast)
+
+
+def assert_training_equals_ddp(
+    which: str, steps: int, pairs: list[tuple[str, str]], folder: Path, has_autocast: bool
 ) -> None:
     if not has_autocast:
         pytest.skip("this DeepSpeed has no torch_autocast")
-    arguments = ["grid" if WHOLE_GRID else "covering", *(word for pair in pairs for word in pair)]
-    seen, other = two_ranks.run("autocast/parity_worker.py", arguments, tmp_path, LIMIT)
+    arguments = [f"{which}:{steps}", *(word for pair in pairs for word in pair)]
+    seen, other = two_ranks.run("autocast/parity_worker.py", arguments, folder, LIMIT)
     wrong = [f"{one['case']}: {said}" for one in seen for said in deviations(one)]
     assert not wrong, "\n".join(wrong)
     trained = [one for one in seen if "refused" not in one]

@@ -18,6 +18,8 @@ import safe_rope
 from safe_rope.autocast import _deepspeed, preflight, releases, settings
 from safe_rope.errors import ConfigError, IncompatibleVersionError
 
+pytestmark = pytest.mark.contract
+
 
 def config(**changes: Any) -> dict[str, Any]:
     return {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import families
 import pytest
 import torch
-from models import survival
+from support import families, survival
 
 import safe_rope
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
 LENGTH = 12
 

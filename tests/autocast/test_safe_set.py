@@ -16,7 +16,7 @@ from safe_rope.autocast.safety import SafetyReport, choose_parameters
 from safe_rope.autocast.settings import AutocastSettings
 from safe_rope.errors import ConfigError, PrecisionWarning
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
 
 def settings(modules: Literal["auto"] | tuple[type[nn.Module], ...] = "auto") -> AutocastSettings:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from safe_rope.autocast import traffic
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.children import signals_of_a_terminal, surroundings
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "tests" / "data" / "configs"
 COMMAND = [sys.executable, "-c", "from safe_rope.cli.main import main; main()"]
@@ -15,9 +17,8 @@ COMMAND = [sys.executable, "-c", "from safe_rope.cli.main import main; main()"]
 
 def environment(scratch: Path) -> dict[str, str]:
     """What the command sees: temporary files in ``scratch``, and no colours or ranks of the surroundings."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "RANK", "WORLD_SIZE")}
     paths = [str(ROOT), str(ROOT / "patches"), os.environ.get("PYTHONPATH", "")]
-    return kept | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return surroundings() | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def start(scratch: Path, *arguments: str, path: str = "") -> subprocess.Popen[str]:
@@ -25,7 +26,8 @@ def start(scratch: Path, *arguments: str, path: str = "") -> subprocess.Popen[st
     seen = environment(scratch)
     seen["PYTHONPATH"] = os.pathsep.join(filter(None, (path, seen["PYTHONPATH"])))
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*COMMAND, *arguments], env=seen, **pipes)
+    with signals_of_a_terminal():
+        return subprocess.Popen([*COMMAND, *arguments], env=seen, **pipes)
 
 
 def run(scratch: Path, *arguments: str, seconds: float = 300, path: str = "") -> tuple[int, str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from command_line import CONFIGS, run, start
+from command_line import CONFIGS, environment, run, start
+
+from safe_rope._audit.command import worker
 
 RELEASE = ".".join(transformers.__version__.split(".")[:2])
 ZERO = {  # as people have it for HF Trainer
@@ -76,6 +80,7 @@ def cast_error(theta: float, dim: int, dtype: torch.dtype, position: int) -> flo
     return float((inv_freq.float().to(dtype).double() - inv_freq).abs().max()) * position
 
 
+@pytest.mark.contract
 @pytest.mark.slow
 def test_mistral_under_zero3_is_told_where_it_loses_its_positions(tmp_path: Path) -> None:
     config = deepspeed_config(tmp_path, 3)
@@ -107,9 +112,12 @@ def test_neox_under_zero2_in_float16(tmp_path: Path) -> None:
     assert lost - {"cache rebuild", "module cast"} <= ZERO2[RELEASE]
 
 
+PUBLISHED = sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
-def test_published_configs_get_a_right_verdict(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gemma-3-4b", "mistral-7b"])
+def test_a_published_config_gets_a_right_verdict(name: str, tmp_path: Path) -> None:
     if name in MISSING.get(RELEASE, {}):
         status, out, err = run(tmp_path / "tmp", "audit", str(CONFIGS / f"{name}.json"))
         assert (status, out) == (2, "")
@@ -118,6 +126,36 @@ def test_published_configs_get_a_right_verdict(name: str, tmp_path: Path) -> Non
         return
     status, report = audited(tmp_path, name)
     assert status == 1, "a cast to a 16-bit dtype damages every stock model"
+    assert_verdict_is_right(name, report)
+
+
+@pytest.mark.contract
+@pytest.mark.slow
+def test_every_published_config_gets_a_right_verdict(tmp_path: Path) -> None:
+    """In one process, which imports the libraries once."""
+    script = Path(__file__).with_name("published_worker.py")
+    files = [str(CONFIGS / f"{name}.json") for name in PUBLISHED]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), *files],
+        env=environment(tmp_path) | alone,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"config": ')]
+    assert [report["config"] for report in reports] == PUBLISHED
+    for report in reports:
+        missing = MISSING.get(RELEASE, {}).get(report["config"])
+        if missing is not None:
+            assert missing in report["error"]
+        else:
+            assert "error" not in report, report
+            assert_verdict_is_right(report["config"], report)
+
+
+def assert_verdict_is_right(name: str, report: dict[str, Any]) -> None:
     # One entry for each rotary module and path: before transformers 5, Gemma 3 has two of them.
     paths = report["paths"]
     loads, casts = paths[: len(paths) // 2], paths[len(paths) // 2 :]
@@ -236,6 +274,6 @@ def workers(scratch: Path) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"safe_rope._audit.command.worker" in command and os.fsencode(scratch) in command:
+            if worker.__name__.encode() in command and os.fsencode(scratch) in command:
                 found.append(int(entry.name))
     return found

@@ -44,6 +44,7 @@ def cast_rounds_tables(module: dict[str, Any]) -> bool:
     return float(module["max_radians"]) < 0.01
 
 
+@pytest.mark.slow
 def test_a_tolerance_decides_over_the_status(tmp_path: Path) -> None:
     assert compared(tmp_path, "float32", "bf16", "--tolerance", "7")[0] == 0
     assert compared(tmp_path, "float32", "bf16", "--ulp", "1e9", "--tolerance", "7")[0] == 0

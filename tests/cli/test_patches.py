@@ -13,6 +13,8 @@ from safe_rope import registry
 from safe_rope.cli import _patch_releases
 from safe_rope.cli.main import main
 
+pytestmark = pytest.mark.contract
+
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from running import DS_CONFIG, HERE
+from support.children import surroundings
 
 
 @pytest.fixture
@@ -21,10 +22,9 @@ def port() -> int:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """The environment of a run: this interpreter's programs and sys.path, nothing of safe_rope's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SAFE_ROPE")}
-    return kept | {
+    return surroundings() | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)]),
         "OMP_NUM_THREADS": "1",
         "LOCAL_SIZE": "2",
         "DS_ACCELERATOR": "cpu",
@@ -43,7 +43,7 @@ def ds_config(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with head_dim 128 and 4,096 positions, written by transformers."""
-    import families
+    from support import families
 
     folder = tmp_path_factory.mktemp("llama")
     families.build("llama", seed=1, layers=2).save_pretrained(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def measure(model: Any, folder: str) -> None:
-    import families
+    from support import families
 
     before = os.environ.pop("SAFE_ROPE", None)
     import safe_rope

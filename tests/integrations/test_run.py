@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from running import SAFE_ROPE
 
+pytestmark = pytest.mark.contract
+
 RUN = (*SAFE_ROPE, "run")
 PYTHON = sys.executable
 

@@ -54,7 +54,14 @@ def launchers(port: int, ds_config: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("torchrun", marks=pytest.mark.contract),
+        "deepspeed",
+        pytest.param("accelerate", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_an_unmodified_script_trains_with_exact_tables_in_every_rank(
     launcher: str, tmp_path: Path, environment: dict[str, str], port: int, checkpoint: Path, ds_config: Path
 ) -> None:

@@ -6,14 +6,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
+from support import families
 from train import Numbers, training_arguments
 from transformers import Trainer
 
 import safe_rope
 from safe_rope.integrations import SafeRopeCallback
+
+pytestmark = pytest.mark.contract
 
 
 def trainer(model: Any, callback: SafeRopeCallback, folder: Path) -> Trainer:

@@ -145,8 +145,8 @@ FP32 where it rotates q and k: [how, for each family](contracts.md#how-each-fami
 This page is what `tools/lab zoo --summary --markdown` makes of the files in [docs/data](data), one line of
 JSON for each config class. `tools/lab zoo --output FILE` makes such a file for the installed release; it
 can be interrupted, and takes about a second of one core for each class. CI runs the same code on a fixed
-choice, which `tests/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on the
-older ones."""
+choice, which `tests/system/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on
+the older ones."""
 
 _ASIDE = """\
 A scenario counts where it runs without the guard: some architectures cannot be built under a direct zero.Init

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def everything_is_put_back(deepspeed_group: None) -> Iterator[None]:
+    """Every global that a guard may replace is after the test the object that it was before."""
+    from support.zero_init import assert_unchanged, replaceable, zero_init
+
+    with zero_init():
+        pass  # DeepSpeed itself leaves an attribute behind on the first use
+    before = replaceable()
+    yield
+    assert_unchanged(before)

@@ -1,0 +1,194 @@
+"""The constructors under zero.Init and the guard, against plain torch and against zero.Init alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.zero_init import zero_init
+
+from safe_rope.constructors import CONSTRUCTORS, ConstructorGuard, pristine
+
+pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
+
+CALLS_PER_DRAW = 10
+DRAWS = 80
+FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES = [*FLOATING, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, float, int]
+
+sizes = st.lists(st.integers(0, 5), max_size=3)
+numbers = st.floats(-1e4, 1e4, width=32)
+scalars = st.one_of(numbers, st.integers(0, 100), st.booleans())
+nested = st.one_of(
+    scalars,
+    st.lists(scalars, max_size=4),
+    st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
+)
+ranges = st.one_of(
+    st.tuples(st.integers(0, 40)),
+    st.tuples(st.integers(0, 5), st.integers(5, 300)),
+    st.tuples(st.integers(0, 5), st.integers(5, 300), st.integers(1, 7)),
+    st.tuples(st.floats(0, 3, width=32), st.floats(3, 40, width=32), st.sampled_from([0.5, 0.1, 2.0])),
+)
+unpacked = st.tuples(sizes, st.booleans()).map(lambda drawn: tuple(drawn[0]) if drawn[1] else (drawn[0],))
+arguments = {
+    "tensor": st.tuples(nested),
+    "empty": unpacked,
+    "zeros": unpacked,
+    "ones": unpacked,
+    "randn": unpacked,
+    "full": st.tuples(sizes, scalars),
+    "arange": ranges,
+    "eye": st.one_of(st.tuples(st.integers(0, 6)), st.tuples(st.integers(0, 6), st.integers(0, 6))),
+    "Tensor": sizes.map(tuple),
+}
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    name = draw(st.sampled_from(sorted(arguments)))
+    args = draw(arguments[name])
+    if name in ("zeros", "ones", "empty", "randn") and not args:
+        args = ((),)
+    if name == "Tensor":
+        return name, args, {}
+    options: dict[str, Any] = {}
+    if draw(st.booleans()):
+        options["device"] = draw(st.sampled_from([None, "cpu", torch.device("cpu"), "meta"]))
+    if draw(st.booleans()):
+        options["requires_grad"] = draw(st.booleans())
+    return name, args, options
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """The original constructors, as they stand in torch where there is no zero.Init."""
+    before = {name: getattr(torch, name) for name in CONSTRUCTORS}
+    try:
+        for name in CONSTRUCTORS:
+            setattr(torch, name, getattr(torch._C._VariableFunctions, name))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch, name, function)
+
+
+def construct(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor | type[Exception]:
+    torch.default_generator.manual_seed(7)
+    try:
+        result: torch.Tensor = getattr(torch, name)(*args, **options)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        return type(error)
+    return result
+
+
+def assert_same(name: str, got: Any, expected: Any) -> None:
+    if isinstance(expected, type):
+        assert got is expected
+        return
+    assert (got.dtype, got.shape, got.device) == (expected.dtype, expected.shape, expected.device)
+    assert (got.requires_grad, got.is_leaf) == (expected.requires_grad, expected.is_leaf)
+    if name not in ("empty", "Tensor") and got.device.type != "meta":
+        assert torch.equal(got.detach(), expected.detach())
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float32], ids=str)
+def guarded(request: pytest.FixtureRequest) -> Iterator[ConstructorGuard]:
+    guard = ConstructorGuard()
+    torch.arange(3.0, device="meta").sum()  # torch imports its meta kernels now, not under zero.Init
+    with zero_init(request.param):
+        yield guard
+        while guard._opens:
+            guard.close()
+
+
+many = settings(
+    max_examples=DRAWS,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+batches = st.lists(calls(), min_size=CALLS_PER_DRAW, max_size=CALLS_PER_DRAW)
+
+
+def compare(guard: ConstructorGuard, cases: list[Any], reference: AbstractContextManager[None]) -> None:
+    """The cases under the guard against the same without it, inside ``reference``."""
+    with reference:
+        expected = [construct(*case) for case in cases]
+    with guard:
+        got = [construct(*case) for case in cases]
+    for case, ours, theirs in zip(cases, got, expected, strict=True):
+        assert_same(case[0], ours, theirs)
+
+
+def test_explicit_dtype_gives_what_plain_torch_gives(guarded: ConstructorGuard) -> None:
+    ran = 0
+
+    @many
+    @given(batches)
+    def check(batch: list[Any]) -> None:
+        nonlocal ran
+        cases = [
+            (name, args, {**options, "dtype": dtype})
+            for name, args, options in batch
+            for dtype in DTYPES
+            if name != "Tensor"  # plain torch.Tensor(...) takes no dtype
+        ]
+        ran += len(cases)
+        compare(guarded, cases, plain_torch())
+
+    check()
+    assert ran > 4_000, ran  # for each of three zero.Init dtypes
+
+
+def test_without_explicit_dtype_zero_init_decides(guarded: ConstructorGuard) -> None:
+    ran = 0
+
+    @many
+    @given(batches)
+    def check(batch: list[Any]) -> None:
+        nonlocal ran
+        cases = [*batch, *((n, a, {**o, "dtype": None}) for n, a, o in batch if n != "Tensor")]
+        ran += len(cases)
+        compare(guarded, cases, nullcontext())
+
+    check()
+    assert ran > 900, ran
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_tensor_with_a_dtype_gets_it(guarded: ConstructorGuard, dtype: torch.dtype) -> None:
+    with guarded:
+        assert torch.Tensor(2, 3, dtype=dtype).dtype == dtype  # type: ignore[call-overload]
+        assert torch.Tensor(2, 3, dtype=dtype).shape == (2, 3)  # type: ignore[call-overload]
+
+
+def test_a_pristine_section_gives_what_plain_torch_gives(guarded: ConstructorGuard) -> None:
+    @settings(many, max_examples=15)
+    @given(batches)
+    def check(batch: list[Any]) -> None:
+        cases = [case for case in batch if case[0] != "Tensor"]
+        with plain_torch():
+            expected = [construct(*case) for case in cases]
+        with guarded, pristine():
+            got = [construct(*case) for case in cases]
+            assert torch.Tensor([1.0, 2.0]).tolist() == [1.0, 2.0]
+        for case, ours, theirs in zip(cases, got, expected, strict=True):
+            assert_same(case[0], ours, theirs)
+
+    check()
+
+
+def test_out_is_left_to_zero_init(guarded: ConstructorGuard) -> None:
+    stock, ours = (torch.zeros(4, dtype=torch.float32) for _ in range(2))
+    torch.arange(4, dtype=stock.dtype, out=stock)
+    with guarded:
+        torch.arange(4, dtype=ours.dtype, out=ours)
+    assert ours.dtype == stock.dtype
+    assert torch.equal(ours, stock)

@@ -1,0 +1,262 @@
+"""What a parent, a user or a checkpoint puts into a table is meant, and stays in full precision."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import no_harm
+import pytest
+import torch
+from no_harm import BF16, DIM, FP32, Holder, Rope, Saved
+from support import families
+from torch import nn
+
+import safe_rope
+
+pytestmark = pytest.mark.usefixtures("deepspeed_group")
+
+
+# ---- by the parent, while it is built ------------------------------------------------------------------
+
+
+def assign(rope: Any) -> None:
+    rope.inv_freq = rope.inv_freq / 4
+
+
+def divide_in_place(rope: Any) -> None:
+    rope.inv_freq.div_(4)
+
+
+def augmented(rope: Any) -> None:
+    rope.inv_freq /= 4
+
+
+def register(rope: Any) -> None:
+    rope.register_buffer("inv_freq", rope.inv_freq / 4, persistent=False)
+
+
+def copy_in(rope: Any) -> None:
+    rope.inv_freq.copy_(no_harm.frequencies(base=5e5))
+
+
+def one_row(rope: Any) -> None:
+    rope.inv_freq[-4:] = 0.0
+
+
+def set_data(rope: Any) -> None:
+    rope.inv_freq.data = rope.inv_freq.data / 4
+
+
+def through_data(rope: Any) -> None:
+    rope.inv_freq.data.div_(4)
+
+
+WRITES: dict[str, Callable[[Any], None]] = {
+    write.__name__: write
+    for write in (assign, divide_in_place, augmented, register, copy_in, one_row, set_data, through_data)
+}
+
+
+class Changing(nn.Module):
+    """A model that changes the table of the position module that it has just made."""
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.rope = Rope()
+        write(self.rope)
+        self.layer = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("load", no_harm.FILLED)
+@pytest.mark.parametrize("write", WRITES)
+def test_what_a_parent_changes_stays_changed(write: str, load: str) -> None:
+    truth = Changing(WRITES[write])
+    model, _ = no_harm.guarded(lambda: Changing(WRITES[write]), load)
+    no_harm.assert_right(model.rope, truth.rope)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_a_parent_changes_on_meta_is_right_or_named(write: str) -> None:
+    truth = Changing(WRITES[write])
+    model, said = no_harm.guarded(lambda: Changing(WRITES[write]), "meta")
+    no_harm.assert_right_or_named(said, "rope", model.rope, truth.rope)
+
+
+# ---- by a constructor that nobody saw ------------------------------------------------------------------
+
+
+class KeepsItsSize(Rope):
+    """Says its size of itself, and not its base."""
+
+    def __init__(self, dim: int = DIM, base: float = 1e4) -> None:
+        super().__init__(dim, base)
+        self.dim = dim
+
+
+class KeepsTheScaledBase(Rope):
+    """What it calls its base is not what it was called with."""
+
+    def __init__(self, dim: int = DIM, base: float = 1e4) -> None:
+        self_base = base * 4.0 ** (dim / (dim - 2))
+        super().__init__(dim, self_base)
+        self.dim, self.base = dim, self_base
+
+
+UNSEEN: dict[str, Callable[[], Rope]] = {
+    "KeepsItsSize": lambda: KeepsItsSize(base=5e5),
+    "KeepsTheScaledBase": KeepsTheScaledBase,
+}
+
+
+@pytest.mark.parametrize("how", ["protect", "put into a model in a guard"])
+@pytest.mark.parametrize("style", UNSEEN)
+def test_an_older_module_keeps_what_it_holds(style: str, how: str) -> None:
+    truth, rope = UNSEEN[style](), UNSEEN[style]()
+    if how == "protect":
+        model = nn.Sequential(rope)
+        no_harm.protected(model)
+    else:
+        model, _ = no_harm.guarded(lambda: nn.Sequential(rope))
+    no_harm.assert_right(model[0], truth)
+    no_harm.assert_right(copy.deepcopy(model).half().float()[0], truth)
+
+
+@pytest.mark.parametrize("style", UNSEEN)
+def test_what_protect_does_not_understand_is_named(style: str) -> None:
+    said = no_harm.protected(nn.Sequential(UNSEEN[style]()))
+    assert said.names("0", style)
+
+
+# ---- by the user, afterwards ---------------------------------------------------------------------------
+
+AFTERWARDS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda model: model,
+    "to(bfloat16)": lambda model: model.to(BF16),
+    "half and back": lambda model: model.half().float(),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize("then", AFTERWARDS)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("how", ["guard", "protect"])
+def test_what_a_user_writes_is_adopted(how: str, write: str, then: str) -> None:
+    if how == "guard":
+        model, _ = no_harm.guarded(lambda: Holder(Rope()))
+    else:
+        model = Holder(Rope())
+        no_harm.protected(model)
+    model.rope(torch.zeros(1), no_harm.POSITIONS)
+    truth = Rope()
+    with torch.no_grad():
+        WRITES[write](truth)
+        WRITES[write](model.rope)
+    no_harm.assert_right(AFTERWARDS[then](model).rope, truth)
+
+
+@pytest.mark.parametrize("then", ["as it is", "to(bfloat16)", "deepcopy"])
+@pytest.mark.parametrize("write", ["assign", "divide_in_place", "copy_in"])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_what_a_user_writes_into_a_model_of_transformers_is_adopted(
+    family: str, write: str, then: str
+) -> None:
+    stock = families.build(family)
+    with safe_rope.guard(tables="fp32"):
+        model = families.build(family)
+    with torch.no_grad():
+        for changed in (stock, model):
+            for rotary in families.rotary_modules(changed).values():
+                if write == "copy_in":
+                    rotary.inv_freq.copy_(no_harm.frequencies(2 * len(rotary.inv_freq), 5e5))
+                else:
+                    WRITES[write](rotary)
+    model = AFTERWARDS[then](model)
+    for path, rotary in families.rotary_modules(model).items():
+        truth = stock.get_submodule(path)
+        assert torch.equal(no_harm.in_full_precision(rotary), truth.inv_freq), path
+        for got, true in zip(families.read_tables(rotary), families.read_tables(truth), strict=True):
+            assert torch.equal(got, true), path
+
+
+# ---- by a checkpoint -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", ["as it is", "to(bfloat16)", "deepcopy"])
+@pytest.mark.parametrize("assigned", [False, True], ids=["copied", "assigned"])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bfloat16", "float32"])
+def test_other_values_of_a_checkpoint_win(dtype: torch.dtype, assigned: bool, then: str) -> None:
+    model, _ = no_harm.guarded(lambda: Holder(Saved()))
+    values = (no_harm.frequencies() / 4).to(dtype)
+    loaded = {**model.state_dict(), "rope.inv_freq": values}
+    model.load_state_dict(loaded, assign=assigned)
+    truth = Saved()
+    truth.inv_freq.copy_(values)
+    no_harm.assert_right(AFTERWARDS[then](model).rope, truth)
+
+
+@pytest.mark.parametrize("assigned", [False, True], ids=["copied", "assigned"])
+def test_the_known_values_rounded_are_the_known_values(assigned: bool) -> None:
+    model, _ = no_harm.guarded(lambda: Holder(Saved()))
+    loaded = {**model.state_dict(), "rope.inv_freq": no_harm.frequencies().to(BF16)}
+    model.load_state_dict(loaded, assign=assigned)
+    no_harm.assert_right(model.rope, Saved())
+
+
+@pytest.mark.parametrize("assigned", [False, True], ids=["copied", "assigned"])
+def test_values_that_differ_by_a_few_units_in_full_precision_win(assigned: bool) -> None:
+    model, _ = no_harm.guarded(lambda: Holder(Saved()))
+    values = no_harm.frequencies() * (1 + 2.0**-20)
+    model.load_state_dict({**model.state_dict(), "rope.inv_freq": values}, assign=assigned)
+    truth = Saved()
+    truth.inv_freq.copy_(values)
+    no_harm.assert_right(model.rope, truth)
+
+
+# ---- by the model itself, while it runs ----------------------------------------------------------------
+
+
+class Running(nn.Module):
+    """Levels that are counted out first, and follow what comes in from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("levels", torch.linspace(0, 1, 5))
+        self.register_buffer("steps", torch.arange(5.0))
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.levels.lerp_(x.detach().reshape(-1, 5).mean(0), 0.25)
+        self.steps += 1
+        return self.layer(x * self.levels + self.steps)
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=["float32", "bfloat16"])
+def test_what_a_model_learns_while_it_runs_is_never_reset(dtype: torch.dtype, how: str) -> None:
+    torch.manual_seed(0)
+    truth = Holder(Running())
+    if how == "guard":
+        model, _ = no_harm.guarded(lambda: Holder(Running()))
+    else:
+        model = Holder(Running())
+        no_harm.protected(model)
+    model.load_state_dict(truth.state_dict())
+    stock = copy.deepcopy(truth).to(dtype)
+    model.to(dtype)
+    for step in range(1, 9):
+        x = torch.full((2, 5), step / 4)
+        true, expected = truth.rope(x), stock.rope(x.to(dtype))
+        got = model.rope(x.to(dtype))
+        assert got.dtype == expected.dtype
+        for name in ("levels", "steps"):
+            worst = (getattr(truth.rope, name) - getattr(stock.rope, name).float()).abs().max()
+            error = (getattr(truth.rope, name) - getattr(model.rope, name).float()).abs().max()
+            assert error <= worst, (name, step)
+        assert torch.allclose(got.float(), true, atol=0.05 if dtype == BF16 else 0.0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other.rope.levels, model.rope.levels)
+    assert model.state_dict()["rope.levels"].dtype == stock.state_dict()["rope.levels"].dtype

@@ -1,0 +1,205 @@
+"""Compiled, exported or traced with fake tensors, a protected model keeps its tables' bits."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from support import families, survival
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.fresh]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _logits(model: Any, length: int = 12, start: int = 0) -> torch.Tensor:
+    positions = torch.arange(start, start + length)[None]
+    with torch.no_grad():
+        return model(survival.tokens(length), position_ids=positions, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def _stock_compiles(family: str, **options: Any) -> bool:
+    """Whether this transformers can be compiled at all by this torch."""
+    model = families.build(family)
+    try:
+        _logits(torch.compile(model, **options))
+    except Exception:
+        return False
+    finally:
+        torch._dynamo.reset()
+    return True
+
+
+def _require(family: str, **options: Any) -> None:
+    if not _stock_compiles(family, **options):
+        pytest.skip("this torch cannot compile the stock model of this transformers either")
+
+
+@pytest.mark.parametrize(
+    ("family", "tables"), [*((f, "exact") for f in families.FAMILIES), ("llama", "fp32")]
+)
+def test_one_graph_gives_the_eager_logits(family: str, tables: str) -> None:
+    _require(family, fullgraph=True, backend="aot_eager")
+    model = survival.build(family, tables, layers=1).to(torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(_logits(compiled), _logits(model))
+    survival.assert_right(model, family, tables)
+
+
+@pytest.mark.parametrize("family", ["llama"])
+def test_one_graph_gives_the_eager_gradients(family: str) -> None:
+    _require(family, fullgraph=True, backend="aot_eager")
+    gradients = []
+    for compile_it in (False, True):
+        model = survival.build(family, layers=1)
+        ids = survival.tokens()
+        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
+        run(ids, labels=ids, use_cache=False).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-7)
+
+
+@pytest.mark.parametrize("tables", survival.KINDS)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_compiled_tables_have_the_eager_bits(family: str, tables: str) -> None:
+    (module, *_) = families.rotary_modules(survival.build(family, tables)).values()
+    x = torch.zeros(1, 1, 1, families.HEAD_DIM, dtype=torch.bfloat16)
+    asked: Any = torch.tensor([families.POSITIONS])
+    if hasattr(module, "cos_cached"):
+        asked = max(families.POSITIONS) + 1
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def doubled(asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = module(x, asked)
+        return cos * 2, sin * 2
+
+    for eager, compiled in zip(module(x, asked), doubled(asked), strict=True):
+        assert torch.equal(eager * 2, compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_gives_the_eager_tables_and_near_logits() -> None:
+    _require("llama", fullgraph=True, backend="aot_eager")
+    model = survival.build("llama", layers=1)
+    compiled = torch.compile(model, fullgraph=True)
+    assert torch.allclose(_logits(compiled), _logits(model), atol=1e-5)
+    (module, *_) = families.rotary_modules(model).values()
+    if not hasattr(module, "cos_cached"):
+        x, ids = torch.zeros(1, 1, 1, families.HEAD_DIM), torch.tensor([families.POSITIONS])
+        run = torch.compile(lambda: module(x, ids), fullgraph=True)
+        for eager, lowered in zip(module(x, ids), run(), strict=True):
+            assert torch.equal(eager, lowered)
+    survival.assert_right(model, "llama", "exact")
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_compiled_layers_in_an_eager_model_rotate_as_eager_ones(family: str) -> None:
+    model = survival.build(family).to(torch.bfloat16)
+    eager = _logits(model)
+    layers = next(child for name, child in model.base_model.named_children() if name == "layers")
+    for layer in layers:
+        layer.compile(backend="aot_eager")
+    assert torch.equal(_logits(model), eager)
+    survival.assert_right(model, family, "exact")
+
+
+@pytest.mark.slow
+def test_a_longer_sequence_compiles_no_more_often_than_in_stock() -> None:
+    counts = []
+    for build in (families.build, survival.build):
+        # Eager attention: 4.36 asks SDPA with an argument that no compiler takes for a variable length.
+        model = build("llama", layers=1, attn_implementation="eager")
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+        for length in (8, 9, 33):
+            assert torch.allclose(_logits(compiled, length), _logits(model, length), atol=1e-5)
+        counts.append(counter.frame_count)
+    stock, mine = counts
+    assert mine <= stock
+
+
+def test_a_model_that_dies_while_another_is_compiled_changes_no_function_there() -> None:
+    gc.collect()
+    namespace = survival.modelling("llama")
+    function = namespace.apply_rotary_pos_emb
+    stock = function.__code__
+    models = [survival.build("llama", layers=1)]
+    seen = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        replaced = function.__code__
+        models.clear()
+        gc.collect()
+        seen.append((replaced, function.__code__))
+        return graph
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+    ((before, after),) = seen
+    assert before is after
+    assert before is not stock
+    gc.collect()
+    assert function.__code__ is stock
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_compiled_tables_that_follow_the_length_cross_their_limit(rope_type: str) -> None:
+    if hasattr(survival.stock_module("llama"), "cos_cached"):
+        pytest.skip("this transformers rebuilds a cache there, which no graph can hold")
+    scaling: dict[str, Any] = {"rope_type": rope_type, "factor": 2.0}
+    if rope_type == "longrope":
+        half = families.HEAD_DIM // 2
+        scaling |= {
+            "short_factor": [1.0] * half,
+            "long_factor": [3.0] * half,
+            "original_max_position_embeddings": 16,
+        }
+    limit = 32 if rope_type == "longrope" else 16
+    model = survival.build("llama", layers=1, rope_scaling=scaling, max_position_embeddings=limit)
+    eager = survival.build("llama", layers=1, rope_scaling=scaling, max_position_embeddings=limit)
+    compiled = torch.compile(model, backend="aot_eager")
+    for length in (8, 24, 8, 30, 15):
+        assert torch.allclose(_logits(compiled, length), _logits(eager, length), atol=1e-5), length
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_export_gives_the_eager_logits_where_stock_can_be_exported(family: str) -> None:
+    ids = survival.tokens()
+    options = {"use_cache": False, "return_dict": False}
+    try:
+        torch.export.export(families.build(family), (ids,), options, strict=False)
+    except Exception:
+        pytest.skip("this torch cannot export the stock model of this transformers either")
+    model = survival.build(family, layers=1).to(torch.bfloat16)
+    exported = torch.export.export(model, (ids,), options, strict=False)
+    with torch.no_grad():
+        assert torch.equal(exported.module()(ids, **options)[0], model(ids, **options)[0])
+    survival.assert_right(model, family, "exact")
+
+
+@pytest.mark.parametrize("tables", survival.KINDS)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_fake_forward_gives_shapes_and_leaves_the_tables_real(family: str, tables: str) -> None:
+    model = survival.build(family, tables).to(torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits = model(torch.zeros(2, 12, dtype=torch.long)).logits
+    assert logits.shape == (2, 12, families.VOCABULARY)
+    for module in families.rotary_modules(model).values():
+        assert {type(buffer) for buffer in module.buffers()} == {torch.Tensor}
+    survival.assert_runs(model)
+    survival.assert_right(model, family, tables)

@@ -1,0 +1,120 @@
+"""Compiled, the rotation has the eager bits: as a kernel of its own, and inside a user's region."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from rotary_reference import rotate
+from support.rotary_cases import cases
+from torch import Tensor
+
+from safe_rope.rotation import apply_rotary
+from safe_rope.rotation.kernels import _compiled
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _tables(length: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
+    phase = torch.randn(1, length, rotary_dim // 2)
+    return phase.cos(), phase.sin()
+
+
+def _results(function: Any, length: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    q = torch.randn(2, 4, length, 128, generator=generator).to(dtype).requires_grad_()
+    k = torch.randn(2, length, 2, 128, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
+    torch.manual_seed(0)
+    outputs = function(q, k, *_tables(length, 128))
+    weights = [torch.randn(output.shape, generator=generator).to(dtype) for output in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, (q, k), weights)]
+
+
+@needs_compiler
+def test_the_compiled_kernel_has_the_eager_bits(monkeypatch: Any) -> None:
+    made = []
+    kernel = _compiled._kernel
+    monkeypatch.setattr(_compiled, "_kernel", lambda *key: made.append(key) or kernel(*key))
+    torch.manual_seed(0)
+    # A kernel takes seconds to compile: a few of the cases, which have everything in them.
+    chosen = list(cases(DTYPES))[5::155]
+    assert {case.x.dtype for case in chosen} == set(DTYPES)
+    assert {case.conjugate for case in chosen} == {False, True}
+    assert {case.form.pairs for case in chosen} == {"half", "interleaved"}
+    for case in chosen:
+        assert not case.differs(_compiled.rotate_planes), case
+    assert len(made) == len(chosen), "the eager kernel took over"
+    assert not _compiled._broken
+
+
+@needs_compiler
+def test_inside_a_compiled_region_large_states_have_the_eager_bits(monkeypatch: Any) -> None:
+    made = []
+    kernel = _compiled._kernel
+    monkeypatch.setattr(_compiled, "_kernel", lambda *key: made.append(key) or kernel(*key))
+
+    def region(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        # Neighbours that a compiler would fuse with, and whose roundings it would leave out.
+        q, k = (q.float() * 0.7).to(q.dtype), (k.float() * 0.7).to(k.dtype)
+        q, k = apply_rotary(q, k, cos, sin)
+        return (q.float() * 1.3).to(q.dtype), (k.float() * 1.3).to(k.dtype)
+
+    compiled = torch.compile(region, fullgraph=True)
+    for length in (300, 517):
+        assert 2 * 4 * length * 128 >= _compiled.SMALLEST
+        for one, other in zip(_results(compiled, length), _results(region, length), strict=True):
+            assert torch.equal(one, other)
+    assert {conjugate for _, conjugate in made} == {False, True}
+
+
+def test_inside_a_compiled_region_small_states_need_no_kernel_of_their_own(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_compiled, "_kernel", None)
+    compiled = torch.compile(apply_rotary, fullgraph=True, backend="aot_eager")
+    for length in (1, 5, 6):
+        for one, other in zip(_results(compiled, length), _results(apply_rotary, length), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_compiler_that_fails_is_named_and_replaced(monkeypatch: Any) -> None:
+    def fail(*key: Any) -> None:
+        raise RuntimeError("no such compiler")
+
+    monkeypatch.setattr(_compiled, "_kernel", fail)
+    monkeypatch.setattr(_compiled, "_broken", False)
+    (case, *_) = cases((torch.bfloat16,))
+    with pytest.warns(RuntimeWarning, match="no such compiler"):
+        assert not case.differs(_compiled.rotate_planes)
+    assert _compiled._broken
+    assert not _compiled.worthwhile(torch.empty(_compiled.SMALLEST))
+
+
+def test_an_exported_program_has_the_eager_bits() -> None:
+    class Rotate(torch.nn.Module):
+        def forward(self, q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            return apply_rotary(q, q, cos, sin)[0]
+
+    q, tables = torch.randn(1, 2, 7, 16), _tables(7, 16)
+    program = torch.export.export(Rotate(), (q, *tables), strict=False)
+    (operator,) = {node.target for node in program.graph.nodes if "rotary" in str(node.target)}
+    assert "safe_rope" in str(operator)
+    expected = rotate(q, *(t.unsqueeze(1) for t in tables))
+    assert torch.equal(program.module()(q, *tables), expected)
+
+
+def test_the_operator_is_well_defined() -> None:
+    cos, sin = (t.unsqueeze(1) for t in _tables(7, 16))
+    for requires_grad in (False, True):
+        x = torch.randn(1, 2, 7, 16, requires_grad=requires_grad)
+        torch.library.opcheck(torch.ops.safe_rope.rotary, (x, cos, sin, "half.half.shared", False))

@@ -1,0 +1,36 @@
+"""The Triton kernel has the eager bits, as far as shows without a GPU; tests/system/gpu does the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.children import with_our_modules
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="triton is not installed: only the environment of transformers 5.23.0 has it, on Linux",
+)
+WORKER = Path(__file__).with_name("triton_worker.py")
+
+
+def _run(what: str, **variables: str) -> str:
+    # A process of its own: Triton decides once whether it interprets.
+    environment = with_our_modules() | variables
+    done = subprocess.run(
+        [sys.executable, WORKER, what], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_interpreted_kernel_has_the_eager_bits() -> None:
+    assert _run("interpret", TRITON_INTERPRET="1").startswith("110 agree")
+
+
+def test_the_generated_code_has_no_fused_multiply_add(tmp_path: Path) -> None:
+    output = _run("ptx", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    assert output.startswith("6 agree")

@@ -1,0 +1,55 @@
+"""FSDP1 with mixed precision on one rank: a guarded model does what the stock one does, in its dtypes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsdp1_worker import POLICIES
+from support.children import with_our_modules
+from support.one_rank import free_port
+from support.small_models import KINDS
+
+SECONDS = 300
+
+pytestmark = pytest.mark.timeout(SECONDS + 30)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    output = tmp_path_factory.mktemp("fsdp1") / "outcomes.json"
+    worker = Path(__file__).with_name("fsdp1_worker.py")
+    command = [sys.executable, "-W", "ignore", str(worker), str(output), str(free_port())]
+    with output.with_suffix(".log").open("wb") as log:
+        child = subprocess.Popen(
+            command, env=with_our_modules(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = child.wait(timeout=SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    assert status == 0, output.with_suffix(".log").read_text(errors="replace")[-6000:]
+    found: dict[str, dict[str, Any]] = json.loads(output.read_text())
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guarded_model_does_as_the_stock_one(
+    kind: str, policy: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    stock, guarded = (outcomes[f"{kind}, {policy}"][who] for who in ("stock", "guarded"))
+    if "error" in stock:
+        pytest.skip(f"the stock model does not run: {stock['error']}"[:120])
+    assert "error" not in guarded, guarded["error"]
+    assert guarded["dtype"] == stock["dtype"]
+    assert guarded["distance"] <= 1.5 * stock["distance"] + 2**-8

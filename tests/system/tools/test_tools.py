@@ -1,0 +1,89 @@
+"""The commands in tools/ as a user meets them, without installing anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import _suite
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUIREMENTS = sorted((ROOT / "requirements").glob("transformers-*.txt"))
+SCRIPTS = ("demo", "test", "lab")
+LAB = ("bench", "gpu", "libraries", "matrix", "quality", "scan-eval", "verify-tables", "wheel", "zoo")
+COMMANDS = [*SCRIPTS[:2], "lab", *(f"lab {name}" for name in LAB)]
+
+
+def call(
+    command: str, *arguments: str | Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "tools" / command.split()[0], *command.split()[1:], *arguments],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_prints_usage_and_makes_no_environment(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "venv"
+    done = call(command, "--help", env={"SAFE_ROPE_VENV": str(folder)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: tools/{command}")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("script", ["tools/_launch.sh", ".ci/run", *(f"tools/{name}" for name in SCRIPTS)])
+def test_shell_script_parses(script: str) -> None:
+    done = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_python_that_is_too_old_is_refused_in_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "python-too-old"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = call("test", "--python", old)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Python 3.10 or newer" in done.stderr
+
+
+def test_a_folder_that_another_tool_made_is_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "thesis.tex"
+    precious.write_text("text")
+    done = call("demo", "--python", sys.executable, env={"SAFE_ROPE_VENV": str(tmp_path)})
+    assert done.returncode == 2
+    assert "SAFE_ROPE_VENV" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert precious.read_text() == "text"
+
+
+def test_every_version_pair_pins_what_is_installed_first() -> None:
+    assert len(REQUIREMENTS) == 3
+    for path in REQUIREMENTS:
+        lines = path.read_text().splitlines()
+        pins = [line for line in lines if line and not line.startswith("#")]
+        assert all("==" in line for line in pins), path.name
+        assert {"torch==2.13.0", path.stem.replace("-", "==")} <= set(pins), path.name
+        assert any(line.startswith("deepspeed==") for line in pins), path.name
+
+
+def test_what_is_tested_once_is_there() -> None:
+    assert all((ROOT / path).is_dir() for path in _suite.ONCE)
+
+
+def test_what_is_tested_once_depends_on_no_version() -> None:
+    """Every pair has the same torch; what imports transformers or DeepSpeed has to run with each."""
+    pins = {re.search(r"^torch==.+$", path.read_text(), re.M)[0] for path in REQUIREMENTS}  # type: ignore[index]
+    assert len(pins) == 1
+    for folder in _suite.ONCE:
+        for path in (ROOT / folder).rglob("*.py") if folder != "tests/system/docs" else ():
+            imports = re.findall(r"^ *(?:from|import) (transformers|deepspeed)", path.read_text(), re.M)
+            assert not imports, f"{path} imports {imports[0]}"

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+ROOT = Path(__file__).resolve().parents[3]
+
+# A fixed choice of what the survey of each whole release has measured (docs/coverage.md): one of each way of
+# holding positions, the quick ones of their kind. 40 on the newest release, fewer on the older ones.
+ARCHITECTURES = {
+    "5": "llama,gptj,m2m_100,swinv2,deepseek_v3,bros,qwen2_vl,qwen3_vl,gpt_oss,cohere,glm4,modernbert,phi3,"
+    "dinov3_vit,mixtral,qwen3_moe,parakeet_ctc,nemotron3_diarization_audio,jina_embeddings_v3,"
+    "canary_decoder,doge,qwen3_5_moe_text,gpt_neox_japanese,eurobert,minicpm3,xglm,qwen3_5_moe_vision,molmo2_text,"
+    "mlcd,gemma4_text,olmo3,embedding_gemma2,lfm3,dots3_note_text,videoprism_text_model,musicflamingo,minimax,"
+    "sapiens2,glm4v_moe_text,qwen3_asr",
+    "4.57": "colpali,glm,granitevision,kosmos-2,kyutai_speech_to_text,llava_next,mega,mistral,persimmon,"
+    "qwen3_next,starcoder2",
+    "4": "gpt_neox_japanese,idefics,phi,trajectory_transformer",
+}
+
+
+def _architectures() -> str:
+    """The choice for the installed release, and one architecture of every patch."""
+    import transformers
+
+    from safe_rope.registry import supported
+
+    version = transformers.__version__
+    chosen = next(names for start, names in ARCHITECTURES.items() if version.startswith(start)).split(",")
+    folders = (module.split(".") for patch in supported() for module in patch.modules[:1])
+    patched = (parts[2] for parts in folders if parts[:2] == ["transformers", "models"])
+    names = [*chosen, *patched]  # what the release does not have is left out; some folders spell it otherwise
+    return ",".join(dict.fromkeys([*names, *(name.replace("_", "-") for name in names)]))
+
+
+@pytest.fixture(scope="session")
+def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The survey's line of each architecture."""
+    output = tmp_path_factory.mktemp("zoo") / "rows.jsonl"
+    command = [ROOT / "tools" / "lab", "zoo", "--here", "--python", sys.executable, "--output", output]
+    command += ["--only", _architectures()]
+    subprocess.run(command, check=False, capture_output=True, timeout=900)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    return {row["model_type"]: row for row in rows}
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many cells of each kind `test_do_no_harm` has seen; all of them go to the file ZOO_CELLS."""
+    harm_cells = sys.modules.get("harm_cells")
+    if harm_cells is None or not harm_cells.COLLECTED:
+        return
+    terminalreporter.section("styles of position modules: cells of each kind")
+    terminalreporter.write_line(harm_cells.summary(harm_cells.COLLECTED))
+    output = os.environ.get("ZOO_CELLS")
+    if output:
+        Path(output).write_text(json.dumps(harm_cells.as_data(harm_cells.COLLECTED), indent=1))
