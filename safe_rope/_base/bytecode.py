@@ -17,6 +17,7 @@ class _Facts(NamedTuple):
     counts: bool
     computes: bool
     stores: bool
+    turns: bool
     waves: bool
 
 
@@ -38,6 +39,11 @@ def stores_in_forward(cls: type) -> bool:
     return _facts_of(cls).stores
 
 
+def turns_in_forward(cls: type) -> bool:
+    """Whether a method of ``cls`` other than its constructor takes sines and cosines."""
+    return _facts_of(cls).turns
+
+
 def makes_waves(cls: type) -> bool:
     """Whether the code of ``cls``, its constructor included, takes sines and cosines of what it counts."""
     return _facts_of(cls).waves
@@ -54,11 +60,12 @@ def _facts(cls: Any) -> _Facts:
     stores = "register_buffer" in names or any(
         one.opname == "STORE_ATTR" for code in codes for one in dis.get_instructions(code)
     )
+    turns = {"sin", "cos"} <= names or "polar" in names
     everywhere = set().union(*(_names(f.__code__) for f in _functions(cls, constructors=True)))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     waves = bool(counted) and ({"sin", "cos"} <= everywhere or "polar" in everywhere)
     counts = bool(names & _COUNTING)
-    return _Facts(counts, counts and bool(names & _WAVES), stores, waves)
+    return _Facts(counts, counts and bool(names & _WAVES), stores, turns, waves)
 
 
 def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:

@@ -25,7 +25,7 @@ from safe_rope._base.torch_private import storage_key
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.provenance import Origin, Provenance
-from safe_rope._recognition.tables import FEWEST, is_frequency, is_position_table, own_tensors
+from safe_rope._recognition.tables import FEWEST, is_finished, is_position_table, own_tensors
 from safe_rope._recognition.untouched import Untouched
 
 _thread = threading.local()
@@ -57,7 +57,7 @@ class Rebuilt(NamedTuple):
         for name, tensor in own_tensors(module):
             origin = self.origins.get((path, name), Origin.NONE)
             if is_position_table(name, tensor, origin):
-                ready = bool(origin & Origin.FINISHED) or not is_frequency(name)
+                ready = is_finished(type(module), name, origin)
                 found[name] = (tensor.detach(), ready)
         return found
 
@@ -79,7 +79,10 @@ def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions |
     try:
         rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=True)
     except Exception:  # noqa: BLE001 - a foreign constructor
-        rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
+        try:
+            rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
+        except NotImplementedError:  # it computes with its parameters
+            rebuilt = _rebuild(cls, arguments, conditions, _few_parameters, anew=True)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
         return _rebuild(cls, arguments, conditions, contextlib.nullcontext, anew=True)
     return rebuilt
@@ -181,6 +184,22 @@ def _parameters_on_meta() -> Iterator[None]:
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
     with on_parameter(to_meta):
+        yield
+
+
+@contextlib.contextmanager
+def _few_parameters() -> Iterator[None]:
+    """Let parameters be real, and stop at more than `_SMALL` of them."""
+    thread, count = threading.get_ident(), 0
+
+    def counted(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count
+        if parameter is not None and threading.get_ident() == thread:
+            count += parameter.numel()
+            if count > _SMALL:
+                raise ValueError(f"it has more than {_SMALL} parameters, and computes with them")
+
+    with on_parameter(counted):
         yield
 
 

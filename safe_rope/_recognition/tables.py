@@ -7,6 +7,7 @@ import re
 import torch
 from torch import nn
 
+from safe_rope._base import bytecode
 from safe_rope._recognition.holdings import entries, unfilled
 from safe_rope._recognition.provenance import Origin
 
@@ -26,7 +27,7 @@ _SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
 _FREQUENCIES = re.compile(r"(^|_)inv_freq$")
 _ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(
-    r"pos|freq|rope|rotary|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
+    r"pos|freq|rope|rotary|(^|_)pe(_|$)|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
 )
 # What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
@@ -62,6 +63,13 @@ def made_later(module: nn.Module) -> list[str]:
     return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
 
 
+def is_finished(cls: type, name: str, origin: Origin) -> bool:
+    """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of."""
+    if origin & Origin.FINISHED:
+        return True
+    return not is_frequency(name) and not (origin & Origin.COUNTED and bytecode.turns_in_forward(cls))
+
+
 def is_frequency(name: str) -> bool:
     """Whether a table of that name is still to be multiplied by positions."""
     return bool(_FREQUENCY.search(name.lower()))
@@ -79,7 +87,7 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    if not counted and _oscillates(tensor):
+    if not counted and oscillates(tensor):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
@@ -102,8 +110,11 @@ def is_empty_table(name: str, tensor: torch.Tensor) -> bool:
     return tensor.is_meta or bool(tensor.isnan().any())
 
 
-def _oscillates(tensor: torch.Tensor) -> bool:
-    """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i]."""
+def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:
+    """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i].
+
+    ``error`` is what the values may be off by.
+    """
     if tensor.dim() < 2 or tensor.shape[-2] < FEWEST or not tensor.is_floating_point():
         return False
     rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
@@ -113,4 +124,4 @@ def _oscillates(tensor: torch.Tensor) -> bool:
     rest = (before + after - factor * middle).abs().amax(0)
     turns = bool((rows.std(0) > 1e-2).any())
     phase = 4 * tensor.shape[-2] * 2.0**-23  # what FP32 phases of that many radians are off by
-    return turns and bool((rest < max(1e-5, phase)).all()) and bool((rows.abs() < 1 + 1e-5).all())
+    return turns and bool((rest < max(error, phase)).all()) and bool((rows.abs() < 1 + error).all())

@@ -15,9 +15,13 @@ from safe_rope._recognition.tables import (
     is_frequency,
     is_position_table,
     made_later,
+    oscillates,
     own_tensors,
 )
 from safe_rope.registry import RopePatch
+
+_ROUNDED = 4 * 2.0**-8
+"""What sines may be off by that were rounded to 16 bits."""
 
 
 def truths_of(
@@ -84,7 +88,9 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     return {
         name: not is_frequency(name)
         for name, tensor in own_tensors(module)
-        if is_position_table(name, tensor, Origin.NONE) or is_empty_table(name, tensor)
+        if is_position_table(name, tensor, Origin.NONE)
+        or is_empty_table(name, tensor)
+        or (not tensor.is_meta and oscillates(tensor, _ROUNDED))
     }
 
 

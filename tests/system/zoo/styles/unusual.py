@@ -394,3 +394,33 @@ class MadeAnewOnEveryMove(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Pair:
         return self.cos[: x.shape[1]].to(x.dtype), self.sin[: x.shape[1]].to(x.dtype)
+
+
+@style("unusual", "buffer")
+class PhasesInABuffer(nn.Module):
+    """Kandinsky's: positions times frequencies under a name that says nothing; sines are taken of its rows."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer(
+            "args", torch.outer(torch.arange(LONGEST).float(), frequencies(dim)), persistent=False
+        )
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        args = self.args[: x.shape[1]]
+        return args.cos().to(x.dtype), args.sin().to(x.dtype)
+
+
+@style("unusual", "parameters", inv_freq="inv_freq", exact=half_width)
+class AsksItsParameters(nn.Module):
+    """The table goes to the device that its weight is on; the weight is never used for it."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("inv_freq", torch.empty(dim // 2), persistent=False)
+        self.inv_freq.copy_(frequencies(dim).to(self.weight.device))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
