@@ -43,10 +43,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = {file: line["seconds"] for file, line in recorded().items()}
     shared = hasattr(config, "workerinput")  # by several processes, which get the files in this order
 
-    def place(item: pytest.Item) -> float:
-        if item.get_closest_marker("fresh"):
-            return float("-inf")
-        return -seconds.get(item.nodeid.partition("::")[0], 0.0) if shared else 0.0
+    def place(item: pytest.Item) -> tuple[bool, bool, float]:
+        fresh = item.get_closest_marker("fresh") is not None
+        joins = fresh and "deepspeed_group" in getattr(item, "fixturenames", ())
+        return (
+            not fresh,
+            joins,
+            -seconds.get(item.nodeid.partition("::")[0], 0.0) if shared and not fresh else 0.0,
+        )
 
     items.sort(key=place)
 

@@ -17,6 +17,8 @@ from _process import end_running, run
 from laboratory.forked import in_child, one_rank
 from laboratory.ranks import own_port
 
+pytestmark = pytest.mark.fresh
+
 SHARED_MEMORY = Path("/dev/shm")
 RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR")
 
