@@ -398,7 +398,7 @@ class MadeAnewOnEveryMove(nn.Module):
 
 @style("unusual", "buffer")
 class PhasesInABuffer(nn.Module):
-    """Kandinsky's: positions times frequencies under a name that says nothing; sines are taken of its rows."""
+    """Kandinsky's: positions times frequencies, whose name says nothing; sines are taken of its rows."""
 
     def __init__(self, dim: int = DIM) -> None:
         super().__init__()
