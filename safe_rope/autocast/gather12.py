@@ -59,10 +59,10 @@ class LowPrecisionGather:
     def _exchange(self, flat: Tensor, process_group: Any, ranks: list[list[Piece]], limit: int) -> None:
         """Send every rank's pieces to all. Ranks hold unequal shares of safe parameters, hence broadcasts."""
         rank = torch.distributed.get_rank(process_group)
-        for source, pieces in enumerate(ranks):
+        for sender, pieces in enumerate(ranks):
             for low in (True, False):
                 for message in _messages([piece for piece in pieces if piece[2] is low], limit):
-                    self._send(flat, process_group, source, source == rank, message, low)
+                    self._send(flat, process_group, sender, sender == rank, message, low)
 
     def _send(
         self, flat: Tensor, process_group: Any, source: int, own: bool, message: list[Piece], low: bool

@@ -45,7 +45,7 @@ def test_a_model_describes_inputs_that_derive_what_real_ones_do(name: str) -> No
     model = architectures.build(name)
     found = find_example_inputs(model)
     assert found is not None
-    assert found.source == "model"
+    assert found.taken_from == "model"
     own = derive_safe_parameters(model, *found.args, **found.kwargs)
     assert own.safe == derive_safe_parameters(model, **architectures.inputs(model)).safe
 
@@ -93,7 +93,7 @@ def test_given_inputs_come_first_in_the_form_that_they_have() -> None:
     for given in ({"input_ids": ids}, (ids,), [ids], ids):
         found = find_example_inputs(model, given, Rows({"input_ids": ids[0]}))
         assert found is not None
-        assert found.source == "example_inputs"
+        assert found.taken_from == "example_inputs"
         assert torch.equal([*found.args, *found.kwargs.values()][0], ids)
 
 
@@ -106,7 +106,7 @@ def test_inputs_that_the_forward_does_not_take_are_refused() -> None:
 def test_the_first_batch_of_a_dataset_comes_next(data: Any) -> None:
     found = find_example_inputs(architectures.build("gpt2"), None, data)
     assert found is not None
-    assert found.source == "training_data"
+    assert found.taken_from == "training_data"
     assert torch.equal(found.kwargs["input_ids"], torch.tensor([[5, 6, 7]] * 2))
 
 
@@ -133,7 +133,7 @@ def test_an_iterator_is_not_used_up_and_a_broken_dataset_is_passed_over() -> Non
     assert len(list(samples)) == 3
     found = find_example_inputs(architectures.build("gpt2"), None, Rows())
     assert found is not None
-    assert found.source == "model"
+    assert found.taken_from == "model"
 
 
 def test_a_model_that_says_nothing_has_none() -> None:

@@ -73,9 +73,9 @@ def traced(model: nn.Module, dtype: torch.dtype, *sources: Any) -> tuple[Example
                 model, *inputs.args, dtype=dtype, device_type=_deepspeed.device_type(), **inputs.kwargs
             )
         except Exception:  # a model may object in any way
-            if inputs.source == "example_inputs":
+            if inputs.taken_from == "example_inputs":
                 raise
-            logger.info("the model cannot be traced with inputs from %s", inputs.source, exc_info=True)
+            logger.info("the model cannot be traced with inputs from %s", inputs.taken_from, exc_info=True)
     return None
 
 

@@ -30,7 +30,7 @@ class ExampleInputs:
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    source: Literal["example_inputs", "training_data", "model"] = "example_inputs"
+    taken_from: Literal["example_inputs", "training_data", "model"] = "example_inputs"
 
 
 def example_inputs(
