@@ -39,6 +39,8 @@ ZERO3 = {
     },
 }
 ZERO2 = {"5.23": set(), "4.57": {"initialize"}, "4.36": {"initialize"}}
+# Its forward takes inv_freq from an attribute that no cast reaches: cos and sin are those of FP32 to the bit.
+REMADE = {("4.57", "phi-3-mini-128k")}
 MISSING = {
     "4.36": {
         "qwen2.5-7b-1m": "transformers 4.36.2 knows no model type 'qwen2'",
@@ -159,6 +161,9 @@ def assert_verdict_is_right(name: str, report: dict[str, Any]) -> None:
     # One entry for each rotary module and path: before transformers 5, Gemma 3 has two of them.
     paths = report["paths"]
     loads, casts = paths[: len(paths) // 2], paths[len(paths) // 2 :]
+    if (RELEASE, name) in REMADE:
+        assert [path["stock"]["verdict"] for path in paths] == ["ok"] * len(paths)
+        return
     for loaded, cast in zip(loads, casts, strict=True):
         assert (loaded["path"], cast["path"][:20]) == ("from_pretrained", "from_pretrained, .to")
         assert {entry["where"] for entry in cast["stock"]["lost"]} <= {"module cast", "cache rebuild"}
