@@ -15,8 +15,8 @@ import pytest
 RECORD = Path(__file__).resolve().parents[1] / "durations.json"
 LIMIT = 10.0
 """A test whose call takes longer must say so: it is marked ``slow``."""
-SLACK = float(os.environ.get("SAFE_ROPE_TEST_SLACK", "1"))
-"""How much slower than the machine of the record this one may be."""
+SLACK = float(os.environ.get("SAFE_ROPE_TEST_SLACK", "3"))
+"""How much slower than the machine of the record this one may be; shared cores count, too."""
 
 
 def used() -> float:
