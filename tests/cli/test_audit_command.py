@@ -233,6 +233,7 @@ def test_an_unknown_model_type_has_a_traceback_only_with_debug(tmp_path: Path) -
     assert "skeleton.py" in err
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_is_not_ok(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     sizes = {"n_embd": 64, "n_head": 2, "n_layer": 1, "n_positions": 256, "rotary_dim": 16, "vocab_size": 64}

@@ -57,6 +57,7 @@ def test_exact_tables_do_not_follow_a_cast(tmp_path: Path) -> None:
     assert found["modules"][0]["max_ulp"] == 0
 
 
+@pytest.mark.slow
 def test_a_model_and_its_dump_agree_and_two_models_do_not(tmp_path: Path) -> None:
     dump, altered = tmp_path / "tables.safetensors", tmp_path / "config.json"
     arguments = ["--max", "2048", "--dump", str(dump), "--dtype", "fp32"]

@@ -180,6 +180,7 @@ def test_four_threads_get_the_bits_of_one(kind: str, dtype: str) -> None:
     assert builder.built > 0
 
 
+@pytest.mark.slow
 def test_threads_that_open_guards_and_build_do_not_disturb_each_other() -> None:
     builders = [Builder(pause=0.0) for _ in range(THREADS)]
     for builder in builders:

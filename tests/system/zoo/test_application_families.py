@@ -63,6 +63,7 @@ def test_a_family_is_rotated_in_fp32_and_rounded_once(family: str) -> None:
     assert max(measured.values()) <= HALF, measured
 
 
+@pytest.mark.slow
 def test_every_way_of_applying_positions_is_that_of_a_family() -> None:
     seen = {body_of(f) for family in present(CASES) for f in stock(family)[1].functions}
     release = bodies(Path(transformers.__file__).parent / "models")
