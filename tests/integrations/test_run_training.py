@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import HERE, SAFE_ROPE
+from support.children import launch
 
 SECONDS = 400
 TRAIN = str(HERE / "train.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
-
-
-def launch(command: Sequence[str], environment: dict[str, str], log: Path) -> tuple[int, str]:
-    """Run a launcher in a process group of its own, which ends with it; return its exit status and output."""
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = child.wait(timeout=SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    return status, log.read_text(errors="replace")
 
 
 def measured(folder: Path) -> list[dict[str, Any]]:
@@ -69,7 +51,7 @@ def test_an_unmodified_script_trains_with_exact_tables_in_every_rank(
     script = [TRAIN, str(checkpoint), str(ds_config), str(tmp_path / "out"), "measured"]
     command = [*launchers(port, ds_config)[launcher], *script]
     guarded = [*SAFE_ROPE, "run", "--strict", "--report", str(report), "--", *command]
-    status, output = launch(guarded, environment, tmp_path / "log")
+    status, output = launch(guarded, environment, tmp_path / "log", SECONDS)
     assert status == 0, output[-3000:]
     seen = measured(tmp_path)
     assert len(seen) == 2
@@ -102,7 +84,7 @@ def test_without_it_the_same_script_has_other_tables(
         str(tmp_path / "out"),
         "measured",
     ]
-    status, output = launch(command, environment | ranks, tmp_path / "log")
+    status, output = launch(command, environment | ranks, tmp_path / "log", SECONDS)
     assert status == 0, output[-3000:]
     (seen,) = measured(tmp_path)
     assert seen["ulps"] > 100
@@ -123,7 +105,9 @@ def test_environment_alone_guards_and_the_report_tells_of_a_failure(
     )
     asked = dict(line.split("=", 1) for line in printed.stdout.splitlines())
     command = [sys.executable, TRAIN, str(checkpoint), "none", str(tmp_path / "out"), "measured"]
-    status, output = launch(command, environment | asked | {"FAIL_AT_THE_END": "1"}, tmp_path / "log")
+    status, output = launch(
+        command, environment | asked | {"FAIL_AT_THE_END": "1"}, tmp_path / "log", SECONDS
+    )
     assert status == 1, output[-3000:]
     assert "RuntimeError: as asked" in output
     (process,) = json.loads(report.read_text(encoding="utf-8"))["processes"]

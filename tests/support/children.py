@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 COLOURS = ("NO_COLOR", "FORCE_COLOR")
@@ -26,6 +28,21 @@ def surroundings() -> dict[str, str]:
 def with_our_modules() -> dict[str, str]:
     """Return the environment for a Python that imports what the tests import."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def launch(command: Sequence[str], environment: dict[str, str], log: Path, seconds: float) -> tuple[int, str]:
+    """Run a command in a process group of its own, which ends with it; return its exit status and output."""
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = child.wait(timeout=seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return status, log.read_text(errors="replace")
 
 
 @contextlib.contextmanager

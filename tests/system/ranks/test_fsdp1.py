@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsdp1_worker import POLICIES
-from support.children import with_our_modules
+from support.children import launch, with_our_modules
 from support.one_rank import free_port
 from support.small_models import KINDS
 
@@ -27,17 +23,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     output = tmp_path_factory.mktemp("fsdp1") / "outcomes.json"
     worker = Path(__file__).with_name("fsdp1_worker.py")
     command = [sys.executable, "-W", "ignore", str(worker), str(output), str(free_port())]
-    with output.with_suffix(".log").open("wb") as log:
-        child = subprocess.Popen(
-            command, env=with_our_modules(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = child.wait(timeout=SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    assert status == 0, output.with_suffix(".log").read_text(errors="replace")[-6000:]
+    status, said = launch(command, with_our_modules(), output.with_suffix(".log"), SECONDS)
+    assert status == 0, said[-6000:]
     found: dict[str, dict[str, Any]] = json.loads(output.read_text())
     return found
 

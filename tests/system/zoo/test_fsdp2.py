@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from support.children import with_our_modules
+from support.children import launch, with_our_modules
 from support.one_rank import free_port
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -35,17 +31,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     worker = Path(__file__).with_name("fsdp_worker.py")
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     command += ["--master_port", str(free_port()), str(worker), str(output), *ARCHITECTURES]
-    with output.with_suffix(".log").open("wb") as log:
-        child = subprocess.Popen(
-            command, env=with_our_modules(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status = child.wait(timeout=SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    assert status == 0, output.with_suffix(".log").read_text(errors="replace")[-6000:]
+    status, said = launch(command, with_our_modules(), output.with_suffix(".log"), SECONDS)
+    assert status == 0, said[-6000:]
     return [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(2)]
 
 
