@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from safe_rope_patches import (
-    clvp,
-    conformer,
-    esm,
-    gpt_neox,
-    gptj,
-    llama,
-    mistral,
-    phimoe,
-    rotary_embedding_torch,
-    torchtune,
-    vjepa2,
-)
+import importlib
+import pkgutil
 
-_FILES = (
-    clvp,
-    conformer,
-    esm,
-    gpt_neox,
-    gptj,
-    llama,
-    mistral,
-    phimoe,
-    rotary_embedding_torch,
-    torchtune,
-    vjepa2,
-)
+from safe_rope.registry import RopePatch
 
-PATCHES = tuple(file.PATCH for file in _FILES)
+PATCHES: tuple[RopePatch, ...] = tuple(
+    importlib.import_module(f"{__name__}.{file.name}").PATCH for file in pkgutil.iter_modules(__path__)
+)
 """What the entry point of safe_rope in the group ``safe_rope.patches`` names."""

@@ -8,31 +8,30 @@ from typing import Any
 from torch import Tensor
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in ``value``, however deeply containers and dataclasses hold them."""
+def tensors(value: Any, *, everywhere: bool = True) -> Iterator[Tensor]:
+    """Yield the tensors in ``value``, however deeply tuples, lists and dicts hold them, in order.
+
+    Args:
+        value: anything.
+        everywhere: look into sets and dataclasses, too.
+
+    """
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for entry in value.values():
-            yield from tensors(entry)
-    elif isinstance(value, list | tuple | set | frozenset):
+            yield from tensors(entry, everywhere=everywhere)
+    elif isinstance(value, list | tuple) or (everywhere and isinstance(value, set | frozenset)):
         for entry in value:
-            yield from tensors(entry)
-    elif hasattr(value, "__dataclass_fields__"):
+            yield from tensors(entry, everywhere=everywhere)
+    elif everywhere and hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from tensors(getattr(value, name, None))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists and dicts, in order.
+    """Yield the tensors that a torch function mode sees.
 
-    Nothing else is looked into: the memo of ``Tensor.__deepcopy__`` holds objects of any kind.
+    The memo of ``Tensor.__deepcopy__`` holds objects of any kind, which are not looked into.
     """
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    return tensors(value, everywhere=False)

@@ -29,7 +29,7 @@ from safe_rope._recognition.explained import UNTOLD
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
-from safe_rope._recognition.tables import may_hold_positions
+from safe_rope._recognition.tables import may_hold_positions, only_makes_positions
 from safe_rope._recognition.truths import is_understood, truths_of
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
@@ -91,16 +91,12 @@ def concerns(module: nn.Module) -> bool:
     if type(module).__module__.startswith("torch.") or is_protected(module) or is_pinned(module):
         return False
     cls = type(module)
-    if find(module) is not None or may_hold_positions(module) or _only_makes_positions(module):
+    if find(module) is not None or may_hold_positions(module) or only_makes_positions(module, cls):
         return True
     if not module._buffers and bytecode.makes_waves(cls):
         return True
     frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
     return any(p.is_floating_point() for p in frozen) and not module._modules
-
-
-def _only_makes_positions(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is None and bytecode.computes_positions_in_forward(type(module))
 
 
 def prepare(
@@ -153,7 +149,7 @@ def _prepare(
         if state is not None and not _follows_an_unknown_rule(state, reference.module, true):
             return Protection(module, state, notes=notes, reference=reference)
     pins = {name: (shared(values), finished[name]) for name, values in true.items()}
-    if not pins and not _only_makes_positions(module):
+    if not pins and not only_makes_positions(module, type(module)):
         rotates = patch is not None and bool(patch.methods)
         if notes:
             return Unprotectable(module, _reasons(notes))

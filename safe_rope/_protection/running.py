@@ -34,6 +34,7 @@ from safe_rope._protection.stand_ins import (
 )
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.tables import only_makes_positions
 from safe_rope.rotation import _cos_sin
 
 
@@ -52,9 +53,9 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     if state.how == "results":
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins)
-    if not low and not (call.has_low and _computes_positions(module)):
+    if not low and not (call.has_low and only_makes_positions(module, stock_class(module))):
         return _run_as_it_is(call)
-    if state.runner.as_stock or not _only_makes_positions(module):
+    if state.runner.as_stock or _has_weights(module):
         result = on_twin(call, rounded if state.runner.as_stock else followed)
         return pytree.tree_map_only(_cos_sin.CosSin, _as_returned, result)
     if _is_ready(state, state.pins, module):
@@ -97,12 +98,8 @@ def _as_returned(table: _cos_sin.CosSin) -> torch.Tensor:
     return table if table.phase is not None else _cos_sin.rounded(table)
 
 
-def _only_makes_positions(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is None
-
-
-def _computes_positions(module: nn.Module) -> bool:
-    return _only_makes_positions(module) and bytecode.computes_positions_in_forward(stock_class(module))
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _is_ready(state: Any, names: Any, module: nn.Module) -> bool:
@@ -127,7 +124,7 @@ def _run_in_graph(call: Call) -> Any:
     low = [name for name in state.pins if state.differs(name)]
     if not low:
         return call.on(module)
-    if not _only_makes_positions(module) or _is_ready(state, low, module):
+    if _has_weights(module) or _is_ready(state, low, module):
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 _told_in_graph(state.owner, name, state.nominal[name])

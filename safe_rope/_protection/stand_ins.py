@@ -47,6 +47,7 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.watched = watched
+        self._leaves: list[torch.Tensor] | None = None
 
     def on(self, module: nn.Module) -> Any:
         """Run the forward on ``module``."""
@@ -54,20 +55,22 @@ class Call:
 
     def in_fp32(self, module: nn.Module) -> Any:
         """Run the forward on ``module`` with its arguments in FP32 and without autocast."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, raised, (self.args, self.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
         with without_autocast(self.device):
             return self.forward(module, *args, **kwargs)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """The tensors among the arguments."""
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        """The tensors among the arguments; they are looked for once."""
+        if self._leaves is None:
+            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            self._leaves = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return self._leaves
 
     @property
     def device(self) -> str:
         """The type of the device of the first tensor."""
-        return next((leaf.device.type for leaf in self.leaves), "cpu")
+        return self.leaves[0].device.type if self.leaves else "cpu"
 
     @property
     def has_low(self) -> bool:
@@ -220,6 +223,5 @@ def _made_in_fp32(call: Call, before: nn.Module, made: dict[str, torch.Tensor]) 
     return {name: table for name, table in again.items() if isinstance(table, torch.Tensor)}
 
 
-def raised(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of low precision in FP32, any other as it is."""
+def _raised(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in LOW else tensor

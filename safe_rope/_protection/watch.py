@@ -132,7 +132,9 @@ class ConstructionWatch:
     def before_change(self, module: nn.Module) -> None:
         """Consider what is about to be cast or moved, and never got a parent: the last moment to do so."""
         for part in module.modules():
-            if part in self._building and not _is_being_built(part, sys._getframe(1)):
+            if part in self._building and all(
+                owner is not part for owner in _under_construction(sys._getframe(1))
+            ):
                 self._consider(part)
 
     def _before_exit(self) -> None:
@@ -149,7 +151,8 @@ class ConstructionWatch:
         if conditions is None or conditions.device != "meta" or arguments is None:
             return
         # What has no parent is looked at last, when a setting that its constructor reads may be another.
-        if not _is_inside_a_constructor(module, frame) and bytecode.makes_waves(type(module)):
+        has_a_parent = any(owner is not module for owner in _under_construction(frame))
+        if not has_a_parent and bytecode.makes_waves(type(module)):
             self._run_again(module, arguments, conditions, _key(type(module), arguments, conditions))
 
     def _look_again(self) -> None:
@@ -271,22 +274,13 @@ class ConstructionWatch:
         return ".".join(reversed(names))
 
 
-def _is_being_built(module: nn.Module, frame: Any) -> bool:
+def _under_construction(frame: Any) -> Iterator[nn.Module]:
+    """Yield the modules whose constructors run in ``frame`` and its callers, the innermost first."""
     while frame is not None:
-        if frame.f_code.co_name == "__init__" and first_argument(frame) is module:
-            return True
+        owner = first_argument(frame) if frame.f_code.co_name == "__init__" else None
+        if isinstance(owner, nn.Module):
+            yield owner
         frame = frame.f_back
-    return False
-
-
-def _is_inside_a_constructor(module: nn.Module, frame: Any) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == "__init__":
-            owner = first_argument(frame)
-            if isinstance(owner, nn.Module) and owner is not module:
-                return True
-        frame = frame.f_back
-    return False
 
 
 def _key(cls: type, arguments: Arguments, conditions: Conditions | None) -> Hashable | None:

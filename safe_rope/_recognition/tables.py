@@ -58,6 +58,11 @@ def may_hold_positions(module: nn.Module) -> bool:
     return bool(made_later(module))
 
 
+def only_makes_positions(module: nn.Module, stock: type) -> bool:
+    """Whether a module without parameters computes positions in the forward of its class ``stock``."""
+    return next(module.parameters(), None) is None and bytecode.computes_positions_in_forward(stock)
+
+
 def made_later(module: nn.Module) -> list[str]:
     """Names of frequencies that the module has a place for and makes in its first forward."""
     return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
