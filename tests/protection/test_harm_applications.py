@@ -209,6 +209,7 @@ def test_two_patches_that_name_one_function_count_it_together(
 ) -> None:
     source = SHARED + "\nclass Second(Rotary):\n    pass\n\n" + ATTENTION
     (module,) = written_modules.write(tmp_path, monkeypatch, modeling_twice=source)
+    monkeypatch.setattr(safe_rope.registry, "_registry", safe_rope.registry._Registry())  # of this test alone
     for family, name in (("harm one", "Rotary"), ("harm two", "Second")):
         safe_rope.registry.register(
             safe_rope.registry.RopePatch(family, ("modeling_twice",), rotary_classes=(name,))
