@@ -11,6 +11,9 @@ class Replaced:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._done)
+
     def put(self, owner: Any, name: str, ours: Any) -> None:
         """Let ``ours`` stand where ``owner`` itself, not a base of it, has ``name``."""
         self._done.append((owner, name, vars(owner)[name], ours))

@@ -2,8 +2,8 @@
 
 Two hooks. `torch.nn.Module.__init__` tells what every module is built with, so that its constructor can be
 run again with nothing intercepted, whatever its class is and wherever that was defined. And PyTorch's own
-hook for registered submodules tells when a module is complete, and its path; what never gets a parent is
-looked at when the guard closes.
+hook for registered submodules tells when a module is complete, and its path; what has no parent is looked at
+when something is called, cast or moved, or when the guard closes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
+from safe_rope._base.replaced import Replaced
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.plan import (
     Options,
@@ -64,6 +65,12 @@ class _Building(NamedTuple):
     conditions: Conditions | None = None
     is_filled: bool = False
     """Whether somebody has filled it since, from where nobody knows."""
+    thread: int | None = None
+
+    @property
+    def on_real_device(self) -> bool:
+        """Whether its tensors were made with values."""
+        return self.conditions is not None and self.conditions.device != "meta"
 
 
 class _Known(NamedTuple):
@@ -129,13 +136,21 @@ class ConstructionWatch:
         for module in list(self._building):
             self._consider(module)
 
-    def before_change(self, module: nn.Module) -> None:
-        """Consider what is about to be cast or moved, and never got a parent: the last moment to do so."""
-        for part in module.modules():
-            if part in self._building and all(
-                owner is not part for owner in _under_construction(sys._getframe(1))
-            ):
-                self._consider(part)
+    def before_use(self) -> None:
+        """Protect what this thread has built, before something is called, cast or moved: the last moment."""
+        if not self._building and not self._nothing_yet:
+            return
+        unfinished = set(_under_construction(sys._getframe(1)))
+        for module, building in list(self._building.items()):
+            if building.thread == threading.get_ident() and module not in unfinished:
+                self._consider(module)
+        if not unfinished:
+            self._look_at_what_was_empty()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that was built has not been considered."""
+        return bool(self._building)
 
     def _before_exit(self) -> None:
         # What zero.Init would have made of a tensor is known as long as its constructors stand.
@@ -145,8 +160,9 @@ class ConstructionWatch:
 
     def note(self, module: nn.Module, frame: Any) -> None:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
-        building = _Building(arguments_in(module, frame), Conditions.now())
+        building = _Building(arguments_in(module, frame), Conditions.now(), thread=threading.get_ident())
         self._building[module] = building
+        _wrap_call()
         conditions, arguments = building.conditions, building.arguments
         if conditions is None or conditions.device != "meta" or arguments is None:
             return
@@ -160,8 +176,13 @@ class ConstructionWatch:
         for module in list(self._refused):
             if concerns(module) and not any(_is_meta(value) for _, value in entries(module)):
                 self._consider(module, _Building(is_filled=True))
+        self._look_at_what_was_empty(loaded=True)
+
+    def _look_at_what_was_empty(self, loaded: bool = False) -> None:
         for module, building in list(self._nothing_yet.items()):
             if _is_pinned_to_nothing(module) and may_hold_positions(module):
+                if not (loaded or building.on_real_device):
+                    continue  # what stands there may be what nobody has written yet
                 # What was not filled then has been filled since, from where nobody knows.
                 unknown = _Building(is_filled=True) if state_of(module).notes else building
                 self._consider(module, unknown, looked=True)
@@ -396,18 +417,57 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+class _ThreadState(threading.local):
+    applying: bool = False
+
+
+_this_thread = _ThreadState()
+
+
 def _before_applying(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        watch = None if rebuilding() else _watch_of_this_thread()
-        if watch is not None:
-            watch.before_change(self)
-        return inner(self, *args, **kwargs)
+        watch = None if rebuilding() or _this_thread.applying else _watch_of_this_thread()
+        if watch is None:
+            return inner(self, *args, **kwargs)
+        stock = type(self)
+        watch.before_use()
+        _this_thread.applying = True  # its children are about to get here, each by itself
+        try:
+            # What has just been protected has an _apply of its own.
+            return (inner if type(self) is stock else type(self)._apply)(self, *args, **kwargs)
+        finally:
+            _this_thread.applying = False
 
     return _apply
 
 
+_call = Replaced()
+"""A call of any module, wrapped only while something that was built has not been considered."""
+
+
+def _wrap_call() -> None:
+    with _watches_lock:
+        if _call:
+            return
+        inner = nn.Module.__call__
+
+        @functools.wraps(inner)
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not (rebuilding() or torch.compiler.is_compiling()):
+                watch = _watch_of_this_thread()
+                if watch is not None:
+                    watch.before_use()
+                with _watches_lock:
+                    if not any(watch.waits for watch in _watches):
+                        _call.put_back()
+            return inner(self, *args, **kwargs)
+
+        _call.put(nn.Module, "__call__", call)
+
+
 def _unwrap_init() -> None:
+    _call.put_back()
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
     while _wrapped:
         owner, name, before, ours = _wrapped.pop()

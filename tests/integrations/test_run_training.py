@@ -39,8 +39,8 @@ def launchers(port: int, ds_config: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     "launcher",
     [
-        pytest.param("torchrun", marks=pytest.mark.contract),
-        "deepspeed",
+        pytest.param("torchrun", marks=pytest.mark.exhaustive),  # the pages' commands run it
+        pytest.param("deepspeed", marks=pytest.mark.contract),
         pytest.param("accelerate", marks=pytest.mark.exhaustive),
     ],
 )

@@ -198,19 +198,25 @@ def check(kind: str, way: str, dtype: torch.dtype, *, run_before: bool) -> None:
 ALL = [(kind, way) for kind in small_models.KINDS for way in WAYS if kind != "dynamic" or way not in COMPILED]
 # Threads that grow one cache at once disturb each other in the stock model too.
 AT_ONCE = [case for case in ALL if case not in (("growing", "threads"), ("dynamic", "threads"))]
-AFTERWARDS = [
-    (kind, way) for kind, way in ALL if way in ("export", "func.grad", "checkpoint", "threads", "double")
+AFTERWARDS = ("export", "func.grad", "checkpoint", "threads", "double")
+EAGER = [case for case in AT_ONCE if case[1] not in COMPILED]
+GRAPHS = [case for case in AT_ONCE if case[1] in COMPILED]
+# A graph of every model and by every way, each pair of them in one dtype of two and every other pair in none.
+OFTEN = [
+    pytest.param(*case.values, marks=[*case.marks, *([pytest.mark.exhaustive] if number // 2 % 2 else [])])
+    for number, case in enumerate(in_turn(GRAPHS, list(DTYPES)))
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "dtype"), in_turn(AT_ONCE, list(DTYPES), lambda kind, way: way not in COMPILED)
+    ("kind", "way", "dtype"), [*((*case, dtype) for case in EAGER for dtype in DTYPES), *OFTEN]
 )
 def test_a_guarded_model_does_as_the_stock_one(kind: str, way: str, dtype: str) -> None:
     check(kind, way, DTYPES[dtype], run_before=False)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("kind", "way"), AFTERWARDS)
+@pytest.mark.parametrize(
+    ("kind", "way", "dtype"), in_turn([case for case in ALL if case[1] in AFTERWARDS], list(DTYPES))
+)
 def test_after_a_forward_it_still_does(kind: str, way: str, dtype: str) -> None:
     check(kind, way, DTYPES[dtype], run_before=True)

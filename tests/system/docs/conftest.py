@@ -12,14 +12,24 @@ from support.children import surroundings
 
 EXAMPLE = ROOT / "examples" / "safe-rope-myarch"
 
-# What `train.py` is to the pages: a script that trains a model, with whatever arguments.
+# What `train.py` is to the pages: a script that casts a model, and fails if nothing guards it.
 TRAIN = """
 import torch
-from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("my-model", torch_dtype=torch.bfloat16)
-ids = torch.arange(8)[None]
-model(input_ids=ids, labels=ids).loss.backward()
+
+class Rotary(torch.nn.Module):
+    def __init__(self, dim=8, base=1e4):
+        super().__init__()
+        self.register_buffer("inv_freq", base ** -(torch.arange(0, dim, 2) / dim), persistent=False)
+
+    def forward(self, length):
+        phases = torch.outer(torch.arange(length).float(), self.inv_freq.float())
+        return phases.cos(), phases.sin()
+
+
+rope = Rotary().to(torch.bfloat16)
+exact = 1e4 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+assert (rope.inv_freq.double() - exact).abs().max() < 1e-7, "not guarded"
 """
 
 # What the pages about the scan scan.
@@ -57,9 +67,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def reader(tmp_path: Path, checkpoint: Path, example: Path) -> tuple[Path, dict[str, str]]:
-    """The folder and the environment of somebody who reads a page and types what it says."""
+@pytest.fixture(scope="session")
+def reader(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, example: Path
+) -> tuple[Path, dict[str, str]]:
+    """The folder and the environment of somebody who reads the pages and types what they say."""
+    tmp_path = tmp_path_factory.mktemp("reader")
     home = tmp_path / "reader"
     for folder in ("src", "path/to/models"):
         (home / folder).mkdir(parents=True)

@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,32 +82,49 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors, f"{page.name}: {target}, there are {anchors}"
 
 
-@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, reader: Reader) -> None:
-    """In one process per page, as a reader would paste one block after the other."""
-    begin = [(PRELUDES[page.name], 1)] if page.name in PRELUDES else []
-    parts = begin + [(block.text, block.line) for block in runnable(page, "python")]
-    file = str(page.relative_to(ROOT))
-    # Blank lines first, so that a traceback names the line of the page.
-    source = (
-        f"names = {{'__name__': '__main__'}}\nfor text, line in {parts!r}:\n"
-        f"    exec(compile('\\n' * (line - 1) + text, {file!r}, 'exec'), names)\n"
-    )
-    done = run([sys.executable, "-c", source], reader)
+@pytest.fixture(scope="session")
+def read(reader: Reader, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """The status and the output of the Python of every page, each in a process and a folder of its own."""
+    home = reader[0]
+    pages = []
+    for page in pages_with("python"):
+        folder = tmp_path_factory.mktemp("page") / "reader"
+        shutil.copytree(home, folder)
+        begin = [(PRELUDES[page.name], 1)] if page.name in PRELUDES else []
+        parts = begin + [(block.text, block.line) for block in runnable(page, "python")]
+        pages.append([str(page.relative_to(ROOT)), str(folder), parts])
+    asked = home.parent / "pages.json"
+    asked.write_text(json.dumps(pages), encoding="utf-8")
+    done = run([sys.executable, str(Path(__file__).with_name("page_runner.py")), str(asked)], reader)
     assert done.returncode == 0, done.stderr[-3000:]
+    return {page: (status, output) for page, status, output in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, read: dict[str, tuple[int, str]]) -> None:
+    """In one process per page, as a reader would paste one block after the other."""
+    status, output = read[str(page.relative_to(ROOT))]
+    assert status == 0, output[-3000:]
     if importlib.metadata.version("transformers").startswith("5."):  # module paths are those of the newest
         found = blocks(page)
         for before, block in itertools.pairwise(found):
             if before.language == "python" and block.language == "text":
                 for line in block.text.splitlines():
                     shown = line.partition("…")[0].rstrip()
-                    assert shown in done.stdout, f"{block}: {shown!r} is not in\n{done.stdout}"
+                    assert shown in output, f"{block}: {shown!r} is not in\n{output}"
+
+
+# A command that stands on several pages is run once.
+DONE: set[str] = set()
 
 
 @pytest.mark.parametrize("page", pages_with(*SHELL), ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(page: Path, reader: Reader) -> None:
     for block in runnable(page, *SHELL):
         for command in commands(block):
+            if command in DONE and "$ " not in block.text:
+                continue
+            DONE.add(command)
             program = next((name for name in PROGRAMS if command.startswith(name)), None)
             assert program, f"{block}: {command!r} is none of {', '.join(PROGRAMS)}; mark it as not run"
             if program == "tools/":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,14 +58,20 @@ def ways(path: LoadPath) -> Iterable[tuple[How, str]]:
     if path in (PLAIN, ZERO_INIT):
         yield "guard", "fp32"
         yield "protect", "fp32"
+    else:
+        yield "open guard", "exact"
     if path is CAST:
         yield "protect first", "exact"
 
 
-def cells(style: Style, library: Library = safe_rope) -> list[Cell]:  # type: ignore[assignment]
-    """Look at every cell of ``style``."""
+def cells(
+    style: Style,
+    library: Library = safe_rope,  # type: ignore[assignment]
+    paths: Sequence[LoadPath] = PATHS,
+) -> list[Cell]:
+    """Look at every cell of ``style`` under each of ``paths``."""
     found = []
-    for path in PATHS:
+    for path in paths:
         if path.name in style.not_on:
             continue
         stock = run(style, path)

@@ -17,7 +17,7 @@ from torch import nn
 import safe_rope
 from safe_rope.errors import PrecisionWarning
 
-How = Literal["guard", "protect", "protect first"]
+How = Literal["guard", "open guard", "protect", "protect first"]
 
 
 class Library(Protocol):
@@ -64,8 +64,9 @@ def run(
     Args:
         style: what is built.
         path: how it is loaded.
-        how: None for the stock model; ``"guard"``: a guard is open while it is built; ``"protect"``: after
-            it was loaded; ``"protect first"``: after it was built and before it is loaded.
+        how: None for the stock model; ``"guard"``: a guard is open while it is built; ``"open guard"``: to the
+            end, as in a process that `safe-rope run` started; ``"protect"``: after it was loaded;
+            ``"protect first"``: after it was built and before it is loaded.
         tables: as for `safe_rope.guard`.
         library: what guards and protects.
 
@@ -73,14 +74,18 @@ def run(
     result, reports, stage = Run(), [], "build"
     style.reset()
     model: nn.Module | None = None
-    with warnings.catch_warnings(record=True) as caught, functions_put_back():
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        functions_put_back(),
+        contextlib.ExitStack() as to_the_end,
+    ):
         warnings.simplefilter("always")
         try:
-            session = library.guard(tables=tables) if how == "guard" else contextlib.nullcontext()
-            with session:
+            with contextlib.ExitStack() as built:
+                if how in ("guard", "open guard"):
+                    scope = built if how == "guard" else to_the_end
+                    reports.append(scope.enter_context(library.guard(tables=tables)))
                 model = path.build(_factory(style, path))
-            if how == "guard":
-                reports.append(session)
             set_weights(model)
             if how == "protect first":
                 stage = "protect"
