@@ -76,14 +76,14 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
 
 def _is_helpers(file: File, node: ast.expr, place: Place) -> bool:
     """Say whether it is a grid of positions as a function of this file returns it."""
-    value = file.value(node, place)
-    if not value.grid or value.exponent or value.dtype == "bool":
-        return False
     nodes = file.names.values(node.id, place) if isinstance(node, ast.Name) else [(node, place)]
-    return any(
+    if not any(
         isinstance(one, ast.Call) and file.names.qualify(one.func, where).startswith(".")
         for one, where in nodes
-    )
+    ):
+        return False
+    value = file.value(node, place)
+    return value.grid and not value.exponent and value.dtype != "bool"
 
 
 def _named(dtype: str) -> str:
