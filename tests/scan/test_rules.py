@@ -92,7 +92,8 @@ def test_severity_follows_the_place_of_the_call() -> None:
         ("class M(Module):\n    def forward(self, x):\n        return table(9999)\n", "note"),
         ("class M(Module):\n    def __init__(self):\n        self.t = table(9)\n    def forward(self):\n"
          "        return table(9999)\n", "error"),
-        ("def f(n):\n    return table(n)\nclass M(Module):\n    def __init__(self):\n        f(9)\n", "error"),
+        ("def f(n):\n    return table(n)\n"
+         "class M(Module):\n    def __init__(self):\n        f(9)\n", "error"),
         ("class Loss:\n    def __init__(self):\n        self.t = table(9999)\n", "note"),
         ("class Table:\n    def __init__(self):\n        self.t = table(9999)\n"
          "class M(Module):\n    def __init__(self):\n        self.table = Table()\n", "error"),
