@@ -206,7 +206,12 @@ class EmbeddingAuditor:
         }
 
     def _excuse(self) -> None:
-        """Call a damaged tensor a note where forward, which was measured, gives what is right without it."""
+        """Call a damaged tensor a note where forward, which was measured, gives what is right without it.
+
+        Not where the tensor is kept for others to read.
+        """
+        if self._owner.result.protected:
+            return
         findings = self._owner.findings
         for index, finding in enumerate(findings):
             if finding.what == f"{self._reference.prefix}inv_freq":
