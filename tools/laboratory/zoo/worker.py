@@ -95,7 +95,13 @@ def prepare() -> None:
 
 
 def survey(
-    model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...], largest: int, audits: bool = False
+    model_type: str,
+    scenarios: tuple[str, ...],
+    kinds: tuple[str, ...],
+    largest: int,
+    *,
+    audits: bool = False,
+    forwards: bool = True,
 ) -> dict[str, Any]:
     """Return the line of ``model_type``: what was built, and what each scenario damaged.
 
@@ -104,7 +110,8 @@ def survey(
         scenarios: of `summary.TITLES`.
         kinds: ``"stock"``, ``"guard"`` or both.
         largest: parameters of a model that is still built.
-        audits: ask `safe_rope.audit` for its verdict after each scenario, and leave the forwards out.
+        audits: ask `safe_rope.audit` for its verdict after each scenario.
+        forwards: run the guarded model beside the stock one.
 
     """
     started = time.monotonic()
@@ -145,7 +152,7 @@ def survey(
                 row["scenarios"][name][kind] = runner.run(name, kind)
         row["protection"] = runner.protection
         quick.close()
-        if "guard" in kinds and not audits:
+        if "guard" in kinds and forwards and tables:
             row["run"] = compare(cls, config)
             row["rotation"] = row["run"].pop("rotation", None)
     return row | {"seconds": round(time.monotonic() - started, 2)}
