@@ -169,23 +169,26 @@ class AuditReport(Report):
         """The findings of severity "damaged"."""
         return [finding for finding in self.findings if finding.severity == "damaged"]
 
-    def raise_if_damaged(self) -> None:
-        """Raise if a position table is wrong; what is unknown raises nothing.
+    def raise_if_damaged(self, unknown: bool = False) -> None:
+        """Raise if a position table is wrong.
+
+        Args:
+            unknown: raise, too, if that cannot be told of a table.
 
         Raises:
-            DamagedTablesError: names the damaged tables, where the damage comes from, and the remedy.
+            DamagedTablesError: names the tables, where the damage comes from, and the remedy.
         """
-        damaged = self.damaged
-        if not damaged:
+        wrong = self.damaged or [f for f in self.findings if unknown and f.severity == "unknown"]
+        if not wrong:
             return
-        count = len({finding.path for finding in damaged})
-        facts = _merged((f.path, f.describe()) for f in joined(damaged))
+        count = len({finding.path for finding in wrong})
+        facts = _merged((f.path, f.describe()) for f in joined(wrong))
         lines = [f"  {path}: {said}" for path, said in facts]
         if len(lines) > _SHOWN:
             lines[_SHOWN:] = [f"  and {len(lines) - _SHOWN} more; see the report's findings"]
         raise DamagedTablesError(
             f"expected position tables within FP32 arithmetic of what {self.model_class} asks "
-            f"for, got {count} of {len(self.modules)} modules damaged; build the model inside "
+            f"for, got {count} of {len(self.modules)} modules {wrong[0].severity}; build the model inside "
             "safe_rope.guard(), or repair it with safe_rope.protect(model):\n" + "\n".join(lines)
         )
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 # A fixed choice of what the survey of each whole release has measured (docs/coverage.md): one of each way of
 # holding positions, the quick ones of their kind. 40 on the newest release, fewer on the older ones.
 ARCHITECTURES = {
-    "5": "llama,gptj,codegen,ctrl,m2m_100,swinv2,deepseek_v2,deepseek_v3,bros,pixtral,qwen2_vl,qwen3_vl,gpt_oss,"
-    "cohere,cohere2,glm4v_text,modernbert,phi3,dinov3_vit,llama4_vision_model,mixtral,parakeet_ctc,"
+    "5": "llama,gptj,codegen,ctrl,m2m_100,swinv2,deepseek_v2,deepseek_v3,bros,pixtral,qwen2_vl,qwen3_vl,"
+    "gpt_oss,cohere,cohere2,glm4v_text,modernbert,phi3,dinov3_vit,llama4_vision_model,mixtral,parakeet_ctc,"
     "jina_embeddings_v3,canary_decoder,wav2vec2-conformer,vjepa2,kosmos-2.5,gpt_neox_japanese,xglm,"
     "qwen3_5_moe_vision,molmo2_text,mlcd,gemma3n_audio,gemma4_text,embedding_gemma2,videoprism_text_model,"
     "musicflamingo,minimax,whisper,qwen3_asr",
