@@ -63,9 +63,10 @@ def walk(
         if ignoring(directory) and any(entry.name == ".gitignore" for entry in found):
             ignored += tuple(_gitignore(directory))
         below = []
+        here = os.path.abspath(directory).replace(os.sep, "/")
         for entry in found:
             path = entry.name if directory == os.curdir else entry.path
-            if ignored and _is_ignored(path, entry.is_dir(), ignored):
+            if ignored and _is_ignored(f"{here}/{entry.name}", entry.is_dir(), ignored):
                 continue
             if os.path.isdir(entry):
                 if not _skipped(entry.name, path) and not excluded(path):
@@ -83,11 +84,12 @@ def _gitignore(directory: str) -> Iterator[Ignoring]:
         text = Path(directory, ".gitignore").read_text(errors="surrogateescape")
     except OSError:
         return
+    here = os.path.abspath(directory).replace(os.sep, "/")
     for line in text.splitlines():
         pattern = line.strip()
         if pattern and not pattern.startswith("#"):
             again = pattern.startswith("!")
-            yield directory, compiled(pattern[again:], below=False), again, pattern.endswith("/")
+            yield here, compiled(pattern[again:], below=False), again, pattern.endswith("/")
 
 
 def _above(root: str) -> tuple[Ignoring, ...]:
@@ -103,10 +105,9 @@ def _above(root: str) -> tuple[Ignoring, ...]:
 
 
 def _is_ignored(path: str, is_directory: bool, ignored: tuple[Ignoring, ...]) -> bool:
-    """Say whether the last pattern that matches a path leaves it out."""
+    """Say whether the last pattern that matches an absolute path leaves it out."""
     for directory, pattern, again, directories in reversed(ignored):
-        relative = os.path.relpath(path, directory).replace(os.sep, "/")
-        if (is_directory or not directories) and pattern.match(relative):
+        if (is_directory or not directories) and pattern.match(path, len(directory) + 1):
             return not again
     return False
 
