@@ -189,6 +189,8 @@ class Outcome(Report):
             f"{self.environment}; {zero}, {self.job.dtype}; {skeleton}",
         ]
         lines = [*wrapped(self.summary(), ""), "", *(part for line in about for part in wrapped(line))]
+        if not self.entries:
+            lines += ["", "no position tables, so there is nothing to audit"]
         for module in dict.fromkeys(entry.stock.module.path for entry in self.entries):
             entries = [entry for entry in self.entries if entry.stock.module.path == module]
             lines += ["", *wrapped(module or "(the model itself)"), ""]

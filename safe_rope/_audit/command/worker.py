@@ -97,7 +97,7 @@ def _audit(job: Job, folder: Path, out: IO[bytes]) -> Outcome:
     if job.dump:
         from safe_rope._audit.command.dump import merge
 
-        merge(folder.glob("tables-*"), folder / "dump.safetensors")
+        merge(folder.glob("tables-*"), folder / "dump.safetensors", job.name)
     skeleton = material.skeleton
     layers = skeleton.config.num_hidden_layers
     return Outcome(
