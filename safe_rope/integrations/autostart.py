@@ -58,4 +58,15 @@ def _on_torch(module: ModuleType) -> None:
     from safe_rope.integrations import options
     from safe_rope.integrations.process_guard import ProcessGuard
 
-    ProcessGuard(options.read(os.environ)).start()
+    asked = options.read(os.environ)
+    if asked.autocast:
+        import wrapt
+
+        wrapt.register_post_import_hook(_on_deepspeed, "deepspeed")
+    ProcessGuard(asked).start()
+
+
+def _on_deepspeed(module: ModuleType) -> None:
+    from safe_rope.autocast import in_place_of_deepspeeds
+
+    in_place_of_deepspeeds(module)
