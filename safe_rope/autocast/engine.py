@@ -140,7 +140,7 @@ def _plain(arguments: dict[str, Any]) -> Built:
     built = _build(arguments)
     optimizer = built[0].optimizer
     _deepspeed.reduce_in(optimizer, lambda _: optimizer.communication_data_type)
-    reads.foreign_autocast(built[0])
+    reads.watch_surroundings(built[0], None)
     return built
 
 
@@ -186,7 +186,7 @@ def _with_autocast(
 
         loss_scale.install(engine, settings.stage)
     _autocast_loss(model, dtype)
-    reads.mention_autocast(engine, dtype)
+    reads.watch_surroundings(engine, dtype)
     logger.info("%d parameters are communicated in %s, gradients in %s", len(safe), dtype, reduced)
     if any(parameter.dtype == dtype for parameter in trained):
         masters = "float32 master weights" if settings.stage else f"no master weights, updated in {dtype}"
