@@ -96,14 +96,15 @@ def alone(layers: list[nn.Module], micro_batches: int) -> list[float]:
 
 
 def pipeline() -> Any:
-    """Two stages, two micro-batches a step, beside the whole model."""
+    """Two stages, two micro-batches a step where DeepSpeed can, beside the whole model."""
     from deepspeed.pipe import PipelineModule
 
     model = PipelineModule(blocks(), num_stages=2, loss_fn=squares)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = initialize(model=model, optimizer=optimizer, config=config(gradient_accumulation_steps=2))
+    count = parity.accumulation(1)
+    engine = initialize(model=model, optimizer=optimizer, config=config(gradient_accumulation_steps=count))
     data = iter(batches())
-    return [[float(engine.train_batch(data)) for _ in range(3)], alone(blocks(), 2)]
+    return [[float(engine.train_batch(data)) for _ in range(3)], alone(blocks(), count)]
 
 
 class Halves(nn.Module):
@@ -128,31 +129,39 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tor
 
 
 def ulysses() -> Any:
-    """Sequence parallelism beside the whole sequence in one process; what is reduced in which dtype."""
+    """Sequence parallelism beside the same without the section; what is reduced in which dtype."""
+    import deepspeed
     from deepspeed.utils import groups
 
     from safe_rope.autocast import traffic
 
     rank = torch.distributed.get_rank()
-    mesh = torch.distributed.new_group([0, 1])
-    model = Halves(mesh)
-    sizes = {"sequence_parallel_size": 2, "data_parallel_size": 1}
-    engine = initialize(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config(2, **sizes)
-    )
-    losses = []
-    with traffic() as seen:
-        for x, y in batches()[:3]:
-            x, y = (part.chunk(2, 1)[rank] for part in (x, y))
-            loss = squares(engine(x), y)
-            engine.backward(loss)
-            engine.step()
-            losses.append(parity._mean(float(loss.detach())))
-    assert groups._get_sequence_parallel_world_size() == 2
-    reduced = [row.dtype for row in seen.rows if row.op in ("all_reduce", "reduce", "reduce_scatter_tensor")]
-    engine.destroy()
-    groups.mesh_device = None  # else every later engine is of these two ranks
-    return [losses, alone([Halves(None)], 1), reduced]
+    asked = config(2, sequence_parallel_size=2, data_parallel_size=1)
+    found = []
+    reduced: list[str] = []
+    for ours in (True, False):
+        model = Halves(torch.distributed.new_group([0, 1]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if ours:
+            engine = initialize(model=model, optimizer=optimizer, config=asked)
+        else:
+            asked = {key: value for key, value in asked.items() if key != "torch_autocast"}
+            engine = deepspeed.initialize(model=model, optimizer=optimizer, config=asked)[0]
+        losses = []
+        with traffic() as seen:
+            for batch in batches()[:3]:
+                x, y = (part.chunk(2, 1)[rank] for part in batch)
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not ours):
+                    loss = squares(engine(x), y)
+                engine.backward(loss)
+                engine.step()
+                losses.append(parity._mean(float(loss.detach())))
+        reduced += [row.dtype for row in seen.rows if "reduce" in row.op]
+        assert groups._get_sequence_parallel_world_size() == 2
+        engine.destroy()
+        groups.mesh_device = None  # else every later engine is of these two ranks
+        found.append(losses)
+    return [*found, reduced]
 
 
 def merged() -> Any:
@@ -219,7 +228,7 @@ def checkpoints(folder: Path, stages: list[int]) -> Any:
 
     seen: dict[str, Any] = {}
     for stage in stages:
-        case = parity.Case("llama", "bfloat16", stage, 2, True)
+        case = parity.Case("llama", "bfloat16", stage, parity.accumulation(stage), True)
         ours = parity.new_engine(case)
         for step in range(2):
             parity.train_step(ours, case, step)

@@ -9,7 +9,7 @@ import parity
 import torch
 from deepspeed.utils import safe_get_full_fp32_param
 
-from safe_rope.autocast import _deepspeed, releases
+from safe_rope.autocast import _deepspeed
 
 OVERFLOW = 2  # the third step
 STEPS = 6
@@ -82,10 +82,7 @@ def run(folder: str) -> dict[str, Any]:
     # DeepSpeed 0.17 has no loss scale at ZeRO 0, and is refused there (test_preflight).
     seen = {}
     for stage in (0, 1, 2, 3) if _deepspeed.scales_without_zero() else (1, 2, 3):
-        # Accumulation is refused where a release does it wrong.
-        count = 1 if releases.faults(_deepspeed.release(), stage, 2) else 2
-        case = parity.Case(
-            "llama", "float16", stage, count, clip=stage != 1, overlap=stage == 2 and count > 1
-        )
+        count = parity.accumulation(stage)
+        case = parity.Case("llama", "float16", stage, count, clip=stage != 1, overlap=stage == 2)
         seen[str(stage)] = one(case, Path(folder))
     return seen
