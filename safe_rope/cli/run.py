@@ -45,10 +45,15 @@ class _Command(click.Command):
 @click.command("run", cls=_Command, options_metavar="[OPTIONS] -- COMMAND...")
 @click.option("--strict", is_flag=True, help="Fail where a position module cannot be protected.")
 @click.option("--tables", type=click.Choice(TABLES), default="exact", show_default=True)
+@click.option(
+    "--autocast", is_flag=True, help="deepspeed.initialize is safe_rope.initialize: torch_autocast corrected."
+)
 @click.option("--report", metavar="FILE", help="Rank 0 writes there, as JSON, what was protected.")
 @click.option("--print-env", is_flag=True, help="Print the environment that does the same; run nothing.")
 @click.pass_context
-def command(context: click.Context, strict: bool, tables: str, report: str | None, print_env: bool) -> None:
+def command(
+    context: click.Context, strict: bool, tables: str, autocast: bool, report: str | None, print_env: bool
+) -> None:
     """Guard an unmodified training script, in every process that it starts.
 
     COMMAND is what you would type without safe-rope: torchrun, deepspeed, accelerate launch, python ...
@@ -56,7 +61,12 @@ def command(context: click.Context, strict: bool, tables: str, report: str | Non
     Exit status: the command's; 2 where it could not be started.
     """
     arguments = context.meta["safe_rope.command"]
-    options = Options(tables=tables, strict=strict, report=os.path.abspath(report) if report else None)
+    options = Options(
+        tables=tables,
+        strict=strict,
+        autocast=autocast,
+        report=os.path.abspath(report) if report else None,
+    )
     if print_env:
         if arguments:
             raise click.ClickException("--print-env runs nothing; leave the command out")
