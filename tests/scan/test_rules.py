@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import platform
 import re
 import subprocess
 import sys
@@ -212,6 +213,8 @@ def test_source_that_does_not_parse_gives_one_error_with_its_place(data: bytes) 
     data = data if len(data) < 512 else b"import torch\ntorch.arange(9, dtype=torch.float)\n" + data
     with pytest.raises(SourceError) as raised:
         analyze(data, "broken.py")
+    if data.endswith(b"arange(\n"):  # a newer Python may know the syntax
+        assert f"read by Python {platform.python_version()}" in raised.value.diagnostic.message
     assert raised.value.diagnostic.path == "broken.py"
     assert raised.value.diagnostic.line >= 1
     assert raised.value.diagnostic.column >= 1

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from platform import python_version
 
 from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Scope, Site, Source, Walk, prefilter
 from safe_rope.scan.rules import RULES
@@ -46,7 +47,7 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
         file = _file(source, path)
         found = [] if file is None else _run(file, chosen.values())
     except SyntaxError as error:
-        message = error.msg or "invalid syntax"
+        message = f"{error.msg or 'invalid syntax'} (read by Python {python_version()})"
         raise SourceError(path, error.lineno or 1, max(error.offset or 1, 1), message) from error
     except (RecursionError, MemoryError) as error:
         raise SourceError(path, 1, 1, "nested too deeply to analyze") from error

@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from platform import python_version
 
 from safe_rope.scan.engine import Diagnostic, Edit
 from safe_rope.scan.run.json_spans import Spans, Text
@@ -152,7 +153,7 @@ def _problem(code: str) -> str | None:
             warnings.simplefilter("ignore")
             ast.parse(code)
     except SyntaxError as error:
-        return f"syntax error: {error.msg} (line {error.lineno})"
+        return f"syntax error: {error.msg} (line {error.lineno}, read by Python {python_version()})"
     except (ValueError, RecursionError, MemoryError) as error:
         return f"cannot be parsed: {error or type(error).__name__}"
     return None
