@@ -75,14 +75,15 @@ _SUBMODULES = frozenset(
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        globals()[name] = value = getattr(_import(_LAZY[name], name), name)
+        globals()[name] = value = getattr(load(_LAZY[name], name), name)
         return value
     if name in _SUBMODULES:
-        return _import(f"{__name__}.{name}", name)
+        return load(f"{__name__}.{name}", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _import(module: str, name: str) -> Any:
+def load(module: str, name: str) -> Any:
+    """Import the module of ours that gives this name; say what to install where a package is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

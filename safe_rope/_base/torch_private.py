@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import wrapt
 
 from safe_rope.errors import IncompatibleVersionError
 
@@ -52,11 +53,13 @@ try:
     )
     for _name in (MODULE_HOOKS, PARAMETER_HOOKS):
         getattr(torch.nn.modules.module, _name)
+    # Public, and younger than the others: what tells a torch that is too old.
+    _youngest = torch.library.custom_op, torch.compiler.is_dynamo_compiling
 except (ImportError, AttributeError) as error:
     raise IncompatibleVersionError(
-        f"safe_rope uses private names of torch, and torch {torch.__version__} lacks one ({error}); "
-        "install a torch from 2.4 to 2.13, or a newer safe_rope"
-    ) from error
+        f"safe_rope uses names of torch that torch {torch.__version__} lacks ({error}); "
+        "install torch 2.4 or newer, or a newer safe_rope"
+    ) from None
 
 
 # ---- who watches ---------------------------------------------------------------------------------------
@@ -137,6 +140,22 @@ def can_compile() -> bool:
     """Whether Dynamo runs on this Python and platform; not where it does not say so."""
     supported = getattr(torch._dynamo.eval_frame, "is_dynamo_supported", None)
     return supported is not None and bool(supported())
+
+
+_graphs_take_attributes = True
+
+
+def _look_at_builder(builder: Any) -> None:
+    global _graphs_take_attributes
+    _graphs_take_attributes = hasattr(builder, "AttributeMutationNew")
+
+
+wrapt.register_post_import_hook(_look_at_builder, "torch._dynamo.variables.builder")
+
+
+def graphs_take_attributes() -> bool:
+    """Whether Dynamo lets a graph set an attribute on a tensor that it has made; those before 2.8 refuse."""
+    return _graphs_take_attributes
 
 
 def mark_static(tensor: torch.Tensor, dim: int) -> None:

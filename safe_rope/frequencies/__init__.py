@@ -17,7 +17,7 @@ Bits = Literal["checkpoint", "exact", "machine"]
 """Which rounding of the frequencies; see `RopeSpec.inv_freq`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RopeSpec:
     """The rotary embedding of one model, or of one layer type of it; immutable, hashable, picklable.
 
@@ -143,11 +143,14 @@ class RopeSpec:
         length = _length(seq_len)
         if bits not in ARITHMETICS:
             raise ValueError(f'bits must be "checkpoint", "exact" or "machine", got {bits!r}')
-        # An inference tensor made here would outlive the mode and could not be used in training.
-        with torch.inference_mode(False), torch.no_grad():
-            as_tensor = isinstance(seq_len, torch.Tensor)
-            how = FORMULAS[self.rope_type]
-            return how(ARITHMETICS[bits], self, length, as_tensor).to(torch.float32)
+        return self._computed(length, bits, as_tensor=isinstance(seq_len, torch.Tensor))
+
+    # An inference tensor made here would outlive the mode and could not be used in training. As decorators:
+    # a Dynamo before 2.8 cannot go on after a break of the graph inside such a block.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _computed(self, length: int, bits: Bits, as_tensor: bool) -> torch.Tensor:
+        return FORMULAS[self.rope_type](ARITHMETICS[bits], self, length, as_tensor).to(torch.float32)
 
 
 def _length(seq_len: int | torch.Tensor | None) -> int:

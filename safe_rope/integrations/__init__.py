@@ -19,8 +19,9 @@ __all__ = ["SafeRopeCallback"]
 
 def __getattr__(name: str) -> Any:
     if name == "SafeRopeCallback":
-        from safe_rope.integrations.trainer import SafeRopeCallback
+        from safe_rope import load
 
-        globals()[name] = SafeRopeCallback
-        return SafeRopeCallback
+        trainer = load("safe_rope.integrations.trainer", f"integrations.{name}")
+        globals()[name] = trainer.SafeRopeCallback
+        return trainer.SafeRopeCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

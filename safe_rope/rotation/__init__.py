@@ -23,7 +23,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body, can_sample, recognise
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
-from safe_rope.rotation._cos_sin import CosSin, is_marked, marked, plain
+from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark, is_marked, marked, plain
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
 __all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
@@ -107,7 +107,9 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             again = recognised.body.rotate_again(args)
             if again is not None:
                 return again
-        if not any(is_marked(value) for value in (*args, *kwargs.values())):
+        values = (*args, *kwargs.values())
+        by_dtype = is_dtype_the_mark() and _has_lower_than_fp32(values)
+        if not by_dtype and not any(is_marked(value) for value in values):
             return stock(*args, **kwargs)
         if chooses_rows is not None:
             ids: Any = kwargs.get("position_ids") if chooses_rows >= len(args) else args[chooses_rows]
@@ -118,7 +120,7 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             fast = recognised.body.rotate(args, kwargs)
             if fast is not None:
                 return fast
-        dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
+        dtypes = [v.dtype for v in values if _is_rotated(v) and not (by_dtype and v.dtype not in LOW)]
         args = tuple(_raise(value) for value in args)
         kwargs = {name: _raise(value) for name, value in kwargs.items()}
         device = next(v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
@@ -164,6 +166,11 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 def _is_rotated(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not is_marked(value) and value.is_floating_point()
+
+
+def _has_lower_than_fp32(values: tuple[Any, ...]) -> bool:
+    dtypes = [value.dtype for value in values if _is_rotated(value)]
+    return torch.float32 in dtypes and any(dtype in LOW for dtype in dtypes)
 
 
 def _raise(value: Any) -> Any:

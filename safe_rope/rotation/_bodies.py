@@ -89,7 +89,7 @@ class Body:
         given = dict(zip(self.names, args, strict=False))
         if len(args) > len(self.names) or any(name in kwargs for name in given):
             return None
-        given |= kwargs
+        given.update(kwargs)  # not "|=", which a Dynamo before 2.8 does not know
         cos, sin = plain(given.pop("cos", None)), plain(given.pop("sin", None))
         xs = tuple([given.pop(name, None) for name in self.names[: self.states]])
         position_ids = given.pop("position_ids", None)
@@ -155,7 +155,10 @@ class Body:
 
     def _fits(self, xs: tuple[Tensor, ...], cos: Tensor) -> bool:
         """Whether ``xs`` can be rotated with the unsqueezed tables."""
-        if any(fault_of_states(name, x, cos, self.form) for name, x in zip(self.names, xs, strict=False)):
+        if any(
+            fault_of_states(name, x, cos, self.form)
+            for name, x in zip(self.names[: self.states], xs, strict=True)
+        ):
             return False
         rotary_dim = self.form.rotary_dim(cos.shape[-1])
         return self.partial or all(x.shape[-1] == rotary_dim for x in xs)

@@ -17,6 +17,7 @@ import torch
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
+    graphs_take_attributes,
     make_wrapper_subclass,
     pytree,
 )
@@ -269,10 +270,18 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     if not torch.compiler.is_compiling():
         return CosSin(tensor, nominal)
     # Inside a graph an attribute serves on the way from one function to the next, and costs nothing.
-    setattr(tensor, _MARK, True)
+    if not is_dtype_the_mark():
+        setattr(tensor, _MARK, True)
     return tensor
+
+
+def is_dtype_the_mark() -> bool:
+    """Whether a Dynamo that refuses attributes traces this: there FP32 beside lower dtypes is a table."""
+    return torch.compiler.is_dynamo_compiling() and not graphs_take_attributes()
 
 
 def is_marked(value: Any) -> bool:
     """Whether ``value`` is a table that a protected module returned."""
-    return isinstance(value, torch.Tensor) and (isinstance(value, CosSin) or hasattr(value, _MARK))
+    if isinstance(value, CosSin) or not isinstance(value, torch.Tensor):
+        return isinstance(value, CosSin)
+    return not is_dtype_the_mark() and hasattr(value, _MARK)

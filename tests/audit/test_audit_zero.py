@@ -75,7 +75,7 @@ def test_an_engine_is_audited(stage: int, guarded: bool) -> None:
     before = engine(input_ids=ids).logits
     report = safe_rope.audit(engine)
     print(report)
-    assert len(report.modules) == len(rotary_modules(engine)) == 1
+    assert len(report.modules) == len(rotary_modules(engine)) >= 1
     assert report.modules[0].rows, "forward could be measured"
     if guarded:
         assert report.ok, str(report)

@@ -47,6 +47,7 @@ def _require(family: str, **options: Any) -> None:
         pytest.skip("this torch cannot compile the stock model of this transformers either")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("family", "tables"), [*((f, "exact") for f in families.FAMILIES), ("llama", "fp32")]
 )

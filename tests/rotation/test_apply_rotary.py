@@ -18,6 +18,8 @@ from safe_rope.rotation.kernels import _eager
 from safe_rope.rotation.kernels._form import planes, table_planes
 from safe_rope.tables import RotaryTable
 
+pytestmark = pytest.mark.torch
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYOUTS = ("half", "interleaved")
 

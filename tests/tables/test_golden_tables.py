@@ -24,6 +24,7 @@ def test_the_file_has_every_spec_and_block() -> None:
         assert set(found) >= {f"fp32 {name}" for name in golden.positions()}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", golden.SPECS)
 def test_this_cpu_reproduces_the_golden_bits(name: str) -> None:
     assert golden.digests(name) == GOLDEN[name]
@@ -58,5 +59,5 @@ def test_another_instruction_set_reproduces_the_golden_bits(capability: str) -> 
 @pytest.mark.skipif(HERE == "DEFAULT", reason="this torch has scalar code only: nothing to compare it with")
 def test_stock_tables_have_other_bits_with_another_instruction_set() -> None:
     here, scalar = in_a_process(HERE.lower(), "--stock"), in_a_process("default", "--stock")
-    assert scalar["capability"] == "DEFAULT"
+    assert scalar["capability"] in ("DEFAULT", "NO AVX")  # as this torch calls it
     assert here["stock"] != scalar["stock"], "the difference that the exact tables remove is gone upstream"

@@ -46,6 +46,7 @@ def true_cos_sin(position: int, inv_freq: float, scaling: float = 1.0) -> tuple[
     return scaling * mpmath.cos(phase), scaling * mpmath.sin(phase)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("theta", THETAS)
 def test_every_position_below_65536_is_within_one_ulp(theta: float) -> None:
     inv_freq = inverse_frequencies(theta)

@@ -162,7 +162,23 @@ def test_compiled_lookups_have_the_same_bits_and_compile_once(backend: str, tabl
     assert len(calls) == 1
 
 
+class PlainObject:
+    def lookup(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions + 1
+
+
 def test_an_exported_lookup_is_one_operator() -> None:
+    class Other(torch.nn.Module):
+        table = PlainObject()
+
+        def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+            return self.table.lookup(position_ids)
+
+    try:
+        torch.export.export(Other(), (torch.arange(9),))
+    except torch._dynamo.exc.Unsupported:
+        pytest.skip("this torch exports no module that keeps an object of a plain class")
+
     class Model(torch.nn.Module):
         table = RotaryTable(inverse_frequencies())
 
