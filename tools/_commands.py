@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import _wide
 from _environment import DEFAULTS, ROOT, Environment, Pair, newest_pair, pairs
 from _process import ToolError, exit_on_sigterm, run, say
 from _suite import WORKERS, checks, run_jobs, summary, tests
@@ -99,12 +100,22 @@ def matrix(arguments: Sequence[str]) -> int:
         action="store_true",
         help="only what a release can change, on every pair but the newest, which tools/test uses",
     )
+    parser.add_argument(
+        "--wide",
+        action="store_true",
+        help="instead: make, test and remove each environment of requirements/wide.txt that is not yet in "
+        "docs/data/releases.jsonl; names are words of its lines then, as torch==2.4.1",
+    )
+    parser.add_argument("--again", action="store_true", help="with --wide: also those that work")
+    parser.add_argument("--newest", action="store_true", help="instead: whatever is newest on the index")
     add_limits(parser)
     parser.add_argument("pair", nargs="*", help=f"default: all of {', '.join(pair.name for pair in pairs())}")
     arguments = list(arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:split])
 
+    if options.wide or options.newest:
+        return _wide.wide(options.pair, options.again) if options.wide else _wide.newest()
     newest = newest_pair()
     chosen = [named_pair(name) for name in options.pair] or pairs()
     if options.older:

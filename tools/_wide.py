@@ -1,0 +1,280 @@
+"""Environments that users have, one after another: made, tested, recorded and removed. Standard library only.
+
+``requirements/wide.txt`` lists them. The record has a line of JSON for each, shown in docs/releases.md; what
+stands there and failed in nothing is left out the next time. Tested is what a release can change: most of
+what is marked ``contract`` or ``torch``, two minutes of a core; the packages take as long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from _environment import BUILD_HELPER, BUILD_REQUIREMENTS, DEFAULTS, LIMIT, PIP, REQUIREMENTS, ROOT
+from _process import ToolError, run, say
+
+TABLE = REQUIREMENTS / "wide.txt"
+RECORD = ROOT / "docs" / "data" / "releases.jsonl"
+PAGE = ROOT / "docs" / "releases.md"
+MARK = "<!-- tools/lab matrix --wide -->\n"
+NEWEST = ["torch", "transformers", "deepspeed", "numpy", "accelerate", "peft", "matplotlib"]
+BESIDE = ("accelerate", "peft", "matplotlib", "triton")
+NAMED = ("torch", "transformers", "deepspeed", "numpy")
+NEEDED = [
+    "wrapt",
+    "click",
+    "rich",
+    "tomli",
+    "hypothesis",
+    "mpmath",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+]
+LEFT_OUT = (
+    "tests/autocast/test_parity.py",
+    "tests/cli",
+    "tests/constructors/test_parameter_dtypes.py",
+    "tests/integrations/test_run.py",
+    "tests/system/load_paths/test_imports.py",
+    "tests/system/ranks",
+    "tests/system/zoo",
+)
+"""What takes longest of all that is marked, and is told by the rest or by a survey."""
+GRAPHS = "test_one_graph_gives_the_eager_logits[{}-exact]"
+PROBE = """
+import importlib.metadata, json, platform, sys
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+import safe_rope
+try:
+    with safe_rope.guard():
+        import transformers, deepspeed
+except safe_rope.SafeRopeError as error:
+    print(error)
+    sys.exit(3)
+"""
+Row = dict[str, Any]
+
+
+def wide(chosen: Sequence[str], again: bool) -> int:
+    """Try every environment of the list that is not recorded as one that works or is refused.
+
+    Args:
+        chosen: words of the list's lines; only lines that have one of them are tried.
+        again: also those that are recorded.
+
+    """
+    rows = {row["line"]: row for row in recorded()}
+    lines = [line for line in listed() if not chosen or set(chosen) & set(line.split())]
+    for line in lines:
+        if again or rows.get(line, {}).get("outcome") not in ("passed", "refused"):
+            row = tried(line.split())
+            if row is not None:
+                rows[line] = {"line": line} | row
+                write([rows[name] for name in listed() if name in rows])
+        if line in rows:
+            print(summary(rows[line]), flush=True)
+    return int(any(rows.get(line, {}).get("outcome") not in ("passed", "refused") for line in lines))
+
+
+def newest() -> int:
+    """Try whatever is newest on the index, with this Python; nothing is recorded."""
+    row = tried([".".join(map(str, sys.version_info[:2])), *NEWEST])
+    if row is None:
+        return 2
+    print(summary(row))
+    return int(row["outcome"] != "passed")
+
+
+def listed() -> list[str]:
+    lines = TABLE.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def recorded() -> list[Row]:
+    return [json.loads(line) for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+
+
+def write(rows: list[Row]) -> None:
+    """Write the record, and the table of the page that shows it."""
+    RECORD.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before, _, rest = PAGE.read_text().partition(MARK)
+    PAGE.write_text(before + MARK + table(rows) + MARK + rest.partition(MARK)[2])
+
+
+def tried(words: list[str]) -> Row | None:
+    """Make an environment, find out how the library does in it, remove it; None where it cannot be made."""
+    version, *words = words
+    threads = "threads" in words
+    taken = [word[1:] for word in words if word.startswith("-")]
+    wanted = [word for word in words if word != "threads" and not word.startswith("-")]
+    main = Path(os.environ.get("SAFE_ROPE_VENV") or ROOT / ".venv").absolute()
+    folder = main.with_name(f"{main.name}-wide")
+    log = main.with_name(f"{main.name}-wide-{'-'.join([version, *wanted[:2]])}.log")
+    began = time.monotonic()
+    with log.open("w") as output:
+        try:
+            make(folder, interpreter(version), wanted, taken, output)
+            row = measured(folder, output, threads)
+        except ToolError as error:
+            say(f"{version} {' '.join(words)}: {error} (log: {log})")
+            return None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return row | {"threads": threads, "seconds": round(time.monotonic() - began)}
+
+
+def interpreter(version: str) -> str:
+    """Return a Python of this version: one on PATH, or one that pyenv has made."""
+    installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+    for python in (shutil.which(f"python{version}"), *map(str, installed)):
+        asked = "import sys; print('%d.%d' % sys.version_info[:2])"
+        if (
+            python
+            and subprocess.run([python, "-c", asked], capture_output=True, text=True).stdout == version + "\n"
+        ):
+            return python
+    raise ToolError(f"found no Python {version}, on PATH or among pyenv's; install one")
+
+
+def make(folder: Path, python: str, wanted: list[str], taken: list[str], output: Any) -> None:
+    inside = folder / "bin" / "python"
+    pip: list[str | Path] = [inside, *PIP, "--no-cache-dir"]
+    first = [word for word in wanted if word.startswith(("torch", "numpy"))]
+    shutil.rmtree(folder, ignore_errors=True)
+    commands: list[list[str | Path]] = [
+        [python, "-m", "venv", folder],
+        [*pip, "-r", BUILD_REQUIREMENTS, *first],
+        # DeepSpeed is built from source and must see the torch that is installed.
+        [*pip, "--no-build-isolation", *wanted, *NEEDED],
+        [*pip, "--no-build-isolation", "--no-deps", "-e", ROOT],
+    ]
+    if taken:
+        commands.insert(3, [inside, "-m", "pip", "uninstall", "-y", *taken])
+    for command in commands:
+        if run(command, env=variables(folder), cwd=folder.parent, limit=LIMIT, output=output):
+            raise ToolError(f"{' '.join(map(str, command[1:]))[:90]} ... failed")
+
+
+def variables(folder: Path) -> dict[str, str]:
+    return {
+        **DEFAULTS,
+        **os.environ,
+        "TORCH_EXTENSIONS_DIR": str(folder / "torch_extensions"),
+        "VIRTUAL_ENV": str(folder),
+        "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)]),
+    }
+
+
+def measured(folder: Path, output: Any, threads: bool) -> Row:
+    """Return the versions that are there, and that the library refuses them or what tests and demo say."""
+    inside = str(folder / "bin" / "python")
+    environment = variables(folder)
+    if threads:
+        del environment["OMP_NUM_THREADS"]
+    probe = subprocess.run(
+        [inside, "-W", "ignore", "-c", PROBE, *NAMED, *BESIDE],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    print(probe.stdout, probe.stderr, file=output, flush=True)
+    row: Row = {"versions": json.loads(probe.stdout.partition("\n")[0])}
+    if probe.returncode:
+        said = (
+            probe.stdout.rstrip().splitlines()[-1] if probe.returncode == 3 else probe.stderr.splitlines()[-1]
+        )
+        return row | {"outcome": "refused" if probe.returncode == 3 else "failed", "reason": said}
+    run([inside, "-c", BUILD_HELPER], env=environment, cwd=folder, limit=LIMIT, output=output)
+    report = folder / "report.xml"
+    tests = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
+    tests += ["-m", "contract or torch", f"--junit-xml={report}", *(f"--ignore={path}" for path in LEFT_OUT)]
+    run([inside, *tests], env=environment, cwd=ROOT, limit=LIMIT, output=output)
+    row |= outcomes(report)
+    shown = folder / "demo.json"
+    with shown.open("w") as file:
+        path = {"PYTHONPATH": str(ROOT / "tools")}
+        command = [inside, "-W", "ignore", "-m", "laboratory", "demo", "--format", "json"]
+        done = subprocess.run(
+            command, env=environment | path, cwd=ROOT, stdout=file, stderr=output, timeout=LIMIT
+        )
+    if done.returncode:
+        row["outcome"] = "failed"
+        row.setdefault("failed", []).append("tools/demo")
+    rows = json.loads(shown.read_text() or '{"rows": []}')["rows"]
+    worst = {kind: [one[kind]["cos_error"] for one in rows if kind in one] for kind in ("stock", "guarded")}
+    return row | {"demo": {kind: float(f"{max(errors):.2g}") for kind, errors in worst.items() if errors}}
+
+
+def outcomes(report: Path) -> Row:
+    """Return what pytest's report says: how many passed, why others were skipped, which failed."""
+    if not report.exists():
+        return {"outcome": "failed", "failed": ["pytest"]}
+    passed, skipped, failed, graphs = 0, Counter[str](), [], {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = str(case.get("name"))
+        ended = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        how = "passed" if ended is None else ended.tag
+        for family in ("llama", "gpt_neox"):
+            if name == GRAPHS.format(family):
+                graphs[family] = how
+        if ended is None:
+            passed += 1
+        elif how == "skipped":
+            skipped[str(ended.get("message"))] += 1
+        else:
+            failed.append(f"{case.get('classname')}::{name}")
+    row: Row = {"outcome": "failed" if failed or not passed else "passed", "passed": passed, "graphs": graphs}
+    return row | {"skipped": dict(skipped)} | ({"failed": failed} if failed else {})
+
+
+def summary(row: Row) -> str:
+    """Return one line that says what was tried and how it ended."""
+    versions = " ".join(f"{name} {row['versions'].get(name, '-')}" for name in ("python", *NAMED))
+    if "passed" not in row:
+        return f"{versions}: {row['outcome']}: {row.get('reason', '')}"
+    counts = (
+        f"{row['passed']} passed, {len(row.get('failed', ()))} failed, {sum(row['skipped'].values())} skipped"
+    )
+    return f"{versions}: {row['outcome']}, {counts}, {row['seconds']} s"
+
+
+def table(rows: list[Row]) -> str:
+    """Return the page's table, in Markdown."""
+    heads = ["Python", *NAMED, "beside", "tests", "one graph", "cos, sin: stock", "guarded"]
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        versions = row["versions"]
+        cells = [versions.get(name, "-") for name in ("python", *NAMED)]
+        beside = [name for name in BESIDE if name in versions] + ["threads"] * row["threads"]
+        if "passed" in row:
+            failed, skipped = len(row.get("failed", ())), sum(row["skipped"].values())
+            tests = f"{row['passed']} passed" + f", {failed} failed" * bool(failed) + f", {skipped} skipped"
+            graphs = (
+                "yes"
+                if set(row["graphs"].values()) == {"passed"}
+                else ", ".join(f"{family} {how}" for family, how in row["graphs"].items())
+            )
+            errors = [f"{row['demo'].get(kind, float('nan')):.1e}" for kind in ("stock", "guarded")]
+            cells += [", ".join(beside), tests, graphs, *errors]
+        else:
+            cells += [", ".join(beside), f"{row['outcome']}: {row.get('reason', '')}", "", "", ""]
+        lines.append(cells)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
