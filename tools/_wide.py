@@ -204,7 +204,7 @@ def measured(folder: Path, output: Any, threads: bool) -> Row:
         return row | {"outcome": "refused" if probe.returncode == 3 else "failed", "reason": said}
     run([inside, "-c", BUILD_HELPER], env=environment, cwd=folder, limit=LIMIT, output=output)
     report = folder / "report.xml"
-    tests = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
+    tests = ["-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
     tests += ["-m", "contract or torch", f"--junit-xml={report}", *(f"--ignore={path}" for path in LEFT_OUT)]
     run([inside, *tests], env=environment, cwd=ROOT, limit=LIMIT, output=output)
     row |= outcomes(report)
