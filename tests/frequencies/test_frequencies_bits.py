@@ -148,8 +148,8 @@ def digest(capability: str, machine: bool) -> list[str]:
 def test_another_instruction_set_gives_the_same_bits() -> None:
     here = torch.backends.cpu.get_cpu_capability().lower()
     scalar = digest("default", machine=False)
-    assert scalar[0] == "DEFAULT"
-    assert digest(here, machine=False)[1] == scalar[1]
+    assert scalar[0] in ("DEFAULT", "NO")  # "NO AVX" before torch 2.8
+    assert digest(here, machine=False)[-1] == scalar[-1]
     if VECTOR_CODE:  # and the test can tell: torch.pow itself differs
         assert digest(here, machine=True)[1] != digest("default", machine=True)[1]
 

@@ -87,6 +87,13 @@ def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def running_modules(model: nn.Module) -> list[nn.Module]:
+    """The rotary modules that a forward asks: not those of layers where the model has one (4.43 to 4.47)."""
+    found = rotary_modules(model)
+    depth = min(name.count(".") for name in found)
+    return [module for name, module in found.items() if name.count(".") == depth]
+
+
 def read_tables(
     module: nn.Module, positions: Sequence[int] = POSITIONS, dtype: torch.dtype = torch.float32
 ) -> Tables:
