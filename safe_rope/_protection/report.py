@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.text import counted
 from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope.errors import PrecisionWarning
@@ -36,6 +37,11 @@ class ModuleEntry:
     level: str | None = None
     tables: tuple[str, ...] = ()
     apply: str | None = None
+
+    def said(self, tables: str) -> str:
+        """Say in a few words what is true of a protected module, whose own tables are of kind ``tables``."""
+        kept = f"{tables} tables" if self.level == "full" else "own tables kept"
+        return f"{self.family}: {kept}, {'rotated in FP32' if self.apply == 'fp32' else 'applied as stock'}"
 
     def __str__(self) -> str:
         if self.level is None:
@@ -97,7 +103,7 @@ class ProtectionReport:
     def describe_unprotected(self) -> str:
         """Say in one message which position modules are not protected, and what to do."""
         lines = "; ".join(str(entry) for entry in self.unprotected)
-        return f"{len(self.unprotected)} position module(s) keep their stock tables: {lines}"
+        return f"{counted(len(self.unprotected), 'position module')} with stock tables: {lines}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, for JSON."""
@@ -111,8 +117,8 @@ class ProtectionReport:
 
     def __str__(self) -> str:
         head = (
-            f"{len(self.protected)} position module(s) protected (tables={self.tables}, apply={self.apply}), "
-            f"{len(self.unprotected)} not"
+            f"{counted(len(self.protected), 'position module')} protected, {len(self.unprotected)} not "
+            f"(tables={self.tables}, apply={self.apply})"
         )
         entries = (*self.protected, *self.unprotected, *self.left)
         return "\n".join([head, *(f"  {entry}" for entry in entries)])

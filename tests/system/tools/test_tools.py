@@ -75,6 +75,34 @@ def test_every_version_pair_pins_what_is_installed_first() -> None:
         assert any(line.startswith("deepspeed==") for line in pins), path.name
 
 
+def test_the_sources_are_named_where_a_type_checker_looks(tmp_path: Path) -> None:
+    from _environment import NAME_SOURCES
+
+    (tmp_path / "user.py").write_text("import safe_rope\nreveal_type(safe_rope.guard())\n")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
+    python = venv / "bin" / "python"
+    subprocess.run([python, "-c", NAME_SOURCES, ROOT, ROOT / "patches"], check=True, timeout=60)
+    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    seen = subprocess.run(
+        [python, "-c", "import safe_rope, safe_rope_patches"],
+        env=bare,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "No module named 'safe_rope" not in seen.stderr
+    mypy = [sys.executable, "-m", "mypy", "--follow-imports", "silent", "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run(
+        [*mypy, "--python-executable", python, "user.py"],
+        cwd=tmp_path,
+        env=bare,
+        capture_output=True,
+        text=True,
+    )
+    assert '"safe_rope._protection.Guard"' in done.stdout, done.stdout
+
+
 def test_what_is_tested_once_is_there() -> None:
     assert all((ROOT / path).is_dir() for path in _suite.ONCE)
 
