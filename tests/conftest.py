@@ -32,9 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is exhaustive; put first what needs a fresh process, then what takes longest.
+    """Leave out what is exhaustive; put first what needs a fresh process, then what starts no engine.
 
-    DeepSpeed keeps models of its engines alive, and with them the functions that those need.
+    DeepSpeed keeps models of its engines alive, and with them the functions that those need; every garbage
+    collection goes through all of them. Of several processes that share the tests, each takes the longest
+    file that is left.
     """
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -45,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def place(item: pytest.Item) -> tuple[bool, bool, float]:
         fresh = item.get_closest_marker("fresh") is not None
-        joins = fresh and "deepspeed_group" in getattr(item, "fixturenames", ())
+        joins = "deepspeed_group" in getattr(item, "fixturenames", ())
         return (
             not fresh,
             joins,

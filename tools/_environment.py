@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ STEPS = {
     "library": "installing safe_rope, editable",
     "helper": "building DeepSpeed's C++ helper",
 }
+_building = threading.Lock()
 PIP = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check")
 EXTRAS = "train,plot,test,lint"
 BUILD_HELPER = """
@@ -220,8 +222,10 @@ class Environment:
                 self._clear()
                 done = {}
             self._extensions.mkdir(exist_ok=True)
-            for command in commands[step]:
-                self._logged(command)
+            # Building the library writes into its source folder, which all environments share.
+            with _building if step == "library" else contextlib.nullcontext():
+                for command in commands[step]:
+                    self._logged(command)
             self._record.write_text(json.dumps(done | {step: digest}, indent=1))
             say(f"  done in {time.monotonic() - started:.0f} s")
 

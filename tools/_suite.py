@@ -84,8 +84,9 @@ def run_jobs(*lanes: Sequence[Job]) -> list[Ended]:
     pairs = dict.fromkeys(job.pair for lane in lanes for job in lane)
     environments = {pair: Environment(pair) for pair in pairs}
     with contextlib.ExitStack() as held:
-        for environment in environments.values():
-            held.enter_context(environment.ready())
+        with ThreadPoolExecutor(WORKERS) as makers:  # pip mostly waits, and each installs on one core
+            for made in [makers.submit(held.enter_context, one.ready()) for one in environments.values()]:
+                made.result()
         pools = [held.enter_context(ThreadPoolExecutor(1)) for _ in lanes]
         try:
             running = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from safe_rope._audit.reference import CosSinTable, PhaseReference, compare, halves, rounded_like
 from safe_rope._audit.report import Where
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.originals import vector
+from safe_rope._recognition.explained import is_cast, is_unfilled
 
 _SAMPLED_ROWS = 1024
 _NEAR = 2.0**-3
@@ -31,6 +31,9 @@ UNRELATED = Explanation(
     "what the config asks for",
     "loading",
 )
+_FEW = 0.25
+"""Of the values of a table: what is rounded differs in more of them."""
+_INTERCEPTED = "constructor intercepted or default dtype"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -38,59 +41,52 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def explain_inv_freq(name: str, actual: Tensor, reference: PhaseReference, expected: Tensor) -> Explanation:
-    """Say how ``actual`` came from ``expected`` (FP32 CPU).
+def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | None] = ()) -> Explanation:
+    """Say how ``actual`` came from ``expected``, the same on CPU in FP32.
 
-    It is not certain where the values could be another formula's frequencies.
+    Args:
+        actual: a table that is damaged, on CPU.
+        expected: what it should hold, of the same shape.
+        replays: what its constructor makes of it under each of the conditions that damage tables.
+
     """
-    values = actual.detach().to("cpu", torch.float32)
+    dtype = dtype_name(actual.dtype)
+    if expected.is_complex() and not actual.is_complex():
+        return Explanation(f"{dtype}: a cast has left its imaginary part behind (module cast)", "module cast")
+    if actual.is_complex() and expected.is_complex():
+        actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
+    values, true = actual.reshape(-1).double(), expected.reshape(-1).double()
     if not bool(values.isfinite().all()):
         return UNRELATED
-    dtype, rounded = dtype_name(actual.dtype), rounded_like(actual, expected)
-    close = (values - expected).abs() <= _NEAR * expected.abs()
-    near = bool(close.all())
-    theta = reference.spec.rope_theta
-    if len(values) > 1 and bool(close[0]) and not bool(values[1:].any()):
-        for low in LOW:
-            if theta > torch.finfo(low).max:
-                said = (
-                    f"{name} was computed in {dtype_name(low)}, in which theta {theta:g} is infinite: every "
-                    "frequency but the first is 0 (constructor intercepted or default dtype)"
-                )
-                return Explanation(said, "constructor")
-    if actual.dtype in LOW:
-        if rounded == actual.dtype:
-            return Explanation(f"{name} is {dtype} (module cast)", "module cast")
-        if rounded is not None:
-            said = f"{name} is {dtype} and holds {dtype_name(rounded)}-rounded values"
-            return Explanation(said, "module cast")
-        said = f"{name} is {dtype} and was computed in it (constructor intercepted or default dtype)"
-        return Explanation(said, "constructor") if near else UNRELATED
-    how = f"holds {dtype_name(rounded)}-rounded values in a {dtype} tensor" if rounded is not None else None
-    for low in LOW:
-        if how is None and near and _representable(values, low):
-            how = f"was computed in {dtype_name(low)} and widened to {dtype}"
-        if how is None and torch.equal(values, _from_rounded_exponents(reference, low)):
-            how = f"was built from exponents rounded to {dtype_name(low)}"
-    if how is not None:
-        return Explanation(f"{name} {how} (constructor intercepted)", "constructor")
-    # Every known rope type has positive frequencies that do not rise, the fastest near one radian.
-    if not bool((values >= 0).all() and (values.diff() <= 0).all() and 2.0**-10 < float(values[0]) < 8.0):
+    rounded = rounded_like(actual, expected)
+    if actual.dtype in LOW and rounded == actual.dtype:
+        return Explanation(f"{dtype} (module cast)", "module cast")
+    if rounded is not None:
+        said = f"{dtype_name(rounded)}-rounded values in a {dtype} tensor"
+        if actual.dtype in LOW:
+            return Explanation(f"{said} (module cast)", "module cast")
+        return Explanation(f"{said} (constructor intercepted)", "constructor")
+    if len(true) > 1 and bool(true.all()) and bool(values[0]) and not bool(values[1:].any()):
+        said = f"computed in float16, in which theta is infinite: all but the first are 0 ({_INTERCEPTED})"
+        return Explanation(said, "constructor")
+    off = values != true
+    said = f"written to, or built from damaged numbers: {int(off.sum())} of {len(off)} values differ"
+    if float(off.double().mean()) < _FEW:
+        return Explanation(said, "constructor")
+    for replay in replays:
+        if replay is not None and replay.shape == actual.shape and is_cast(actual, replay):
+            return Explanation(f"{dtype}, computed in 16 bits ({_INTERCEPTED})", "constructor")
+    near = bool(((values - true).abs() <= _NEAR * true.abs()).all())
+    low = next((low for low in LOW if _representable(values.float(), low)), None)
+    if near and low is not None:
+        widened = "" if actual.dtype == low else f" and widened to {dtype}"
+        return Explanation(f"computed in {dtype_name(low)}{widened} ({_INTERCEPTED})", "constructor")
+    if is_unfilled(actual, expected):
         return UNRELATED
     if near:
-        return Explanation(f"{name} was written to, or built from damaged numbers", "constructor")
-    said = f"{name} does not follow the config: overwritten, uninitialised, or another formula"
+        return Explanation(said, "constructor")
+    said = "not what its constructor gives: overwritten, uninitialised, or another formula"
     return Explanation(said, "loading", certain=False)
-
-
-def _from_rounded_exponents(reference: PhaseReference, low: torch.dtype) -> Tensor:
-    """The frequencies that default RoPE has if its exponents are rounded to ``low``; else empty."""
-    spec = reference.spec
-    if spec.rope_type != "default":
-        return reference.base[:0]
-    indices = vector(range(0, spec.rotary_dim, 2), torch.float32).to(low).to(torch.float32)
-    values: Tensor = 1.0 / (spec.rope_theta ** (indices / spec.rotary_dim))
-    return values
 
 
 def explain_cos_sin(what: str, reference: PhaseReference, tables: list[CosSinTable]) -> Explanation:

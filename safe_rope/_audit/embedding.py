@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_inv_freq
+from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_table
 from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
     TOLERANCE,
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from safe_rope._audit.module import ModuleAuditor
 
 
-def _usual_positions(length: int) -> list[int]:
+def usual_positions(length: int) -> list[int]:
+    """Where forward is measured unless somebody asks for other positions."""
     usual = {0, 1, 255, 256, 257, 2047, 2048, 2049, length - 1, 2 * length}
     return sorted(p for p in usual if 0 <= p <= 2 * length)
 
@@ -51,11 +52,13 @@ class EmbeddingAuditor:
         self._owner = owner
         self._module = owner.module
         self._reference = reference
-        self._positions = asked or _usual_positions(reference.max_position)
+        self._positions = asked or usual_positions(reference.farthest)
         # Why frequencies and ready tables are damaged; the largest error of a frequency, rad per position.
         self._inv_freq: Explanation | None = None
         self._cache: Explanation | None = None
         self._slope = 0.0
+        self.names: set[str] = set()
+        """The tables that the config's formula tells all about."""
 
     def run(self) -> None:
         """Measure everything."""
@@ -63,10 +66,14 @@ class EmbeddingAuditor:
         self._audit_cache()
         self._audit_forward()
 
+    def _add(self, what: str, severity: Severity, source: str, *details: Any, **measured: Any) -> None:
+        layer_type = self._reference.layer_type
+        self._owner.add(what, severity, source, *details, layer_type=layer_type, **measured)
+
     def _names(self, *endings: str) -> list[str]:
         own = self._reference.prefix
         others = tuple(f"{t}_" for t in layer_types(self._module) if t is not None and f"{t}_" != own)
-        return [
+        names = [
             name
             for name in position_buffers(self._module)
             if name.endswith(endings)
@@ -74,18 +81,21 @@ class EmbeddingAuditor:
             and name.startswith(own)
             and not name.startswith(others)
         ]
+        self.names.update(names)
+        return names
 
     def _has_values(self, name: str) -> bool:
         tensor = getattr(self._module, name)
         if tensor.is_meta:
             spare = name.endswith("original_inv_freq") and not self._reference.spec.depends_on_length
-            said = f"{name} is on the meta device and holds no values yet"
-            self._owner.add(name, "note" if spare else "unknown", said, dtype=tensor.dtype)
+            said = "it is on the meta device and holds no values yet"
+            self._add(name, "note" if spare else "unknown", said, dtype=tensor.dtype)
         return not tensor.is_meta
 
     def _severity(self, certain: bool) -> Severity:
-        # A class that no patch covers may have a formula of its own that its config does not tell.
+        # A class that nobody can build again may have a formula of its own that its config does not tell.
         known = self._owner.patch is not None or is_protected(self._module)
+        known = known or self._owner.reference.module is not None
         return "damaged" if certain or known else "unknown"
 
     def _audit_inv_freq(self) -> None:
@@ -93,25 +103,25 @@ class EmbeddingAuditor:
             actual = plain(getattr(self._module, name)).detach()
             expected = self._reference.expected(name)
             if expected is None or actual.shape != expected.shape:
-                said = f"the config does not say what {name} should hold"
-                self._owner.add(name, "unknown", said, dtype=actual.dtype)
+                self._add(name, "unknown", "the config does not say what it holds", dtype=actual.dtype)
                 continue
             relative = relative_error(actual, expected)
             if relative <= TOLERANCE:
                 continue
-            explained = explain_inv_freq(name, actual, self._reference, expected)
+            explained = explain_table(actual.cpu(), expected, self._owner.replays(name))
             off = (
                 actual.to("cpu", torch.float64) - expected.to(torch.float64)
             ).abs() / self._reference.divisor
             slope = float(off.nan_to_num(nan=torch.inf).max())
             last = max(self._positions)
-            at = min(last, self._reference.max_position - 1)
-            self._owner.add(
+            at = min(last, self._reference.farthest - 1)
+            self._add(
                 name,
                 self._severity(explained.certain),
-                f"{explained.said}, relative error {relative:.2g}",
+                explained.said,
                 explained.where,
                 actual.dtype,
+                relative_error=relative,
                 phase_error_rad=slope * at if at else 0.0,
                 first_bad_position=_first_bad(slope, last),
                 first_damaged_position=next((p for p in self._positions if p > 0), None),
@@ -128,7 +138,7 @@ class EmbeddingAuditor:
         what, pairs = ", ".join(names), len(self._reference.base)
         if cos.shape != sin.shape or cos.shape[-1] not in (pairs, 2 * pairs):
             said = f"the tables have the shape {list(cos.shape)}, which the config does not ask for"
-            self._owner.add(what, "unknown", said)
+            self._add(what, "unknown", said)
             return
         if not len(cos):
             return
@@ -150,7 +160,7 @@ class EmbeddingAuditor:
         phase: float | None = None,
         bad: int | None = None,
     ) -> None:
-        self._owner.add(
+        self._add(
             what,
             severity,
             cause.said,
@@ -168,12 +178,14 @@ class EmbeddingAuditor:
         try:
             tables = call(self._module, self._reference, self._positions, torch.float32)
         except UnansweredError as error:
-            self._owner.add("forward", "unknown", f"what forward returns cannot be measured: {error}")
+            self._add("forward", "unknown", f"what forward returns cannot be measured: {error}")
             return
         measured = [compare(self._reference, table) for table in tables]
         errors = Errors.joined([errors for errors, _ in measured])
         for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
-            row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type)
+            # What grows with the distance has no effect beyond the window; rounded positions have.
+            matters = position <= 2 * self._reference.farthest or self._inv_freq is None
+            row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type, matters)
             self._owner.result.rows.append(row)
         self._keep(tables, measured[-1][1])  # at position 0, every layout fits
         if errors.damaged:
@@ -185,23 +197,24 @@ class EmbeddingAuditor:
     def _keep(self, tables: list[CosSinTable], layout: str) -> None:
         """Put one value of each pair into the report."""
         pairs = len(self._reference.base)
-        path, layer_type = self._owner.result.path, self._reference.layer_type
         cos = [halves(table.cos, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
         sin = [halves(table.sin, pairs, layout)[0].to("cpu", torch.float32) for table in tables]
-        self._owner.report.tables[path if layer_type is None else f"{path}:{layer_type}"] = {
+        self._owner.report.tables[self._owner.table_name(self._reference.layer_type)] = {
             "positions": torch.cat([table.positions for table in tables]),
             "cos": torch.cat(cos),
             "sin": torch.cat(sin),
         }
 
     def _excuse(self) -> None:
-        """Call a damaged tensor a note where forward, which was measured, gives what is right without it."""
-        findings = self._owner.report.findings
+        """Call a damaged tensor a note where forward, which was measured, gives what is right without it.
+
+        Not where the tensor is kept for others to read.
+        """
+        if self._owner.result.protected:
+            return
+        findings = self._owner.findings
         for index, finding in enumerate(findings):
-            if (
-                finding.path == self._owner.result.path
-                and finding.what == f"{self._reference.prefix}inv_freq"
-            ):
+            if finding.what == f"{self._reference.prefix}inv_freq":
                 said = f"{finding.source}; forward does not use it"
                 findings[index] = replace(finding, severity="note", source=said)
 
@@ -226,7 +239,8 @@ class EmbeddingAuditor:
         phase = bad = None
         if cause is inv_freq and not by_length:
             # Computed from a damaged inv_freq, the error is known beyond a full turn, and between positions.
-            last = int(errors.positions[errors.excess > 1].max())
+            matter = errors.positions <= max(2 * reference.farthest, int(errors.positions.min()))
+            last = int(errors.positions[(errors.excess > 1) & matter].max())
             phase = self._slope * last
             bad = None if reference.spec.depends_on_length else _first_bad(self._slope, last)
         dtype = tables[0].cos.dtype
@@ -240,7 +254,7 @@ class EmbeddingAuditor:
         try:
             lowered = call(self._module, self._reference, self._positions, dtype)
         except UnansweredError as error:
-            self._owner.add("forward", "unknown", f"called in the model's dtype, {error}", dtype=dtype)
+            self._add("forward", "unknown", f"called in the model's dtype, {error}", dtype=dtype)
             return
         given = lowered[0].cos.dtype
         if given not in LOW:
@@ -255,4 +269,4 @@ class EmbeddingAuditor:
         if off > 0:  # else the tables hold rounded values already
             name = dtype_name(given)
             said = f"rounded: cos and sin are handed out in {name} and q and k are rotated in it"
-            self._owner.add("forward", "note", said, "application", given, cos_error=off)
+            self._add("forward", "note", said, "application", given, cos_error=off)

@@ -57,25 +57,6 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
     return value
 
 
-def with_tables_of_its_forward(module: nn.Module, convention: str) -> nn.Module:
-    """Return ``module``, or a copy that has run where a forward of a few positions makes inv_freq anew.
-
-    What such a buffer held before that is of no consequence.
-    """
-    inv_freq = module._buffers.get("inv_freq")
-    if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or convention != "positions":
-        return module
-    try:
-        duplicate = isolated(module)
-        x = originals.empty((1, 2, 1), dtype=torch.float32, device=inv_freq.device).zero_()
-        ask(duplicate, originals.tensor([[0, 1]], dtype=torch.int64, device=inv_freq.device), x=x)
-    except UnansweredError:  # `call` raises it too
-        return module
-    made = duplicate._buffers.get("inv_freq")
-    remade = isinstance(made, Tensor) and (made.shape != inv_freq.shape or not torch.equal(made, inv_freq))
-    return duplicate if remade else module
-
-
 def device_of(module: nn.Module) -> torch.device | None:
     """Where the module's tables are: the CPU where it has none, None where all are on the meta device."""
     held = [getattr(module, name) for name in position_buffers(module)]

@@ -11,7 +11,10 @@ from safe_rope import constructors
 from safe_rope._audit.module import ModuleAuditor, class_name
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
-from safe_rope._audit.wrappers import compute_dtype, own_class, pending_casts, unwrapped
+from safe_rope._audit.wrappers import compute_dtype, pending_casts, unwrapped
+from safe_rope._protection.plan import concerns
+from safe_rope._protection.rewrite import is_pinned, is_protected
+from safe_rope._recognition.reference import References, own_class
 from safe_rope._recognition.specs import is_position_module
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
@@ -63,10 +66,14 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     )
     dtype, casts = compute_dtype(model), pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
-        for path, module in model.named_modules():
-            patch = find(module)
-            if patch is not None or is_position_module(module):
-                ModuleAuditor(report, path, module, patch, dtype, casts.get(module)).run(asked)
+        references = References(inner)
+        prefix = next(path for path, module in model.named_modules() if module is inner)
+        for path, module in inner.named_modules():
+            kept = is_protected(module) or is_pinned(module)
+            if kept or concerns(module) or is_position_module(module):
+                whole = ".".join(filter(None, (prefix, path)))
+                found = references.find(path), find(module), dtype, casts.get(module)
+                ModuleAuditor(report, whole, module, *found).run(asked)
     return report
 
 

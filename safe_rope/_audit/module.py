@@ -1,25 +1,41 @@
-"""Measure one rotary module: what is applied, each of its embeddings, and the verdict."""
+"""Measure one module: its position tables, what its forward answers, what is applied; and the verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from safe_rope._audit.causes import dtype_name
-from safe_rope._audit.embedding import EmbeddingAuditor
-from safe_rope._audit.forward import isolated, with_tables_of_its_forward
-from safe_rope._audit.reference import PhaseReference
-from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
-from safe_rope._audit.wrappers import own_class
+from safe_rope._audit.answers import Answers
+from safe_rope._audit.causes import dtype_name, explain_cos_sin, explain_table
+from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
+from safe_rope._audit.forward import call, device_of, isolated
+from safe_rope._audit.reference import PhaseReference, compare
+from safe_rope._audit.report import (
+    BAD_RADIANS,
+    AuditReport,
+    Finding,
+    MeasuredRow,
+    ModuleAudit,
+    Severity,
+    Where,
+    worst,
+)
+from safe_rope._audit.tables import Held, aligned, difference
+from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.specs import calling_convention, layer_types
+from safe_rope._recognition.explained import UNTOLD
+from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.reference import Reference, own_class, stock_class
+from safe_rope._recognition.specs import Convention, calling_convention, layer_types
+from safe_rope._recognition.tables import is_frequency
+from safe_rope._recognition.truths import frozen_tables, tables_of
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
-from safe_rope.rotation import _installed
+from safe_rope.rotation import _installed, plain
 
 
 class ModuleAuditor:
@@ -28,9 +44,11 @@ class ModuleAuditor:
     Attributes:
         report: where everything is written.
         module: what is measured: the module, or a copy of it.
+        reference: what its constructor makes.
         patch: what covers it, or None.
         model_dtype: the dtype of the model's activations.
-        result: the module's entry in the report.
+        result: the module's entry in the report, which has it if there is something to measure.
+        findings: what was found about this module so far.
     """
 
     def __init__(
@@ -38,6 +56,7 @@ class ModuleAuditor:
         report: AuditReport,
         path: str,
         module: nn.Module,
+        reference: Reference,
         patch: RopePatch | None,
         dtype: torch.dtype,
         pending_cast: torch.dtype | None = None,
@@ -47,8 +66,10 @@ class ModuleAuditor:
         self._pending_cast = None if kept else pending_cast
         self.report = report
         self.module = module if self._pending_cast is None else _as_cast(module, self._pending_cast)
+        self.reference = reference
         self.patch = patch
         self.model_dtype = dtype
+        self.findings: list[Finding] = []
         self.result = ModuleAudit(
             path=path,
             module_class=class_name(own_class(stock_class(module))),
@@ -59,16 +80,22 @@ class ModuleAuditor:
 
     def run(self, asked: list[int] | None) -> None:
         """Measure everything; add the module, its rows and its findings to the report."""
-        self.report.modules.append(self.result)
+        tables = {held.name: held for held in self._tables()}
+        convention = calling_convention(stock_class(self.module))
+        if next(self.module.parameters(), None) is not None:
+            convention = None  # more than a rotary module: it cannot be asked alone
+        if not tables and convention is None:
+            return
         self._check_application()
-        for layer_type in layer_types(self.module):
-            self._audit_embedding(layer_type, asked)
+        if convention is not None:
+            for layer_type in layer_types(self.module):
+                for name in self._audit_embedding(layer_type, asked, convention, tables):
+                    tables.pop(name, None)
+        for held in tables.values():
+            self._audit_table(held)
         self.result.verdict = worst(finding.severity for finding in self.findings)
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What was found about this module so far."""
-        return [finding for finding in self.report.findings if finding.path == self.result.path]
+        self.report.modules.append(self.result)
+        self.report.findings += self.findings
 
     def add(
         self,
@@ -82,7 +109,7 @@ class ModuleAuditor:
         """Add a finding; ``measured`` are the fields of `Finding` that hold numbers."""
         if self._pending_cast is not None and where == "module cast":
             source += f"; FSDP does that at the first forward (buffer_dtype={self._pending_cast})"
-        self.report.findings.append(
+        self.findings.append(
             Finding(
                 path=self.result.path,
                 module_class=self.result.module_class,
@@ -96,6 +123,138 @@ class ModuleAuditor:
             )
         )
 
+    def replays(self, name: str) -> Iterable[Tensor | None]:
+        """What its constructor makes of a table under the conditions that damage tables."""
+        return self.reference.replays(name)
+
+    # ------------------------------------------------------------------ what is measured
+
+    def _tables(self) -> Iterator[Held]:
+        """Every table that the guard keeps, or would keep, with what it should hold."""
+        module, again = self.module, self.reference.again
+        certain = again is not None and again.certain
+        if is_protected(module) or is_pinned(module):
+            state, cpu = state_of(module), torch.device("cpu")
+            built = self._built()
+            for name in state.names(module):
+                kept = state.make(module, name, cpu)
+                finished = not is_frequency(name)
+                if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
+                    yield Held(f"{name} (kept)", kept, built[name][0], finished)
+                yield Held(name, get_table(module, name), kept, finished)
+        else:
+            for name, (expected, finished) in self._built().items():
+                current = (
+                    module._parameters.get(name) if name in module._parameters else get_table(module, name)
+                )
+                if current is not None:
+                    yield Held(name, current, expected, finished, certain)
+        for name, expected in frozen_tables(module, self.reference):
+            parameter: Any = module._parameters[name]
+            if not hasattr(parameter, "ds_tensor"):
+                low = parameter.dtype in LOW and not is_frequency(name)
+                true = expected.to(parameter.dtype).to(expected.dtype) if low else expected
+                yield Held(name, parameter, true, True, certain=False)
+
+    def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
+        return tables_of(self.module, self.reference, self.patch)
+
+    def _audit_embedding(
+        self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]
+    ) -> set[str]:
+        """Measure what forward answers; return the names of the tables that were measured with it."""
+        formula = self._formula(layer_type, tables, convention)
+        if formula is None:
+            self._audit_answers(layer_type, asked, convention)
+            return set()
+        auditor = EmbeddingAuditor(self, formula, asked)
+        auditor.run()
+        return auditor.names
+
+    def _formula(
+        self, layer_type: str | None, tables: dict[str, Held], convention: Convention
+    ) -> PhaseReference | None:
+        """What the config asks for, where it tells that, and the constructor's own module is as it tells."""
+        prefix = "" if layer_type is None else f"{layer_type}_"
+        held = tables.get(f"{prefix}original_inv_freq", tables.get(f"{prefix}inv_freq"))
+        base = None if held is None else held.expected
+        if is_protected(self.module):
+            base = state_of(self.module).sets[layer_type].original
+        try:
+            built = self.reference.module
+            formula = PhaseReference(self.module, self.patch, layer_type, convention, base)
+            self.result.max_position_embeddings = formula.spec.max_position_embeddings
+            if built is None:
+                return formula
+            true = PhaseReference(built, self.patch, layer_type, convention, base)
+            answers = call(built, true, [0, 1, 7, true.max_position - 1], torch.float32)
+            wrong = any(compare(true, answer)[0].damaged for answer in answers)
+            return None if wrong and not explain_cos_sin("forward", true, answers).certain else formula
+        except (SafeRopeError, UnansweredError):
+            return None
+
+    def _audit_answers(self, layer_type: str | None, asked: list[int] | None, convention: Convention) -> None:
+        built = self.reference.module
+        if built is None or device_of(self.module) is None:
+            return
+        positions = asked or usual_positions(self.result.max_position_embeddings or 2048)
+        try:
+            answers = Answers(self.module, built, convention, layer_type, positions)
+        except UnansweredError as error:
+            self.add("forward", "note", f"what it returns is not measured: {error}")
+            return
+        errors = answers.errors()
+        for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
+            self.result.rows.append(MeasuredRow(position, phase, cos, excess <= 1, layer_type))
+        self.report.tables[self.table_name(layer_type)] = answers.tables()
+        if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
+            self.add(
+                "forward",
+                "damaged",
+                "not what the same forward returns on the tables that its constructor makes",
+                "forward",
+                phase_error_rad=float(errors.phase.max()),
+                cos_error=float(errors.cos.max()),
+                first_bad_position=errors.first(errors.phase > BAD_RADIANS),
+                first_damaged_position=errors.first(errors.excess > 1),
+            )
+
+    def table_name(self, layer_type: str | None) -> str:
+        """What a dump calls one rotary embedding of the module."""
+        return self.result.path if layer_type is None else f"{self.result.path}:{layer_type}"
+
+    def _audit_table(self, held: Held) -> None:
+        name, actual, expected = held.name, held.actual, held.expected
+        if actual is None:
+            self.add(name, "unknown", "it holds no tensor any more")
+        elif actual.is_meta:
+            self.add(name, "unknown", "it is on the meta device and holds no values yet", dtype=actual.dtype)
+        elif expected is None:
+            self.add(name, "unknown", UNTOLD, dtype=actual.dtype)
+        elif (pair := aligned(plain(actual), expected)) is None:
+            shapes = f"{list(actual.shape)}, and its constructor makes {list(expected.shape)}"
+            self.add(name, "unknown", f"it has the shape {shapes}", dtype=actual.dtype)
+        else:
+            slack = is_protected(self.module) or actual.device.type != "cpu"
+            found = difference(*pair, finished=held.finished, slack=slack)
+            if found.damaged:
+                self._add_damage(held, found, *pair)
+
+    def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
+        cause = explain_table(actual, expected, self.replays(held.name))
+        certain = held.certain or (cause.certain and held.name not in self.module._parameters)
+        last = (self.result.max_position_embeddings or 2048) - 1
+        self.add(
+            held.name,
+            "damaged" if certain else "unknown",
+            cause.said,
+            cause.where,
+            actual.dtype,
+            phase_error_rad=None if held.finished else found.absolute * last,
+            cos_error=found.absolute if held.finished else None,
+            first_damaged_position=found.row if held.finished else None,
+        )
+
     def _check_application(self) -> None:
         if not is_protected(self.module) or state_of(self.module).apply != "fp32":
             return
@@ -107,25 +266,6 @@ class ModuleAuditor:
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
             )
             self.add("application", "unknown", said, "application")
-
-    def _audit_embedding(self, layer_type: str | None, asked: list[int] | None) -> None:
-        convention = calling_convention(stock_class(self.module))
-        if convention is None:
-            self.add("forward", "unknown", "forward takes neither position_ids nor seq_len")
-            return
-        if self.patch is None and not self.result.protected:
-            self.module = with_tables_of_its_forward(self.module, convention)
-        try:
-            reference = PhaseReference(self.module, self.patch, layer_type, convention)
-        except SafeRopeError as error:
-            self.add("config", "unknown", f"what the tables should be cannot be told: {error}")
-            return
-        self.result.max_position_embeddings = reference.spec.max_position_embeddings
-        if reference.keeps_own:
-            self.add(
-                "inv_freq", "note", "the constructor builds frequencies of its own; they are the reference"
-            )
-        EmbeddingAuditor(self, reference, asked).run()
 
 
 def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection.rewrite import is_protected, state_of
 from safe_rope._protection.rotary import _divides_positions, _shown_spec
 from safe_rope._recognition.specs import Convention, read_spec
+from safe_rope.errors import UnsupportedModelError
 from safe_rope.registry import RopePatch
 
 TOLERANCE = 2.0**-20
@@ -51,20 +51,29 @@ class CosSinTable(NamedTuple):
 class PhaseReference:
     """One rotary embedding of a module as its spec asks for it.
 
+    ``base``: the frequencies that its constructor makes, which may be others than its config's.
+
     Attributes:
         spec: what the module was built for.
         prefix: what its tensors' names start with, "" or the layer type and an underscore.
         divisor: what the module divides positions by (linear scaling before transformers 4.43), or 1.
         base: FP32 CPU ``[rotary_dim // 2]``, what ``original_inv_freq`` should hold.
-        keeps_own: the module was protected with frequencies that its constructor made, not its config's.
         layouts: the layouts that cos and sin may have; one where a patch says which.
+        farthest: the largest distance that matters: the model's announced length, or the window of the layers
+            that use this embedding.
 
     Raises:
-        ConfigError, UnsupportedModelError: as `read_spec` does.
+        ConfigError, UnsupportedModelError: as `read_spec` does; or the constructor makes other frequencies
+            than the config's, and they depend on the length of a sequence.
     """
 
     def __init__(
-        self, module: nn.Module, patch: RopePatch | None, layer_type: str | None, convention: Convention
+        self,
+        module: nn.Module,
+        patch: RopePatch | None,
+        layer_type: str | None,
+        convention: Convention,
+        base: Tensor | None = None,
     ) -> None:
         self.module = module
         self.layer_type = layer_type
@@ -75,14 +84,13 @@ class PhaseReference:
         divides = _divides_positions(module, self.spec)
         self.divisor = (self.spec.factor or 1.0) if divides else 1.0
         self.base = _shown_spec(module, self.spec).inv_freq()
-        self.keeps_own = False
         self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
-        if is_protected(module):
-            kept = state_of(module).sets[layer_type].original
-            # What a constructor made in FP32 is its authors' own; the same rounded to 16 bits is damage.
-            fits = kept.shape == self.base.shape and relative_error(kept, self.base) > TOLERANCE
-            if fits and rounded_like(kept, self.base) is None:
-                self.base, self.keeps_own = kept, True
+        if base is not None and base.shape == self.base.shape and relative_error(base, self.base) > TOLERANCE:
+            if self.spec.depends_on_length:
+                raise UnsupportedModelError("its frequencies follow the length by a rule that is not known")
+            self.base = base
+        window = _window(module, layer_type)
+        self.farthest = min(self.max_position, window or self.max_position)
 
     @property
     def max_position(self) -> int:
@@ -128,6 +136,22 @@ class PhaseReference:
         return positions.to(torch.float64)[:, None] * (
             self.for_length(length).to(torch.float64) / self.divisor
         )
+
+
+def _window(module: nn.Module, layer_type: str | None) -> int | None:
+    """How far the layers attend that use this embedding; None where some attend to everything."""
+    config = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None) or ()
+    if layer_type is not None:
+        types = (layer_type,)
+    for kind, name in (
+        ("sliding_attention", "sliding_window"),
+        ("chunked_attention", "attention_chunk_size"),
+    ):
+        size = getattr(config, name, None)
+        if types and isinstance(size, int) and all(one == kind for one in types):
+            return size
+    return None
 
 
 class Errors(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from safe_rope._base.text import aligned
+from safe_rope._base.text import Report, aligned, shortened, wrapped
 from safe_rope.errors import DamagedTablesError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -22,21 +22,22 @@ Where = Literal[
     "constructor", "module cast", "initialize", "loading", "cache rebuild", "forward", "application"
 ]
 
+SCHEMA = "safe_rope.audit/2"
 BAD_RADIANS = 0.1
 """The phase error from which a position counts as bad."""
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 _SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about one rotary module that somebody should know.
+    """One thing about one module that holds positions, which somebody should know.
 
     Attributes:
         path: the module's path in the model.
         module_class: the module's class, with its Python module.
-        what: the tensor ("inv_freq", "cos_cached, sin_cached"), "forward", "config" or "application".
+        what: the table ("inv_freq", "cos_cached, sin_cached"), "forward" or "application".
         severity: "damaged": the positions are wrong. "unknown": the audit cannot tell. "note": neither.
         source: where it comes from, in words.
         where: the step that did it, where that can be told: "constructor", "module cast", "initialize"
@@ -51,6 +52,8 @@ class Finding:
             the first measured one.
         first_damaged_position: the first measured position beyond the tolerance.
         protected: whether the module is protected by safe_rope.
+        relative_error: the largest relative error of a frequency.
+        layer_type: which of the module's rotary embeddings, where it has several.
     """
 
     path: str
@@ -65,6 +68,8 @@ class Finding:
     first_damaged_position: int | None = None
     protected: bool = False
     where: Where | None = None
+    relative_error: float | None = None
+    layer_type: str | None = None
 
     def describe(self) -> str:
         """Return the finding in one line, without its path."""
@@ -90,6 +95,8 @@ class MeasuredRow:
         cos_error: the largest absolute error of cos or sin.
         layer_type: which of the module's rotary embeddings, where it has several.
         within_tolerance: whether correct FP32 arithmetic explains the error.
+        matters: whether the position is within the distance that the layers attend over; an error that
+            grows with the distance has no effect beyond it.
     """
 
     position: int
@@ -97,11 +104,12 @@ class MeasuredRow:
     cos_error: float
     within_tolerance: bool
     layer_type: str | None = None
+    matters: bool = True
 
 
 @dataclass
 class ModuleAudit:
-    """One rotary module: its verdict and what was measured.
+    """One module that holds positions: its verdict and what was measured.
 
     Attributes:
         path: the module's path in the model that was given.
@@ -125,13 +133,14 @@ class ModuleAudit:
 
     @property
     def worst(self) -> MeasuredRow | None:
-        """The row with the largest phase error."""
-        return max(self.rows, key=lambda row: (row.phase_error_rad, row.cos_error), default=None)
+        """The row with the largest phase error, among those that matter."""
+        rows = [row for row in self.rows if row.matters] or self.rows
+        return max(rows, key=lambda row: (row.phase_error_rad, row.cos_error), default=None)
 
 
-@dataclass
-class AuditReport:
-    """Every rotary module of a model, measured. ``str()`` is a plain-text table.
+@dataclass(repr=False)
+class AuditReport(Report):
+    """Every module of a model that holds positions, measured. ``str()`` is plain text of 98 columns.
 
     Attributes:
         model_class: the class of the model that was audited, without what is wrapped around it.
@@ -140,7 +149,7 @@ class AuditReport:
             CPU ``[n]``, rising, "cos" and "sin" FP32 CPU ``[n, rotary_dim // 2]``, one value of each pair.
         tolerance: relative to a phase, and absolute for phases below 1 rad.
         findings: what was found, in the order of the modules.
-        modules: one entry a rotary module, whether something was found or not.
+        modules: one entry a module that holds positions, whether something was found or not.
     """
 
     model_class: str
@@ -153,35 +162,40 @@ class AuditReport:
     @property
     def ok(self) -> bool:
         """Whether nothing is damaged and nothing stayed unknown."""
-        return all(finding.severity == "note" for finding in self.findings)
+        return self.verdict == "ok"
 
     @property
     def damaged(self) -> list[Finding]:
         """The findings of severity "damaged"."""
         return [finding for finding in self.findings if finding.severity == "damaged"]
 
-    def raise_if_damaged(self) -> None:
-        """Raise if a position table is wrong; what is unknown raises nothing.
+    def raise_if_damaged(self, unknown: bool = False) -> None:
+        """Raise if a position table is wrong.
+
+        Args:
+            unknown: raise, too, if that cannot be told of a table.
 
         Raises:
-            DamagedTablesError: names the damaged tables, where the damage comes from, and the remedy.
+            DamagedTablesError: names the tables, where the damage comes from, and the remedy.
         """
-        damaged = self.damaged
-        if not damaged:
+        wrong = self.damaged or [f for f in self.findings if unknown and f.severity == "unknown"]
+        if not wrong:
             return
-        count = len({finding.path for finding in damaged})
-        lines = [f"  {line}" for line in _described(damaged)]
+        count = len({finding.path for finding in wrong})
+        facts = _merged((f.path, f.describe()) for f in joined(wrong))
+        lines = [f"  {path}: {said}" for path, said in facts]
         if len(lines) > _SHOWN:
             lines[_SHOWN:] = [f"  and {len(lines) - _SHOWN} more; see the report's findings"]
         raise DamagedTablesError(
-            f"expected position tables within FP32 arithmetic of what {self.model_class}'s config asks "
-            f"for, got {count} of {len(self.modules)} rotary modules damaged; build the model inside "
+            f"expected position tables within FP32 arithmetic of what {self.model_class} asks "
+            f"for, got {count} of {len(self.modules)} modules {wrong[0].severity}; build the model inside "
             "safe_rope.guard(), or repair it with safe_rope.protect(model):\n" + "\n".join(lines)
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data for strict JSON; a number that is not finite becomes None."""
         return {
+            "schema": SCHEMA,
             "model_class": self.model_class,
             "wrappers": list(self.wrappers),
             "ok": self.ok,
@@ -206,36 +220,86 @@ class AuditReport:
             raise UnsupportedModelError(f"{path} is not written: no table of {self.model_class} was measured")
         save(Path(path), {"": self.tables})
 
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all findings."""
+        return worst(finding.severity for finding in self.findings)
+
+    @property
+    def max_phase_error_rad(self) -> float:
+        """The largest error that was measured, in radians; of ready tables, of their values."""
+        rows = [row.phase_error_rad for module in self.modules if (row := module.worst) is not None]
+        found = [max(f.phase_error_rad or 0.0, f.cos_error or 0.0) for f in self.damaged]
+        return max((*rows, *found), default=0.0)
+
     def _title(self) -> str:
-        around = ", ".join(name.rpartition(".")[2] for name in self.wrappers)
-        return f"{self.model_class} in {around}" if around else self.model_class
+        around = ", ".join(_short(name) for name in self.wrappers)
+        return f"{_short(self.model_class)} in {around}" if around else _short(self.model_class)
 
     def __str__(self) -> str:
+        begin = f"{self.verdict.upper()}: {self._title()}"
         if not self.modules:
-            return f"{self._title()}: no rotary module, so there is nothing to audit"
+            return f"{begin}: no position tables, so there is nothing to audit"
         verdicts = [module.verdict for module in self.modules]
         counts = {verdict: verdicts.count(verdict) for verdict in ("ok", "damaged", "unknown")}
         said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-        lines = [f"{self._title()}: {len(self.modules)} rotary module(s): {said}"]
-        lines += aligned(_merged(_cells(module) for module in self.modules), _HEADER)
+        lines = [*wrapped(f"{begin}: {len(self.modules)} module(s) with positions: {said}"), ""]
+        rows = _merged(_cells(module) for module in self.modules)
+        lines += aligned([(*rest, shortened(path, _PATH)) for path, *rest in rows], _HEADER)
         if self.findings:
             lines += ["", *_described(self.findings)]
         return "\n".join(lines)
 
 
-_HEADER = ("module", "class", "protected", "verdict", "phase error (rad)", "cos error", "at position")
+_HEADER = ("verdict", "protected", "phase error (rad)", "cos error", "at position", "module")
+_PATH = 36
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _cells(module: ModuleAudit) -> tuple[str, ...]:
     measured = ("-", "-", "-")
     if (worst := module.worst) is not None:
         measured = (f"{worst.phase_error_rad:.3g}", f"{worst.cos_error:.3g}", str(worst.position))
-    name = module.module_class.rpartition(".")[2]
-    return (module.path, name, "yes" if module.protected else "no", module.verdict, *measured)
+    return (module.path, module.verdict, "yes" if module.protected else "no", *measured)
 
 
 def _described(findings: list[Finding]) -> list[str]:
-    return [f"{path}: {said}" for path, said in _merged((f.path, f.describe()) for f in findings)]
+    """A line for each fact: what tables of one module have in common is said once, and so for layers."""
+    facts = _merged((f.path, f.describe()) for f in joined(findings))
+    return [line for path, said in facts for line in wrapped(f"{path}: {said}")]
+
+
+def joined(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings of one module that say the same of several tables, as one with the largest errors."""
+    facts: dict[tuple[str | None, ...], Finding] = {}
+    for one in findings:
+        key = (one.path, one.severity, one.source, one.layer_type)
+        if (known := facts.get(key)) is None:
+            facts[key] = one
+            continue
+        both = {
+            name: choose(values)
+            for name, choose in _MEASURED
+            if (values := [v for f in (known, one) if (v := getattr(f, name)) is not None])
+        }
+        facts[key] = replace(known, what=_both(known.what, one.what), **both)
+    return list(facts.values())
+
+
+def _both(what: str, more: str) -> str:
+    return what if more in what.split(", ") else f"{what}, {more}"
+
+
+_MEASURED: tuple[tuple[str, Any], ...] = (
+    ("phase_error_rad", max),
+    ("cos_error", max),
+    ("relative_error", max),
+    ("first_bad_position", min),
+    ("first_damaged_position", min),
+)
 
 
 def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -243,7 +307,9 @@ def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     counted: dict[tuple[str, ...], list[str]] = {}
     for path, *rest in rows:
         name = path or "(the model itself)"
-        counted.setdefault((_NUMBER.sub("*", name), *rest), []).append(name)
+        names = counted.setdefault((_NUMBER.sub("*", name), *rest), [])
+        if name not in names:
+            names.append(name)
     return [
         (names[0] if len(names) == 1 else f"{row[0]} ({len(names)} modules)", *row[1:])
         for row, names in counted.items()

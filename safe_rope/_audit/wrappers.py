@@ -36,15 +36,6 @@ def _inner(model: nn.Module) -> nn.Module | None:
     return base if base is not model else None
 
 
-def own_class(cls: type) -> type:
-    """The class that ``fully_shard`` derived ``cls`` from, or ``cls``."""
-    sharded = fsdp_class("FSDPModule")
-    if sharded is None or not issubclass(cls, sharded):
-        return cls
-    mro = cls.__mro__
-    return mro[mro.index(sharded) + 1] if mro[1] is sharded else cls
-
-
 def compute_dtype(model: nn.Module) -> torch.dtype:
     """The dtype of the activations: FSDP's param_dtype where it has one, else the parameters'."""
     for state in _mixed_precision(model):

@@ -1,11 +1,15 @@
-"""Text for people: tables with aligned columns, and the nearest known name to a wrong one."""
+"""Text for people: aligned tables, lines that fit a terminal, and the nearest known name to a wrong one."""
 
 from __future__ import annotations
 
+import html
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
+WIDTH = 98
+"""Columns that a report prints in."""
 _RULE = re.compile(r"([A-Z]+)0*([0-9]+)")
 
 
@@ -37,3 +41,24 @@ def aligned(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> list[st
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def wrapped(line: str, indent: str = "    ") -> list[str]:
+    """Return ``line`` as lines that fit; those after the first are indented."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def shortened(text: str, width: int) -> str:
+    """Return ``text`` without its middle where it is longer than ``width``."""
+    half = (width - 1) // 2
+    return text if len(text) <= width else f"{text[: width - half - 1]}…{text[-half:]}"
+
+
+class Report:
+    """What is printed as text has a short form for a debugger, and one for notebooks."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {shortened(str(self).splitlines()[0], 76)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

@@ -7,7 +7,7 @@ them from the next cast, so that they are named. A low frequency is a wrong one,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,9 +15,9 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.explained import is_cast
-from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.rebuild import Rebuilt
-from safe_rope._recognition.tables import has_position_name, is_frequency, is_position_table
+from safe_rope._recognition.tables import has_position_name, is_frequency
+from safe_rope._recognition.truths import frozen_tables
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
@@ -36,19 +36,12 @@ def round_once(module: nn.Module, reference: Reference) -> None:
         reference: what its constructor makes.
 
     """
-    built = reference.module
-    if built is None or reference.rebuilt is None or reference.plain:
+    if reference.plain:
         return
-    for name, parameter in module._parameters.items():
-        true = built._parameters.get(name)
-        if parameter is None or parameter.requires_grad or true is None or true.is_meta:
-            continue
-        if not is_position_table(
-            name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
-        ):
-            continue
+    for name, true in frozen_tables(module, reference):
+        parameter: Any = module._parameters[name]
         here = getattr(parameter, "ds_tensor", parameter).data  # the shard of this rank, under ZeRO-3
-        wanted = _shard_like(true.detach().to(here.dtype), here)
+        wanted = _shard_like(true.to(here.dtype), here)
         if here.is_meta or torch.equal(here.cpu(), wanted):
             continue
         replays = (_parameter_of(replay, reference.path, name) for replay in reference.replays_of())

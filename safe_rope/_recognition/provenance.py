@@ -72,6 +72,8 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         origin = _source(name)
+        if _is_overwritten(func, name, args):
+            self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
         if origin is not Origin.NONE:
@@ -98,6 +100,13 @@ def _source(name: str) -> Origin:
     if name in _RANDOM:
         return Origin.RANDOM
     return Origin.LITERAL if name in _LITERAL else Origin.NONE
+
+
+def _is_overwritten(func: Callable[..., Any], name: str, args: Any) -> bool:
+    """Whether nothing is left of the values that the first argument had."""
+    if getattr(func, "__self__", None) is torch.Tensor.data:
+        return len(args) == 2
+    return name == "copy_" and bool(args) and isinstance(args[0], torch.Tensor) and args[0]._base is None
 
 
 def _writes(name: str) -> bool:

@@ -81,7 +81,7 @@ def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions |
     except Exception:  # noqa: BLE001 - a foreign constructor
         try:
             rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
-        except NotImplementedError:  # it computes with its parameters
+        except RuntimeError:  # it computes with its parameters, or sets them
             rebuilt = _rebuild(cls, arguments, conditions, _few_parameters, anew=True)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
         return _rebuild(cls, arguments, conditions, contextlib.nullcontext, anew=True)

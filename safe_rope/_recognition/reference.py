@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base.torch_private import WRAPPED, fsdp_class
 from safe_rope._recognition.arguments import Arguments, infer_arguments
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.holdings import get_table
@@ -23,6 +24,15 @@ def stock_class(module: nn.Module) -> type[nn.Module]:
     cls: Any = type(module)
     stock: type[nn.Module] = getattr(cls, "_safe_rope_stock", cls)
     return stock
+
+
+def own_class(cls: type) -> type:
+    """The class that ``fully_shard`` derived ``cls`` from, or ``cls``."""
+    sharded = fsdp_class("FSDPModule")
+    if sharded is None or not issubclass(cls, sharded):
+        return cls
+    mro = cls.__mro__
+    return mro[mro.index(sharded) + 1] if mro[1] is sharded else cls
 
 
 class Again:
@@ -108,16 +118,17 @@ class References:
             part = self._model.get_submodule(root)
             if depth < len(names) and not _is_configured(part):
                 continue
-            again, rest = self._of(root, part), ".".join(names[depth:])
+            again = self._of(root, part)
+            rest = ".".join(name for name in names[depth:] if name not in WRAPPED)
             if again is not None and again.rebuilt is not None and _corresponds(again.rebuilt, rest, module):
                 return Reference(again, rest)
         return Reference(None)
 
     def _of(self, root: str, part: nn.Module) -> Again | None:
         if root not in self._again:
-            stock = stock_class(part)
+            stock = own_class(stock_class(part))
             arguments = (
-                Arguments((copy.deepcopy(part.config),), {})
+                Arguments((_in_no_dtype(copy.deepcopy(part.config)),), {})
                 if _is_configured(part)
                 else infer_arguments(part, stock)
             )
@@ -131,8 +142,18 @@ def _is_configured(module: nn.Module) -> bool:
     return hasattr(type(module), "config_class") and hasattr(module, "config")
 
 
+def _in_no_dtype(config: Any) -> Any:
+    """A model's own config, which says what dtype parts are to be built in that are built by theirs."""
+    attributes = vars(config)
+    attributes.update(dict.fromkeys(attributes.keys() & {"dtype", "torch_dtype"}))
+    for value in attributes.values():
+        if hasattr(type(value), "model_type"):
+            _in_no_dtype(value)
+    return config
+
+
 def _corresponds(rebuilt: Rebuilt, path: str, module: nn.Module) -> bool:
     try:
-        return type(rebuilt.module.get_submodule(path)) is stock_class(module)
+        return type(rebuilt.module.get_submodule(path)) is own_class(stock_class(module))
     except AttributeError:
         return False

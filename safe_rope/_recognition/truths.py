@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -24,38 +26,63 @@ _ROUNDED = 4 * 2.0**-8
 """What sines may be off by that were rounded to 16 bits."""
 
 
+def tables_of(
+    module: nn.Module, reference: Reference, patch: RopePatch | None
+) -> dict[str, tuple[torch.Tensor | None, bool]]:
+    """Return for each position table what its constructor gives, and whether it is ready for use.
+
+    The values are None where the constructor does not make the table, or cannot be run again.
+    """
+    named = _tables_by_name(module)
+    if reference.rebuilt is None or reference.module is None:
+        return {name: (None, is_finished) for name, is_finished in named.items()}
+    if patch is not None and patch.adjust is not None:
+        patch.adjust(reference.module)
+    tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
+    for name, is_finished in named.items():
+        made = get_table(reference.module, name)
+        if name not in tables and (
+            made is None or made.is_meta or made.shape != get_table(module, name).shape
+        ):
+            tables[name] = None, is_finished  # filled by somebody else than the constructor
+    for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
+        if get_table(module, name) is None:
+            tables[name] = values, False
+    return tables
+
+
+def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the frozen parameters of a module that its constructor makes as position tables, with values."""
+    built = reference.module
+    if built is None or reference.rebuilt is None:
+        return
+    for name, parameter in module._parameters.items():
+        true = built._parameters.get(name)
+        if parameter is None or parameter.requires_grad or true is None or true.is_meta:
+            continue
+        if is_position_table(name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)):
+            yield name, true.detach()
+
+
 def truths_of(
     module: nn.Module, reference: Reference, patch: RopePatch | None
 ) -> tuple[dict[str, Truth], dict[str, bool]]:
     """Return for each position table what it should hold, and whether it is ready for use."""
-    if reference.rebuilt is None or reference.module is None:
-        named = _tables_by_name(module)
-        return {name: _truth(module, name, None, reference) for name in named}, named
-    if patch is not None and patch.adjust is not None:
-        patch.adjust(reference.module)
     truths, finished = {}, {}
-    for name, (values, is_finished) in reference.rebuilt.tables(reference.path).items():
+    tables = tables_of(module, reference, patch)
+    later = made_later(reference.module) if reference.module is not None else []
+    for name, (values, is_finished) in tables.items():
         current = get_table(module, name)
         # A patch may make a buffer of a parameter, and zero.Init leaves no shape of that.
-        if name in module._parameters:
+        if values is not None and (name in module._parameters or (current is None and name in later)):
             truths[name] = Truth(values, "constructor")
         elif isinstance(current, torch.Tensor):
             truths[name] = _truth(module, name, values, reference)
-        else:
+        elif values is not None:
             now = type(current).__name__
             reason = f"it is {now}, and its constructor makes {tuple(values.shape)}; left as it is"
             truths[name] = Truth(None, "unknown", reason)
         finished[name] = is_finished
-    for name, is_finished in _tables_by_name(module).items():
-        made = get_table(reference.module, name)
-        if name not in truths and (
-            made is None or made.is_meta or made.shape != get_table(module, name).shape
-        ):
-            # Filled by somebody else than the constructor.
-            truths[name], finished[name] = _truth(module, name, None, reference), is_finished
-    for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
-        if get_table(module, name) is None:
-            truths[name], finished[name] = Truth(values, "constructor"), False
     return truths, finished
 
 

@@ -147,6 +147,13 @@ def own_globals() -> contextlib.AbstractContextManager[None]:
     return meanwhile(_autocast_module(), TORCH_AUTOCAST_INITIALIZED=False, TORCH_AUTOCAST_DTYPE=None)
 
 
+def widen(parameters: Iterable[Any]) -> None:
+    """Make these parameters FP32, and their partitions where ZeRO 3 has taken them apart."""
+    for parameter in parameters:
+        for tensor in (parameter, getattr(parameter, "ds_tensor", parameter)):
+            tensor.data = tensor.data.float()
+
+
 def reduce_in(optimizer: Any, dtype_of: Callable[[nn.Parameter], torch.dtype]) -> None:
     """Let ``optimizer`` reduce each gradient in its ``dtype_of``; DeepSpeed reads what all engines share."""
     if hasattr(optimizer, "get_param_comm_dtype"):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed, gather3, gather12, preflight, reads
-from safe_rope.autocast.safety import choose_parameters
+from safe_rope.autocast.safety import choose_parameters, full_shape
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
 logger = logging.getLogger(__name__)
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 _FP32_BYTES = 4
+_FEW = 0.25
+"""The share of elements up to which gradients are reduced in FP32, unless the config says otherwise."""
 _OWN = ("example_inputs", "low_precision_gather")  # arguments of `initialize` that are not DeepSpeed's
 
 Built = tuple[Any, Any, Any, Any]
@@ -45,13 +48,14 @@ def initialize(
     """Build a DeepSpeed engine, with torch.autocast made right where the config asks for it.
 
     Takes what ``deepspeed.initialize`` takes and returns what it returns. With the section
-    ``torch_autocast`` the parameters stay FP32, the forward runs under torch.autocast, and parameters of
-    which autocast uses nothing but a cast are gathered and reduced in its dtype. Without the section the
-    engine is DeepSpeed's, but for a forward under somebody else's torch.autocast, which raises.
+    ``torch_autocast`` the parameters stay as they are, the forward runs under torch.autocast, and FP32
+    parameters of which autocast uses nothing but a cast are gathered and reduced in its dtype. Without the
+    section the engine is DeepSpeed's, but for a forward under somebody else's torch.autocast: it warns, and
+    raises ConfigError in float16.
 
     Args:
         args: as for ``deepspeed.initialize``, like all that have no other description.
-        model: the module to train, its trained parameters in FP32.
+        model: the module to train, its trained parameters in FP32 or in the autocast dtype.
         optimizer: an optimizer of the model's parameters, or what makes one.
         model_parameters: parameters, or groups of them.
         training_data: a dataset; its first sample also serves to find the safe parameters.
@@ -87,7 +91,7 @@ def initialize(
     settings = None if read is None else preflight.check_config(read)
     if model is None or read is None or settings is None:
         return _plain(arguments)
-    preflight.check_model(model)
+    preflight.check_model(model, settings)
     safe, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
     arguments |= {"args": without_config(args), "config": read, "config_params": None}
     built = _with_autocast(arguments, settings, safe, low_precision_gather)
@@ -117,7 +121,7 @@ def _plain(arguments: dict[str, Any]) -> Built:
     built = _build(arguments)
     optimizer = built[0].optimizer
     _deepspeed.reduce_in(optimizer, lambda _: optimizer.communication_data_type)
-    reads.refuse_autocast(built[0])
+    reads.foreign_autocast(built[0])
     return built
 
 
@@ -128,25 +132,34 @@ def _with_autocast(
     low_precision_gather: bool,
 ) -> Built:
     model, dtype = arguments["model"], settings.dtype
-    reduced = {id(p) for p in safe} if settings.reduce_dtype == dtype else set()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if preflight.is_mixed(trained):
+        text = "the trained parameters in %s become float32, as those beside them: DeepSpeed keeps one dtype"
+        logger.warning(text, dtype)
+        _deepspeed.widen(trained)
+    low = {id(p) for p in trained if p.dtype == dtype} | {id(p) for p in safe}
+
+    reduced = settings.reduce_dtype
+    if reduced is None:  # adapters are few, and their sum may as well be exact
+        few = _numel(trained) <= _FEW * _numel(model.parameters())
+        reduced = torch.float32 if few else dtype
 
     def reduce_dtype(parameter: nn.Parameter) -> torch.dtype:
-        return dtype if id(parameter) in reduced else parameter.dtype
+        return reduced if id(parameter) in low else parameter.dtype
 
-    trained = [p for p in model.parameters() if p.requires_grad]
     bucket_size = _bucket_size(settings, set(map(reduce_dtype, trained)))
     arguments = {**arguments, "config": _for_deepspeed(arguments["config"], bucket_size)}
     _deepspeed.unmark(model.parameters())
     try:
-        if reduced:
-            _deepspeed.mark(safe, dtype)
+        # ZeRO builds a bucket for each dtype of the marks that it finds.
+        _deepspeed.mark([p for p in trained if reduce_dtype(p) != p.dtype], reduced)
         built = _build(arguments)
     except BaseException:
         _deepspeed.unmark(model.parameters())
         raise
     engine = built[0]
-    # ZeRO builds a bucket for each dtype of the marks that it finds; ZeRO 3 reads them at each gather.
-    _deepspeed.mark(safe, dtype)
+    _deepspeed.unmark(trained)
+    _deepspeed.mark(safe, dtype)  # ZeRO 3 reads the marks at each gather
     _deepspeed.reduce_in(engine.optimizer, reduce_dtype)
     _gather_low(engine, safe, settings, low_precision_gather)
     if dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
@@ -154,8 +167,15 @@ def _with_autocast(
 
         loss_scale.install(engine, settings.stage)
     reads.mention_autocast(engine, dtype)
-    logger.info("%d of %d parameters are communicated in %s", len(safe), len(trained), dtype)
+    logger.info("%d parameters are communicated in %s, gradients in %s", len(safe), dtype, reduced)
+    if any(parameter.dtype == dtype for parameter in trained):
+        masters = "float32 master weights" if settings.stage else f"no master weights, updated in {dtype}"
+        logger.info("the trained parameters in %s have %s", dtype, masters)
     return built
+
+
+def _numel(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(math.prod(full_shape(parameter)) for parameter in parameters)
 
 
 def _gather_low(
@@ -163,11 +183,12 @@ def _gather_low(
 ) -> None:
     """Gather in the autocast dtype after the step, and keep FP32 readers away from the result."""
     gather: reads.Gather | None = None
+    rounded = [parameter for parameter in safe if parameter.dtype != settings.dtype]
     if settings.stage in (1, 2) and low_precision_gather and _deepspeed.can_replace_gather(engine.optimizer):
-        gather = gather12.LowPrecisionGather(engine.optimizer, safe, settings.dtype)
+        gather = gather12.LowPrecisionGather(engine.optimizer, rounded, settings.dtype)
         reads.refuse_outside(engine, gather, settings.dtype)
     elif settings.stage == 3:
-        gather = gather3.LowPrecisionFetches(engine, safe, after_step=low_precision_gather)
+        gather = gather3.LowPrecisionFetches(engine, rounded, after_step=low_precision_gather)
         reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)
     if gather is not None:
         reads.restore_first(engine, gather)
@@ -175,7 +196,8 @@ def _gather_low(
 
 def _for_deepspeed(config: Mapping[str, Any], reduce_bucket_size: int) -> dict[str, Any]:
     """The config with no classes to mark, since the parameters are, and with the bucket that fits."""
-    config = {**config, SECTION: {**config[SECTION], "lower_precision_safe_modules": []}}
+    config = {key: value for key, value in config.items() if key not in preflight.LOW}
+    config[SECTION] = {**config[SECTION], "lower_precision_safe_modules": []}
     if "zero_optimization" not in config:
         return config
     zero = config["zero_optimization"] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,9 @@ DTYPES = {
 }
 COMMUNICATION_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 REDUCE_BUCKET_SIZE = 500_000_000  # elements, what DeepSpeed takes where the config says nothing
-EXCLUSIVE = ("fp16", "bf16", "bfloat16", "amp")
+
+LOW = ("fp16", "bf16", "bfloat16")
+"""Sections that say in which dtype zero.Init makes parameters; autocast trains these as they are."""
 
 
 def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
@@ -73,8 +75,8 @@ def check_config(config: Mapping[str, Any]) -> AutocastSettings | None:
     )
 
 
-def check_model(model: nn.Module) -> None:
-    """Check that autocast can train ``model``: parameters that get gradients are FP32, none is quantised.
+def check_model(model: nn.Module, settings: AutocastSettings) -> None:
+    """Check that autocast can train ``model``: its trained parameters are all FP32, or all in its dtype.
 
     Raises:
         ConfigError: naming the first parameters that are not.
@@ -90,21 +92,35 @@ def check_model(model: nn.Module) -> None:
             f"{SECTION} is enabled and the model's weights are quantised, which autocast cannot train; load "
             "the model without quantisation"
         )
-    wrong = [
-        f"{name} ({parameter.dtype})"
-        for name, parameter in model.named_parameters()
-        if (parameter.requires_grad and parameter.dtype != torch.float32)
-        or not (parameter.is_floating_point() or parameter.is_complex())
-    ]
-    if wrong:
-        shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise ConfigError(
-            f"{SECTION} is enabled: trained parameters must be torch.float32, autocast casts them where "
-            f"that is safe; got {shown}. Load the model with dtype=torch.float32, or call model.float()"
-        )
+    low = settings.dtype
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    _check_dtypes(trained, {torch.float32, low}, "gradients in another dtype lose what autocast keeps")
+    if low == torch.float16 and settings.stage == 0 and not is_mixed(trained.values()):
+        why = "torch's GradScaler, which scales the loss without ZeRO, takes no float16 gradient"
+        _check_dtypes(trained, {torch.float32}, why)
+
+
+def is_mixed(trained: Iterable[nn.Parameter]) -> bool:
+    """Whether parameters have several dtypes."""
+    return len({parameter.dtype for parameter in trained}) > 1
 
 
 # ---- one check each ------------------------------------------------------------------------------------
+
+
+def _enabled(config: Mapping[str, Any], name: str) -> bool:
+    section = config.get(name)
+    return isinstance(section, Mapping) and bool(section.get("enabled", False))
+
+
+def _check_dtypes(trained: Mapping[str, nn.Parameter], right: Collection[torch.dtype], why: str) -> None:
+    wrong = [f"{name} ({p.dtype})" for name, p in trained.items() if p.dtype not in right]
+    if wrong:
+        shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise ConfigError(
+            f"{SECTION} is enabled: expected trained parameters in {' or '.join(sorted(map(str, right)))}, "
+            f"because {why}; got {shown}. Convert these with .to(...), or freeze them"
+        )
 
 
 def _check_spelling(config: Mapping[str, Any], known: Collection[str], alike: float) -> None:
@@ -195,13 +211,8 @@ def _accumulation_steps(config: Mapping[str, Any]) -> int:
 
 
 def _check_exclusive(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
-    for name in EXCLUSIVE:
-        section = config.get(name)
-        if isinstance(section, Mapping) and section.get("enabled", False):
-            raise ConfigError(
-                f"the sections {SECTION} and {name} are both enabled: {SECTION} keeps parameters FP32, casts "
-                f"where it is safe, {name} turns them all low; remove {name}, or disable {SECTION}"
-            )
+    if _enabled(config, "amp"):
+        raise ConfigError(f"the sections {SECTION} and amp are both enabled, and both would cast; remove amp")
     for name in QUANTISED:
         if zero.get(name):
             raise ConfigError(
@@ -210,10 +221,10 @@ def _check_exclusive(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None
             )
 
 
-def _reduce_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
+def _reduce_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype | None:
     value = config.get("communication_data_type")
     if value is None:
-        return dtype
+        return None
     asked = COMMUNICATION_DTYPES.get(str(value).lower())
     if asked is None:
         known = ", ".join(COMMUNICATION_DTYPES)

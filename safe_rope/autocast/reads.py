@@ -9,6 +9,7 @@ on, whatever device is used, and only warns.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed
-from safe_rope.errors import ConfigError, PrecisionError
+from safe_rope.errors import ConfigError, PrecisionError, PrecisionWarning
 
 logger = logging.getLogger(__name__)
 
@@ -89,20 +90,29 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
     engine.module.register_forward_hook(after, always_call=True)
 
 
-def refuse_autocast(engine: Any) -> None:
-    """Let ``engine``, which has no autocast, raise ConfigError at each forward under somebody else's."""
+def foreign_autocast(engine: Any) -> None:
+    """Warn where ``engine``, which has no autocast, is called under somebody else's, and raise in float16.
+
+    In bfloat16 the result is right, as DDP's is, with everything communicated in the parameters' own dtype.
+    The gradients of float16 need a loss scale.
+    """
     device = _deepspeed.device_type()
 
-    def refuse(module: Any, inputs: Any) -> None:
-        if torch.is_autocast_enabled(device):
-            raise ConfigError(
-                f"torch.autocast is enabled for {device} around this engine, but the DeepSpeed config does "
-                "not enable the section torch_autocast: gradients and communication would not follow it; "
-                'add "torch_autocast": {"enabled": true, "dtype": "bfloat16"} to the config, or leave '
-                "torch.autocast before calling the engine"
-            )
+    def check(module: Any, inputs: Any) -> None:
+        if not torch.is_autocast_enabled(device):
+            return
+        text = (
+            f"torch.autocast is enabled for {device} around this engine, but the DeepSpeed config does not "
+            "enable the section torch_autocast, so that communication does not follow it; add "
+            '"torch_autocast": {"enabled": true, "dtype": "bfloat16"} to the config, or leave torch.autocast '
+            "before calling the engine"
+        )
+        if torch.get_autocast_dtype(device) == torch.float16 and not engine.fp16_enabled():
+            raise ConfigError(f"{text}: nothing scales the loss for gradients in float16")
+        handle.remove()
+        warnings.warn(text, PrecisionWarning, stacklevel=4)
 
-    engine.register_forward_pre_hook(refuse)
+    handle = engine.register_forward_pre_hook(check)
 
 
 def mention_autocast(engine: Any, dtype: torch.dtype) -> None:

@@ -26,15 +26,15 @@ class AutocastSettings:
     """What ``torch_autocast`` and the sections around it ask for.
 
     ``safe_modules`` is ``"auto"`` (derive them) or the classes of modules whose parameters are meant;
-    ``reduce_dtype`` is FP32 where ``communication_data_type`` asks for it, else ``dtype``, and holds for
-    the parameters that are safe; ``reduce_bucket_size`` is in elements.
+    ``reduce_dtype`` is what ``communication_data_type`` asks for, None where it says nothing, and holds for
+    the parameters that are safe or low; ``reduce_bucket_size`` is in elements.
     """
 
     dtype: torch.dtype
     safe_modules: Literal["auto"] | tuple[type[nn.Module], ...]
     stage: int
     accumulation_steps: int
-    reduce_dtype: torch.dtype
+    reduce_dtype: torch.dtype | None
     reduce_bucket_size: int
 
 

@@ -14,6 +14,7 @@ import click
 from safe_rope._audit.command.job import DTYPES, Job, choose_dtype, load_deepspeed_config, load_model_config
 from safe_rope._audit.command.outcome import Outcome
 from safe_rope._audit.command.process import measure
+from safe_rope._audit.report import Verdict
 from safe_rope._base.files import write_atomically
 from safe_rope.cli._progress import following
 from safe_rope.errors import ConfigError, MissingDependencyError
@@ -103,8 +104,12 @@ def command(context: click.Context, /, **options: Any) -> None:
         from safe_rope._audit.command.plot import draw
 
         draw(outcome, plot)
-    unknown = 1 if options["strict"] else UNKNOWN
-    context.exit({"ok": 0, "damaged": 1, "unknown": unknown}[outcome.verdict(guarded=options["guard"])])
+    context.exit(status_of(outcome.verdict(guarded=options["guard"]), options["strict"]))
+
+
+def status_of(verdict: Verdict, strict: bool) -> int:
+    """The exit status that says what was found."""
+    return {"ok": 0, "damaged": 1, "unknown": 1 if strict else UNKNOWN}[verdict]
 
 
 def _name(path: str, model: dict[str, Any]) -> str:

@@ -56,27 +56,42 @@ def test_complex_tables_are_measured() -> None:
     assert of(damaged, "forward")[0].first_bad_position == of(damaged, "inv_freq")[0].first_bad_position
 
 
-def test_frequencies_that_the_config_does_not_tell_are_unknown_not_ok() -> None:
+class Untold(nn.Module):
+    """Nobody can say what its constructor was called with."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, count, 2).float() / count)))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        return position_ids[..., None].float() * self.inv_freq.float()
+
+
+def test_tables_of_a_constructor_that_cannot_run_again_are_unknown_not_ok() -> None:
+    for model in (Untold(64), Untold(64).bfloat16()):
+        report = safe_rope.audit(model)
+        assert not report.ok
+        assert [f.severity for f in report.findings] == ["unknown"]
+        assert report.findings[0].source.startswith("its constructor cannot be run again")
+        report.raise_if_damaged()
+
+
+def test_what_the_constructor_makes_is_right_whatever_the_attributes_say() -> None:
     rotary = PlainRotary()
     rotary.base = 5000
-    report = safe_rope.audit(rotary)
-    assert not report.ok
-    assert of(report, "inv_freq", "unknown")
-    del rotary.dim
-    report = safe_rope.audit(rotary)
-    assert [f.severity for f in report.findings] == ["unknown"]
-    assert "PlainRotary" in report.findings[0].source
-    report.raise_if_damaged()
+    assert safe_rope.audit(rotary).ok
+    assert not safe_rope.audit(rotary.bfloat16()).ok
 
 
-def test_a_forward_that_raises_is_unknown_not_ok() -> None:
+def test_a_forward_that_cannot_be_asked_is_named_and_its_tables_are_measured() -> None:
     class Picky(PlainRotary):
         def forward(self, x: torch.Tensor, seq_len: int) -> Any:
             raise RuntimeError("not like this")
 
     report = safe_rope.audit(Picky())
-    assert not report.ok
-    assert "not like this" in of(report, "forward", "unknown")[0].source
+    assert report.ok
+    assert "not like this" in of(report, "forward", "note")[0].source
+    assert of(safe_rope.audit(Picky().bfloat16()), "inv_freq")
 
 
 def test_parameters_for_each_layer_type_are_measured() -> None:

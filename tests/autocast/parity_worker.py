@@ -29,22 +29,26 @@ def main(result: Path, which: str, pairs: list[tuple[str, str]]) -> None:
     join()
     seen: list[dict[str, Any]] = []
     for model, dtype in (pair for pair in pairs if pair[0] in tiny_models.MODELS):
-        references: dict[tuple[int, bool], parity.Run] = {}
+        references: dict[Any, parity.Run] = {}
         for case in getattr(parity, which)(model, dtype):
             started = time.monotonic()
-            key = case.accumulation, case.clip
+            key = case.accumulation, case.clip, case.weights, case.weights == "low" and case.stage > 0
             if key not in references:
-                references[key] = parity.reference(model, dtype, *key)
+                references[key] = parity.reference(case)
             one: dict[str, Any] = {
                 "case": case.name,
                 "dtype": dtype,
                 "stage": case.stage,
                 "reduce": case.reduce,
+                "deviations": [],
             }
             try:
                 one |= parity.compare(parity.train(case), references[key])
             except ConfigError as error:
                 one["refused"] = str(error)
+                one["deviations"] = [] if "DeepSpeed" in str(error) else [str(error)]
+            else:
+                one["deviations"] = parity.deviations(one, case)
             one["seconds"] = time.monotonic() - started
             seen.append(one)
             gc.collect()

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import safe_rope
 from safe_rope.autocast import _deepspeed
-from safe_rope.errors import ConfigError
+from safe_rope.errors import ConfigError, PrecisionWarning
 
 pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
 
@@ -73,16 +74,48 @@ def test_without_the_section_the_engine_is_deepspeeds(stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_autocast_around_an_engine_without_it_raises(stage: int) -> None:
+def test_autocast_around_an_engine_without_it_is_warned_about_once(stage: int) -> None:
     engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage))
+    # Nothing scales the loss of an engine in FP32.
     with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autocast("cpu", dtype=torch.float16),
         pytest.raises(ConfigError, match="enabled for cpu around"),
     ):
         engine(BATCH)
     assert engine.module.seen is None
     step(engine)
     assert engine.module.seen == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.warns(PrecisionWarning, match="enabled for cpu around"):
+            step(engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PrecisionWarning)
+            step(engine)
+    assert engine.module.seen == torch.bfloat16
+
+
+@pytest.mark.usefixtures("autocast_engine")
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_beside_bf16_the_engine_takes_parameters_as_they_are(stage: int) -> None:
+    asked = config(stage, **AUTOCAST, bf16={"enabled": True})
+    model = Regression()
+    model.layers[0].to(torch.bfloat16).requires_grad_(False)
+    engine, *_ = safe_rope.initialize(model=model, example_inputs=BATCH, config=asked)
+    dtypes = [p.dtype for p in engine.module.parameters()]
+    assert dtypes == [torch.bfloat16] * 2 + [torch.float32] * 2
+    losses = [step(engine) for _ in range(3)]
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.usefixtures("autocast_engine")
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_of_trained_parameters_in_two_dtypes_all_become_fp32(stage: int) -> None:
+    model = Regression()
+    model.layers[2].to(torch.bfloat16)
+    engine, *_ = safe_rope.initialize(model=model, example_inputs=BATCH, config=config(stage, **AUTOCAST))
+    assert {p.dtype for p in engine.module.parameters()} == {torch.float32}
+    losses = [step(engine) for _ in range(3)]
+    assert losses[2] < losses[0]
 
 
 def test_the_config_may_come_in_args_and_data_gets_a_loader(tmp_path: Path) -> None:

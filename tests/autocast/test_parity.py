@@ -15,10 +15,7 @@ from typing import Any
 import pytest
 from support import two_ranks
 
-NORM = 1e-3  # relative, at each step
-LOSS = 5e-4
 STAGES_AGREE = 1e-5  # ZeRO 2 with ZeRO 3, relative, in the first step
-GRADS = {"bfloat16": 5e-3, "float16": 1e-3}  # relative to the whole gradient's norm: the rounding of the sum
 
 MODELS = {"dense": ("llama", "llama tied", "gpt2"), "experts": ("mixtral eager", "mixtral batched")}
 EVERY_DAY = [
@@ -36,7 +33,7 @@ def every_pair() -> dict[str, list[tuple[str, str]]]:
     groups = {
         f"{kind}-{dtype}": [(model, dtype) for model in models]
         for kind, models in MODELS.items()
-        for dtype in GRADS
+        for dtype in ("bfloat16", "float16")
     }
     return groups if WHOLE_GRID else {"all": [pair for group in groups.values() for pair in group]}
 
@@ -65,33 +62,13 @@ def assert_training_equals_ddp(
         pytest.skip("this DeepSpeed has no torch_autocast")
     arguments = [f"{which}:{steps}", *(word for pair in pairs for word in pair)]
     seen, other = two_ranks.run("autocast/parity_worker.py", arguments, folder, LIMIT)
-    wrong = [f"{one['case']}: {said}" for one in seen for said in deviations(one)]
+    wrong = [f"{one['case']}: {said}" for one in seen for said in one["deviations"]]
     assert not wrong, "\n".join(wrong)
     trained = [one for one in seen if "refused" not in one]
     for dtype in {dtype for _, dtype in pairs}:
         assert {one["stage"] for one in trained if one["dtype"] == dtype} >= {2, 3}
     assert [one.get("scales") for one in seen] == [one.get("scales") for one in other]
     assert not (wrong := disagreements(trained)), wrong
-
-
-def deviations(one: dict[str, Any]) -> list[str]:
-    """What is wrong with one case; a refusal is never a deviation."""
-    if "refused" in one:
-        return [] if "DeepSpeed" in one["refused"] else [one["refused"]]
-    bounds = {"norm": NORM, "loss": LOSS, "grads": GRADS[one["dtype"]]}
-    # Summed in FP32, nothing is left but the order of the additions.
-    if one["reduce"] == "fp32" and one["stage"] < 3:
-        bounds = dict.fromkeys(bounds, 1e-6)
-    said = [
-        f"{name} is off by {one[name]:.2e}, more than {b:.0e}"
-        for name, b in bounds.items()
-        if not one[name] <= b
-    ]
-    if one["missing grads"]:
-        said.append(f"no gradient of {one['missing grads']}")
-    if one["skipped"] != one["reference skipped"]:
-        said.append(f"skipped {one['skipped']}, the reference {one['reference skipped']}")
-    return said
 
 
 def disagreements(seen: list[dict[str, Any]]) -> list[str]:

@@ -52,8 +52,7 @@ REFUSED = {
     "no dtype": (config(torch_autocast={"enabled": True}), "dtype is missing"),
     "misspelled dtype": (section(dtype="bflaot16"), "did you mean 'bfloat16'"),
     "FP32": (section(dtype="float32"), "got 'float32'"),
-    "fp16 beside": (config(fp16={"enabled": True}), "torch_autocast and fp16 are both enabled"),
-    "bf16 beside": (config(bf16={"enabled": True}), "torch_autocast and bf16 are both enabled"),
+    "amp beside": (config(amp={"enabled": True}), "torch_autocast and amp are both enabled"),
     "unknown class": (section(lower_precision_safe_modules=["torch.nn.Liner"]), "did you mean 'Linear'"),
     "no package": (section(lower_precision_safe_modules=["Linear"]), "torch.nn.Linear"),
     "no such package": (section(lower_precision_safe_modules=["torhc.nn.Linear"]), "cannot be imported"),
@@ -205,12 +204,26 @@ def test_unreadable_configs_are_named(tmp_path: Path) -> None:
         settings.read_config(twice)
 
 
-def test_models_that_autocast_cannot_train_are_refused() -> None:
+def test_models_that_autocast_cannot_train_are_refused(check: Any) -> None:
+    asked = check(config())
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16))
-    with pytest.raises(ConfigError, match=r"1.weight \(torch.bfloat16\), 1.bias"):
-        preflight.check_model(model)
-    model[1].requires_grad_(False)  # a frozen base below trained adapters
-    preflight.check_model(model)
+    preflight.check_model(model, asked)
+    for other in (torch.float16, torch.float64):
+        model[1].to(other).requires_grad_(True)
+        with pytest.raises(ConfigError, match=rf"1.weight \({other}\), 1.bias"):
+            preflight.check_model(model, asked)
+        model[1].requires_grad_(False)  # a frozen base below trained adapters
+        preflight.check_model(model, asked)
     model.is_quantized = True  # as transformers marks it
     with pytest.raises(ConfigError, match="without quantisation"):
-        preflight.check_model(model)
+        preflight.check_model(model, asked)
+
+
+def test_without_zero_float16_parameters_are_refused(check: Any) -> None:
+    low = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    if not _deepspeed.scales_without_zero():
+        pytest.skip("this DeepSpeed has no loss scale at ZeRO 0")
+    model = nn.Linear(2, 2).to(torch.float16)
+    with pytest.raises(ConfigError, match="GradScaler"):
+        preflight.check_model(model, check(config(**low, zero_optimization={"stage": 0})))
+    preflight.check_model(model, check(config(**low)))

@@ -10,6 +10,7 @@ import transformers
 VOCABULARY = 256
 # Before transformers 5 the experts are a loop, and nothing else.
 HAS_EXPERT_CHOICE = hasattr(transformers.PreTrainedModel, "set_experts_implementation")
+ONE_ROW = {"train_micro_batch_size_per_gpu": 1}
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = {
     **COMMON,
@@ -57,10 +58,36 @@ if HAS_EXPERT_CHOICE:
     MODELS["mixtral batched"] = lambda: _mixtral("batched_mm", layers=1)
 
 
-def build(name: str) -> Any:
-    """The model of that name in FP32, the same on every rank."""
+LORA_TARGETS = {"gpt2": ["c_attn"]}  # peft knows the others' attention by these names
+
+
+def build(
+    name: str, dtype: torch.dtype = torch.float32, lora: bool = False, partitioned: bool = False
+) -> Any:
+    """The model of that name, the same on every rank.
+
+    Args:
+        name: of `MODELS`.
+        dtype: of its parameters.
+        lora: all of these are frozen below FP32 adapters, beside an FP32 copy of the head that is trained.
+        partitioned: by ZeRO 3, before the adapters are made.
+
+    """
     torch.manual_seed(0)
-    return MODELS[name]().float().train()
+    model = MODELS[name]().to(dtype).train()
+    if partitioned:
+        import deepspeed
+
+        deepspeed.zero.Init(module=model, config_dict_or_path={"zero_optimization": {"stage": 3}, **ONE_ROW})
+    if not lora:
+        return model
+    import peft
+
+    targets = LORA_TARGETS.get(name, ["q_proj", "v_proj"])
+    saved = ["lm_head"] if "tied" not in name and name != "gpt2" else None
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, target_modules=targets, modules_to_save=saved, init_lora_weights=False)
+    return peft.get_peft_model(model, config)
 
 
 def batch(step: int, micro_step: int, rank: int) -> dict[str, Any]:

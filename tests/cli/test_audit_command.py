@@ -17,6 +17,8 @@ import transformers
 from command_line import CONFIGS, environment, run, start
 
 from safe_rope._audit.command import worker
+from safe_rope._audit.report import Verdict
+from safe_rope.cli.audit import status_of
 
 RELEASE = ".".join(transformers.__version__.split(".")[:2])
 ZERO = {  # as people have it for HF Trainer
@@ -234,15 +236,23 @@ def test_an_unknown_model_type_has_a_traceback_only_with_debug(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_cannot_be_told_is_not_ok(tmp_path: Path) -> None:
+def test_a_model_whose_config_tells_no_formula_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     sizes = {"n_embd": 64, "n_head": 2, "n_layer": 1, "n_positions": 256, "rotary_dim": 16, "vocab_size": 64}
     file.write_text(json.dumps({"model_type": "gptj", **sizes}))
     status, out, _ = run(tmp_path / "tmp", "audit", str(file), "--dtype", "fp32", "--format", "json")
+    assert (status, json.loads(out)["ok"]) == (0, True)
+    status, out, _ = run(tmp_path / "tmp", "audit", str(file), "--format", "json")
     report = json.loads(out)
-    assert {entry["stock"]["verdict"] for entry in report["paths"]} == {"unknown"}
-    assert (status, report["ok"], report["guarded_ok"]) == (3, False, False)
-    assert run(tmp_path / "tmp", "audit", str(file), "--dtype", "fp32", "--strict")[0] == 1
+    assert (status, report["ok"], report["guarded_ok"]) == (1, False, True)
+
+
+VERDICTS: tuple[Verdict, ...] = ("ok", "damaged", "unknown")
+
+
+def test_what_cannot_be_told_is_not_ok() -> None:
+    statuses = [status_of(verdict, strict) for verdict in VERDICTS for strict in (False, True)]
+    assert statuses == [0, 0, 1, 1, 3, 1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)

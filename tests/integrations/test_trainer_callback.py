@@ -10,9 +10,10 @@ import pytest
 import torch
 from support import families
 from train import Numbers, training_arguments
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 import safe_rope
+from safe_rope.errors import ConfigError, PrecisionWarning
 from safe_rope.integrations import SafeRopeCallback
 
 pytestmark = pytest.mark.contract
@@ -60,3 +61,44 @@ def test_a_repaired_model_trains(tmp_path: Path) -> None:
     training = trainer(model, SafeRopeCallback(), tmp_path)
     training.train()
     assert training.state.global_step == 2
+
+
+class Listener(TrainerCallback):
+    """Stands where wandb's and TensorBoard's callbacks stand: before the user's own."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+
+    def on_log(self, *args: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.logged.append(dict(logs or {}))
+
+
+def test_what_was_found_is_in_the_trainers_log(tmp_path: Path) -> None:
+    model = families.build("llama").to(torch.bfloat16)
+    training = trainer(model, SafeRopeCallback(action="warn"), tmp_path)
+    listener = Listener()
+    training.callback_handler.callbacks.insert(0, listener)
+    with pytest.warns(PrecisionWarning, match="DAMAGED"):
+        training.train()
+    assert training.state.global_step == 2
+    logged = listener.logged[0]
+    assert logged["safe_rope/max_phase_error_rad"] > 0.1
+    assert logged["safe_rope/damaged"] == logged["safe_rope/modules"] > logged["safe_rope/protected"] == 0
+    assert training.state.log_history[0] == {**logged, "step": 0}
+
+
+class Untold(torch.nn.Module):
+    """Nobody can say what its constructor was called with."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, count, 2).float() / count)))
+
+
+def test_what_cannot_be_told_does_not_pass(tmp_path: Path) -> None:
+    model = families.build("llama")
+    model.own_positions = Untold(32)
+    with pytest.raises(safe_rope.DamagedTablesError, match=r"modules unknown(?s:.*)own_positions"):
+        trainer(model, SafeRopeCallback(), tmp_path).train()
+    with pytest.raises(ConfigError, match='"raise" or "warn", got'):
+        SafeRopeCallback("log")  # type: ignore[arg-type]

@@ -88,11 +88,16 @@ def test_severity_follows_the_place_of_the_call() -> None:
 @pytest.mark.parametrize(
     ("callers", "severity"),
     [
-        ("class M:\n    def __init__(self):\n        self.t = table(9999)\n", "error"),
-        ("class M:\n    def forward(self, x):\n        return table(9999)\n", "note"),
-        ("class M:\n    def __init__(self):\n        self.t = table(9)\n    def forward(self):\n"
+        ("class M(Module):\n    def __init__(self):\n        self.t = table(9999)\n", "error"),
+        ("class M(Module):\n    def forward(self, x):\n        return table(9999)\n", "note"),
+        ("class M(Module):\n    def __init__(self):\n        self.t = table(9)\n    def forward(self):\n"
          "        return table(9999)\n", "error"),
-        ("def f(n):\n    return table(n)\nclass M:\n    def __init__(self):\n        f(9)\n", "error"),
+        ("def f(n):\n    return table(n)\n"
+         "class M(Module):\n    def __init__(self):\n        f(9)\n", "error"),
+        ("class Loss:\n    def __init__(self):\n        self.t = table(9999)\n", "note"),
+        ("class Table:\n    def __init__(self):\n        self.t = table(9999)\n"
+         "class M(Module):\n    def __init__(self):\n        self.table = Table()\n", "error"),
+        ("if __name__ == '__main__':\n    table(9999)\n", "note"),
         ("", "note"),
     ],
 )  # fmt: skip
@@ -105,6 +110,41 @@ def test_who_calls_a_function_decides_its_severity(callers: str, severity: str) 
             f"import torch\ndef build_rope{body}{callers}".replace("table(", "build_rope("), "SR001"
         )
         assert finding.severity == severity
+
+
+def test_what_rounds_no_more_than_what_follows_is_a_note() -> None:
+    cast = "import torch\ndef f(x, n):\n    return {}\n"
+    for code, severity in (
+        ("x * torch.arange(n).to(x)", "note"),
+        ("torch.arange(n).to(x).view(1, -1) * x.log()", "note"),
+        ("torch.arange(n).to(x)", "warning"),
+        ("x.shape[0] * torch.arange(n).to(x.dtype)", "warning"),
+    ):
+        (finding,) = scan(cast.format(code), "SR005")
+        assert finding.severity == severity, code
+    for code, severity in (
+        ("torch.arange(n) / n", "note"),
+        ("2 ** (torch.arange(n) / n)", "warning"),
+        ("torch.arange(n) / 2", "warning"),
+    ):
+        (finding,) = scan(f"import torch\nshares = {code}\n", "SR004")
+        assert finding.severity == severity, code
+
+
+def test_a_value_that_some_branches_know_is_followed() -> None:
+    source = (
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, dim, custom):\n"
+        "        if custom is not None:\n            freqs = custom\n"
+        "        else:\n            freqs = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))\n"
+        "        self.freqs = torch.nn.Parameter(freqs, requires_grad=False)\n"
+    )
+    assert [finding.rule for finding in scan(source)] == ["SR008"]
+    source = (
+        "import torch\nclass R(torch.nn.Module):\n"
+        "    def path(self, duration: torch.Tensor):\n        return torch.cumsum(duration, -1)\n"
+        "    def forward(self, log):\n        return self.path(torch.ceil(torch.exp(log)))\n"
+    )
+    assert [finding.rule for finding in scan(source)] == ["SR007"]
 
 
 def test_where_a_learned_parameter_starts_is_a_note() -> None:

@@ -15,7 +15,10 @@ from typing import Any
 
 from _process import ToolError, exit_on_sigterm, say
 
-COMMANDS = ("bench", "gpu", "libraries", "quality", "scan-eval", "verify-tables", "wheel", "zoo")
+COMMANDS = (
+    *("autocast-fuzz", "bench", "deepspeed-tests", "gpu", "libraries", "quality", "scan-eval"),
+    *("verify-tables", "wheel", "zoo"),
+)
 
 
 def parser(others: Mapping[str, str] | None = None, epilog: str = "") -> argparse.ArgumentParser:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from safe_rope._audit.command.job import Job
-from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit, Verdict, plain, worst
-from safe_rope._base.text import aligned
+from safe_rope._audit.report import (
+    AuditReport,
+    Finding,
+    MeasuredRow,
+    ModuleAudit,
+    Verdict,
+    joined,
+    plain,
+    worst,
+)
+from safe_rope._base.text import Report, aligned, wrapped
 
+SCHEMA = "safe_rope.audit-paths/2"
 KINDS = ("stock", "guarded")
-_COLUMNS = 8
-_HEADER = ("load path", "module", "stock", "lost at", "phase error (rad)", "over 0.1 rad from", "guarded")
+_COLUMNS = 5
+_HEADER = ("load path", "stock", "lost at", "rad off", "> 0.1 from", "guarded")
 _TOLD = (
     "what",
     "where",
@@ -50,13 +60,13 @@ class Side(NamedTuple):
 
     def worst(self, within: int) -> MeasuredRow | None:
         """The row with the largest error among the positions that the model announces."""
-        rows = [row for row in self.module.rows if row.position < within] or self.module.rows
+        rows = [row for row in self.module.rows if row.position < within and row.matters] or self.module.rows
         return max(rows, key=lambda row: row.phase_error_rad, default=None)
 
     def errors(self) -> dict[int, float]:
         """The largest phase error by position, radians."""
         errors: dict[int, float] = {}
-        for row in self.module.rows:
+        for row in (row for row in self.module.rows if row.matters):
             errors[row.position] = max(errors.get(row.position, 0.0), row.phase_error_rad)
         return errors
 
@@ -85,8 +95,8 @@ class Entry(NamedTuple):
         return f"{self.path}: {self.stock.module.path}"
 
 
-@dataclass
-class Outcome:
+@dataclass(repr=False)
+class Outcome(Report):
     """The whole audit. ``text()`` and ``to_dict()`` are its forms.
 
     Attributes:
@@ -133,11 +143,17 @@ class Outcome:
             "ok": f"NOT AFFECTED on any of {len(paths)} ways to load this model",
         }[verdict]
         which = "" if verdict == "ok" else f" ({'; '.join(named)})"
-        return f"{on}{which}. With the guard: {self.verdict(guarded=True)}."
+        trainer = next((path for path in self.audits if path.endswith("from_pretrained, initialize")), None)
+        used = "" if trainer is None else f" HF Trainer with this config: {self._verdict_on(trainer)}."
+        return f"{on}{which}.{used} With the guard: {self.verdict(guarded=True)}."
+
+    def _verdict_on(self, path: str) -> Verdict:
+        return worst(entry.stock.module.verdict for entry in self.entries if entry.path == path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for strict JSON."""
         return {
+            "schema": SCHEMA,
             "model": self.job.name,
             "model_type": self.model_type,
             "rope": self.rope,
@@ -168,27 +184,30 @@ class Outcome:
         """Return the report for people."""
         zero = "no DeepSpeed" if self.job.stage is None else f"ZeRO-{self.job.stage}"
         skeleton = f"measured on a skeleton of {self.layers} layer{'s' if self.layers > 1 else ''}"
-        lines = [
-            self.summary(),
-            "",
+        about = [
             f"{self.job.name}: {self.model_type}, {self.rope}; {self.announced:,} positions",
             f"{self.environment}; {zero}, {self.job.dtype}; {skeleton}",
-            "",
         ]
-        if not self.entries:
-            return "\n".join([*lines[2:], "no rotary module, so there is nothing to audit"])
-        lines += aligned([_summary(entry, self.announced) for entry in self.entries], _HEADER)
-        lines += ["", *self._errors_by_position(), ""]
-        return "\n".join([*lines, *(line for entry in self.entries for line in _explanation(entry))])
+        lines = [*wrapped(self.summary(), ""), "", *(part for line in about for part in wrapped(line))]
+        for module in dict.fromkeys(entry.stock.module.path for entry in self.entries):
+            entries = [entry for entry in self.entries if entry.stock.module.path == module]
+            lines += ["", *wrapped(module or "(the model itself)"), ""]
+            lines += aligned([_summary(entry, self.announced) for entry in entries], _HEADER)
+            lines += ["", *_errors_by_position(entries), ""]
+            lines += [part for line in _explanations(entries) for part in wrapped(line)]
+        return "\n".join(lines).rstrip()
 
-    def _errors_by_position(self) -> list[str]:
-        positions = _shown(self.entries[0].stock.errors())
-        cells = []
-        for entry in self.entries:
-            for title, kind, side in ((entry.title, "stock", entry.stock), ("", "guarded", entry.guarded)):
-                errors = side.errors()
-                cells.append((title, kind, *(number(errors.get(position)) for position in positions)))
-        return aligned(cells, ("phase error (rad) at position", "", *map(grouped, positions)))
+    __str__ = text
+
+
+def _errors_by_position(entries: list[Entry]) -> list[str]:
+    positions = _shown(entries[0].stock.errors())
+    cells = []
+    for entry in entries if positions else ():
+        for title, kind, side in ((entry.path, "stock", entry.stock), ("", "guarded", entry.guarded)):
+            errors = side.errors()
+            cells.append((title, kind, *(number(errors.get(position)) for position in positions)))
+    return aligned(cells, ("phase error (rad) at position", "", *map(grouped, positions))) if cells else []
 
 
 def _sides(report: AuditReport) -> dict[str, Side]:
@@ -196,35 +215,36 @@ def _sides(report: AuditReport) -> dict[str, Side]:
 
 
 def _summary(entry: Entry, announced: int) -> tuple[str, ...]:
-    stock, guarded = entry.stock.worst(announced), entry.guarded.worst(announced)
+    stock = entry.stock.worst(announced)
+    where = list(dict.fromkeys(str(lost.where) for lost in entry.stock.lost))
+    more = f" +{len(where) - 1}" if len(where) > 1 else ""
     return (
         entry.path,
-        entry.stock.module.path or "(the model itself)",
         entry.stock.module.verdict,
-        ", ".join(dict.fromkeys(str(lost.where) for lost in entry.stock.lost)) or "-",
+        f"{where[0]}{more}" if where else "-",
         "-" if stock is None else f"{number(stock.phase_error_rad)} at {stock.position:,}",
         grouped(entry.stock.first_bad_position),
-        entry.guarded.module.verdict + ("" if guarded is None else f", {number(guarded.phase_error_rad)}"),
+        entry.guarded.module.verdict,
     )
 
 
-def _explanation(entry: Entry) -> list[str]:
-    said = _sentences(entry.stock.lost) + [f"  {note}" for note in entry.stock.notes]
-    if not said:
-        return []
-    guarded = [f"  guarded,{line[1:]}" for line in _sentences(entry.guarded.lost)]
-    return [entry.title, *dict.fromkeys(said), *guarded, f"  guard: {entry.guarded.module.guard}"]
-
-
-def _sentences(damage: list[Finding]) -> list[str]:
-    said = [f"  {lost.where}: {lost.source}" for lost in damage]
-    # What forward says often only repeats what the tensor that it reads said at more length.
-    said = [line for line in said if not any(other != line and other.startswith(line) for other in said)]
-    return list(dict.fromkeys(said))
+def _explanations(entries: list[Entry]) -> Iterator[str]:
+    """What was lost on each path, and once what all paths have in common."""
+    common = []
+    for entry in entries:
+        for fact in joined(entry.stock.findings):
+            said = f"{fact.what}: {fact.source}"
+            if fact.severity == "note":
+                common.append(f"note: {said}")
+            else:
+                yield f"{entry.path}: {fact.where or fact.severity}: {said}"
+        yield from (f"{entry.path}, guarded: {f.describe()}" for f in joined(entry.guarded.findings))
+        common.append(f"guard: {entry.guarded.module.guard}")
+    yield from dict.fromkeys(common)
 
 
 def _shown(measured: Iterable[int]) -> list[int]:
-    positions = sorted(set(measured) - {0}) or [0]
+    positions = sorted(set(measured) - {0})
     if len(positions) <= _COLUMNS:
         return positions
     step = (len(positions) - 1) / (_COLUMNS - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from safe_rope.autocast.safety.choose import choose_parameters
 from safe_rope.autocast.safety.derive import derive_safe_parameters
+from safe_rope.autocast.safety.parameters import full_shape
 from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
 
 __all__ = [
@@ -11,4 +12,5 @@ __all__ = [
     "SafetyReport",
     "choose_parameters",
     "derive_safe_parameters",
+    "full_shape",
 ]

@@ -51,7 +51,8 @@ def choose_parameters(
 
     """
     found = traced(model, settings.dtype, *sources)
-    report = found[1] if found is not None else default_safe_parameters(model, settings.dtype)
+    listed = () if settings.safe_modules == "auto" else settings.safe_modules
+    report = found[1] if found is not None else default_safe_parameters(model, settings.dtype, listed)
     for text in report.warnings:
         logger.info("%s", text)
     names = report.safe
@@ -79,12 +80,14 @@ def traced(model: nn.Module, dtype: torch.dtype, *sources: Any) -> tuple[Example
     return None
 
 
-def default_safe_parameters(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> SafetyReport:
+def default_safe_parameters(
+    model: nn.Module, dtype: torch.dtype = torch.bfloat16, listed: tuple[type[nn.Module], ...] = ()
+) -> SafetyReport:
     """Call safe the parameters that one module alone holds, of one of DeepSpeed's default classes.
 
     A subclass counts where it has its base's forward; one with its own may read the weight in any way. A
     parameter that is tied to another, shares memory with one, or is held by several modules is left out.
-    Nothing is run.
+    Of the classes ``listed`` by the user everything else is taken on trust. Nothing is run.
 
     Warns:
         PrecisionWarning: always, with how to do better, which the report says too.
@@ -93,7 +96,7 @@ def default_safe_parameters(model: nn.Module, dtype: torch.dtype = torch.bfloat1
     low = short(dtype)
     advice = _ADVICE.format(dtype=low)
     warnings.warn(advice, PrecisionWarning, stacklevel=2)
-    layers = of_classes(model, DEFAULT_CLASSES, inherited_forward=True)
+    layers = of_classes(model, DEFAULT_CLASSES, inherited_forward=True) | of_classes(model, listed)
 
     def verdict(group: Shared) -> tuple[bool, str, None]:
         safe, reason = True, "the weight of a layer that autocast casts; not traced"
@@ -101,7 +104,8 @@ def default_safe_parameters(model: nn.Module, dtype: torch.dtype = torch.bfloat1
             safe, reason = False, "not traced"
         elif group.names[0] not in layers:
             safe, reason = False, "in no layer that autocast is known to cast; not traced"
-        return *(by_dtype(group, dtype) or (safe, reason)), None
+        own = by_dtype(group, dtype)
+        return *(own if safe and own else (safe, reason)), None
 
     return SafetyReport(make_entries(model, shared_parameters(model), verdict), (advice,), low)
 

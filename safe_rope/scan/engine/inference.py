@@ -200,13 +200,15 @@ class Inference:
             return annotated
         if DEVICES.fullmatch(binding.parameter):
             return DEVICE
+        sites = self._call_sites.arguments(binding.place.scope, binding.parameter)
+        given = [self.of(site) for site in sites]
         if annotated.sort == "tensor":
             if MASKS.fullmatch(binding.parameter):
                 return tensor(annotated.dtype, whole=True, assumed=True)
-            found = INTEGER_TENSORS.fullmatch(binding.parameter)
-            return tensor("int", assumed=True) if found else annotated
-        sites = self._call_sites.arguments(binding.place.scope, binding.parameter)
-        given = [self.of(site) for site in sites]
+            if INTEGER_TENSORS.fullmatch(binding.parameter):
+                return tensor("int", assumed=True)
+            value = join(given)
+            return assume(value) if value.sort == "tensor" and not annotated.dtype else annotated
         value = self.value(binding.value, binding.place) if binding.value is not None else UNKNOWN
         if given:
             value = join(given if value.sort in ("unknown", "none") else [*given, value])

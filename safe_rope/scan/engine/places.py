@@ -33,35 +33,43 @@ def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: boo
     if script or is_script(path):
         return "script"
     functions = [around for around in scope.upward() if around.kind == "function"]
-    return _kind(functions, walk, _DEPTH) if functions else "script" if main else "constructor"
+    return _kind(functions, walk, _DEPTH, main=main)
 
 
-def _kind(functions: list[Scope], walk: Walk, depth: int) -> Kind:
-    """Return where a function runs, given it and those around it."""
+def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind:
+    """Return where a function runs, given it and those around it; or, without one, the module's body."""
+    if not functions:
+        return "script" if main else "constructor"
+    outermost = functions[-1]
+    plain = outermost.name == "__init__" and _is_plain(outermost.owner)
     for function in functions:
-        if function.name in CONSTRUCTORS:
+        if function.name in CONSTRUCTORS and not plain:
             return "constructor"
         if FORWARD.fullmatch(function.name):
             return "forward"
-    outermost = functions[-1]
-    method = outermost.owner is not None
+    method = outermost.owner is not None and not plain
+    name = outermost.owner.name if plain and outermost.owner else outermost.name
     callers = [
         [around for around in site.place.scope.upward() if around.kind == "function"]
-        for site in walk.calls.get(outermost.name, ())
+        for site in walk.calls.get(name, ())
         if isinstance(site.node, ast.Call) and isinstance(site.node.func, ast.Attribute) == method
     ]
     if depth and callers:
-        known = {
-            _kind(some, walk, depth - 1) if some else "constructor" for some in callers if some != functions
-        }
+        known = {_kind(some, walk, depth - 1, main=main) for some in callers if some != functions}
         if known:
             return "constructor" if "constructor" in known else "forward"
-    if any(CONSTRUCTING.match(function.name) for function in functions):
+    if not plain and any(CONSTRUCTING.match(function.name) for function in functions):
         return "constructor"
     rotary = ROTARY.search(outermost.name) or (
         outermost.owner is not None and ROTARY.search(outermost.owner.name)
     )
     return "constructor" if rotary else "forward"
+
+
+def _is_plain(owner: Scope | None) -> bool:
+    """Say whether a class derives from nothing: it is no module, and runs when somebody makes it."""
+    bases = getattr(owner.node, "bases", []) if owner is not None else [owner]
+    return all(isinstance(base, ast.Name) and base.id == "object" for base in bases)
 
 
 def is_script(path: str) -> bool:

@@ -312,8 +312,9 @@ def within(statement: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
         kind = type(node)
         if kind not in _FIELDS:
             _FIELDS[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
-        below = (*ancestors, node)
-        for name in _FIELDS[kind]:
+        names = _FIELDS[kind]
+        below = (*ancestors, node) if names else ()
+        for name in names:
             child = getattr(node, name, None)
             if isinstance(child, list):
                 stack += [(item, below) for item in child if isinstance(item, ast.AST)]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from safe_rope.scan.engine import Diagnostic, Hit
 from safe_rope.scan.formats.plain import cells, printable
 
-_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+# Of ANSI terminals.
+_BOLD, _DIM, _GREEN = "1", "2", "32"
+_COLOURS = {"error": "1;31", "warning": "1;33", "note": "1;36"}
 _SHOWN_LINES = 4
 # Piped output has no width; this only cuts lines that no person wrote.
 _PIPED_WIDTH = 400
 
-Styled = list[tuple[str, str]]
+Style = Callable[[str, str], str]
 
 
 def render(hits: Sequence[Hit], *, colored: bool, width: int | None = None) -> str:
@@ -26,19 +28,8 @@ def render(hits: Sequence[Hit], *, colored: bool, width: int | None = None) -> s
         colored: with the terminal's colours.
         width: of the terminal; longer source lines are cut around the span. Nothing is ever wrapped.
     """
-    parts: Styled = []
-    for hit in hits:
-        parts += _finding(hit, width or _PIPED_WIDTH)
-    if not colored:
-        return "".join(text for text, _ in parts)
-    # rich takes longer to import than a warm scan of a thousand files.
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(force_terminal=True, width=1 << 16, soft_wrap=True, highlight=False, emoji=False)
-    with console.capture() as captured:
-        console.print(Text.assemble(*parts), end="")
-    return captured.get()
+    style: Style = (lambda text, code: f"\x1b[{code}m{text}\x1b[0m") if colored else (lambda text, code: text)
+    return "".join(_finding(hit, width or _PIPED_WIDTH, style) for hit in hits)
 
 
 def for_stdout(hits: Sequence[Hit], errors: Sequence[Diagnostic] = ()) -> str:
@@ -49,64 +40,48 @@ def for_stdout(hits: Sequence[Hit], errors: Sequence[Diagnostic] = ()) -> str:
     return render(hits, colored=not plain, width=max(40, shutil.get_terminal_size().columns))
 
 
-def _finding(hit: Hit, width: int) -> Styled:
+def _finding(hit: Hit, width: int, style: Style) -> str:
     finding = hit.finding
-    style = _STYLES[finding.severity]
-    parts: Styled = [
-        (f"{printable(finding.path)}:{finding.line}:{finding.column}: ", "bold"),
-        (f"{finding.rule} {finding.severity}", style),
-        (f": {printable(finding.message)}\n", ""),
-    ]
+    colour = _COLOURS[finding.severity]
+    place = style(f"{printable(finding.path)}:{finding.line}:{finding.column}: ", _BOLD)
+    what = style(f"{finding.rule} {finding.severity}", colour)
+    text = f"{place}{what}: {printable(finding.message)}\n"
     gutter = len(str(finding.line + len(hit.lines) - 1))
-    for index, line in enumerate(hit.lines[:_SHOWN_LINES]):
-        number = finding.line + index
-        start = finding.column - 1 if index == 0 else len(line) - len(line.lstrip())
+    empty = style(f" {'':{gutter}} | ", _DIM)
+    for number, line in enumerate(hit.lines[:_SHOWN_LINES], start=finding.line):
+        start = finding.column - 1 if number == finding.line else len(line) - len(line.lstrip())
         end = finding.end_column - 1 if number == finding.end_line else len(line.rstrip())
         before, span, after = _cut(line, start, max(end, start + 1), width - gutter - 4)
-        parts += [
-            (f" {number:{gutter}} | ", "dim"),
-            (f"{before}{span}{after}".rstrip() + "\n", ""),
-            (f" {'':{gutter}} | ", "dim"),
-            (" " * cells(before) + "^" * max(1, cells(span)) + "\n", style),
-        ]
+        text += style(f" {number:{gutter}} | ", _DIM) + f"{before}{span}{after}".rstrip() + "\n"
+        marks = " " * cells(before) + "^" * max(1, cells(span))
+        text += empty + style(marks, colour) + "\n"
     if len(hit.lines) > _SHOWN_LINES:
-        parts.append((f" {'':{gutter}} | …\n", "dim"))
+        text += style(f" {'':{gutter}} | …\n", _DIM)
     if finding.fix is not None:
         kind = "fix" if finding.fix.safe else "unsafe fix"
-        parts += [(f" {'':{gutter}} = ", "dim"), (f"{kind}: {printable(finding.fix.description)}\n", "green")]
-    parts.append(("\n", ""))
-    return parts
+        text += style(f" {'':{gutter}} = ", _DIM)
+        text += style(f"{kind}: {printable(finding.fix.description)}\n", _GREEN)
+    return text + "\n"
 
 
 def _cut(line: str, start: int, end: int, width: int) -> tuple[str, str, str]:
     """Return the line as before, span and after, no wider than `width`; the span's start is always seen."""
-    before, span, after = (_spaces(part) for part in (line[:start], line[start:end], line[end:]))
-    if cells(before) + cells(span) + cells(after) <= width:
+    before, span, after = (
+        printable(part.replace("\t", "    ")) for part in (line[:start], line[start:end], line[end:])
+    )
+    if cells(before + span + after) <= width:
         return before, span, after
     span = _head(span, width - 4)
     room = width - cells(span)
     if cells(before) > room:
-        before = "…" + _tail(before, max(0, room - 2))
-    return before, span, _head(after, max(0, width - cells(before) - cells(span)))
-
-
-def _spaces(text: str) -> str:
-    return printable(text.replace("\t", "    "))
+        before = _head(before[::-1], room - 1)[::-1]
+    return before, span, _head(after, width - cells(before + span))
 
 
 def _head(text: str, width: int) -> str:
-    if width <= 0:
-        return ""
+    """Return what fits of a text, with an ellipsis where something is left out."""
     if cells(text) <= width:
         return text
-    kept = text[: width - 1]
-    while cells(kept) > width - 1:
-        kept = kept[:-1]
-    return kept + "…"
-
-
-def _tail(text: str, width: int) -> str:
-    kept = text[max(0, len(text) - width) :] if width else ""
-    while cells(kept) > width:
-        kept = kept[1:]
-    return kept
+    while text and cells(text) >= width:
+        text = text[: width - 1] if len(text) >= width > 0 else text[:-1]
+    return f"{text}…" if width > 0 else ""

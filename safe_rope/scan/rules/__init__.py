@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
-from safe_rope.scan.rules import (
-    sr001,
-    sr002,
-    sr003,
-    sr004,
-    sr005,
-    sr006,
-    sr007,
-    sr008,
-    sr009,
-    sr010,
-    sr011,
-    sr012,
-)  # fmt: skip
 from safe_rope.scan.rules.rule import Rule
 
 __all__ = ["RULES", "Rule"]
 
 RULES: Mapping[str, Rule] = {
-    module.RULE.id: module.RULE
-    for module in (sr001, sr002, sr003, sr004, sr005, sr006, sr007, sr008, sr009, sr010, sr011, sr012)
+    f"SR{number:03}": import_module(f"{__name__}.sr{number:03}").RULE for number in range(1, 13)
 }

@@ -9,7 +9,9 @@ Cast to float32 before the operation: it then computes the same FP32 values, wha
 
 from __future__ import annotations
 
-from safe_rope.scan.engine import Call, File, Report, Site
+import ast
+
+from safe_rope.scan.engine import Call, File, Report, Site, Step
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -26,12 +28,23 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
             fix = fixes.cast_operand(file, call, step)
             return Report(
                 call.node,
-                file.severity("warning", site),
+                "note" if _is_ramp(file, site, call, step) else file.severity("warning", site),
                 "integers become the default dtype here: in bfloat16 "
                 f"{messages.exponent().removesuffix(', in bfloat16')}; cast to float32 first",
                 fix,
             )
     return None
+
+
+def _is_ramp(file: File, site: Site, call: Call, step: Step) -> bool:
+    """Say whether a count is divided by its own length, and nothing raised to that: shares of a whole."""
+    match step.node:
+        case ast.BinOp(left=left, op=ast.Div(), right=right) if (
+            left is step.operand and len(call.bounds) == 1
+        ):
+            own = ast.dump(call.bounds[0].value) == ast.dump(right)
+            return own and not file.flow.is_raised(site)
+    return False
 
 
 RULE = Rule(

@@ -11,7 +11,19 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import LOW, Call, File, Place, Report, Site, Step, indices, tensors
+from safe_rope.scan.engine import (
+    LOW,
+    Argument,
+    Call,
+    File,
+    Place,
+    Report,
+    Severity,
+    Site,
+    Step,
+    indices,
+    tensors,
+)
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -26,13 +38,17 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if call.function != "torch.arange":
         return _cast_of_positions(file, site, call)
-    if not file.value(call.node, site.place).is_int:
+    if not call.complete or not file.value(call.node, site.place).is_int:
         return None
     for step in file.flow.steps(site):
-        if step.how == "cast" and not file.is_harmless(site, call) and not _to_index(file, site, step):
+        if step.how != "cast" or file.is_harmless(site, call):
+            continue
+        target = _target(file, step)
+        if target is None or not indices.counts_in(file, site, target):
+            severity: Severity = "note" if target and _meets(site, step, target) else "warning"
             return Report(
                 call.node,
-                file.severity("warning", site, follows_activations=True),
+                file.severity(severity, site, follows_activations=True),
                 f"positions cast to {_named(step.target)}: "
                 f"{messages.position(step.target, file.largest(call))}; use float32",
                 fixes.replace_cast(file, step.node, step.place, call.node.func),
@@ -40,12 +56,20 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     return None
 
 
-def _to_index(file: File, site: Site, step: Step) -> bool:
-    """Say whether the cast is to the dtype of indices."""
+def _target(file: File, step: Step) -> Argument | None:
+    """Return the dtype or tensor that a cast is to, if it is an argument."""
     if not isinstance(step.node, ast.Call):
-        return False
-    target = tensors.cast_argument(file.inference, file.inference.call(step.node, step.place))
-    return target is not None and indices.counts_in(file, site, target)
+        return None
+    return tensors.cast_argument(file.inference, file.inference.call(step.node, step.place))
+
+
+def _meets(site: Site, step: Step, target: Argument) -> bool:
+    """Say whether an operation with the very tensor follows at once: it would cast the integers too."""
+    tensor = ast.dump(target.value)
+    operations = [node for node in site.ancestors if isinstance(node, ast.BinOp) and node is not step.node]
+    around = [node for operation in operations for node in ast.walk(operation)]
+    within = {id(node) for node in ast.walk(step.node)}
+    return any(ast.dump(node) == tensor for node in around if id(node) not in within)
 
 
 def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
@@ -76,14 +100,14 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
 
 def _is_helpers(file: File, node: ast.expr, place: Place) -> bool:
     """Say whether it is a grid of positions as a function of this file returns it."""
-    value = file.value(node, place)
-    if not value.grid or value.exponent or value.dtype == "bool":
-        return False
     nodes = file.names.values(node.id, place) if isinstance(node, ast.Name) else [(node, place)]
-    return any(
+    if not any(
         isinstance(one, ast.Call) and file.names.qualify(one.func, where).startswith(".")
         for one, where in nodes
-    )
+    ):
+        return False
+    value = file.value(node, place)
+    return value.grid and not value.exponent and value.dtype != "bool"
 
 
 def _named(dtype: str) -> str:

@@ -4,7 +4,7 @@
 needs 9 bits above 128, and bfloat16 has 8. Ask for float32; the result's dtype changes, so that the fix needs
 `--unsafe-fixes`.
 
-Not reported: grids that are read back as Python numbers (stochastic depth), ramps from 0 to 1 that are no
+Not reported: grids that are read back as Python numbers (stochastic depth), ramps within 0 and 1 that are no
 exponents, and grids named as bins, bounds, rates, schedules, windows or filters: none of them are positions.
 """
 
@@ -54,8 +54,10 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
 
 def _is_ramp(file: File, call: Call) -> bool:
     ends = [call.argument(0, "start"), call.argument(1, "end")]
-    constants = [None if end is None else file.value(end.value, end.place).constant for end in ends]
-    return constants in ([0, 1], [1, 0])
+    start, end = (None if at is None else file.value(at.value, at.place).constant for at in ends)
+    inside = [None if at is None else 0 <= at <= 1 for at in (start, end)]
+    # To one from what nobody knows: a share of a whole. Frequencies start there.
+    return inside == [True, True] or (start is None and end == 1)
 
 
 def _is_read_back(site: Site) -> bool:
@@ -85,6 +87,8 @@ RULE = Rule(
         "import torch\nx = torch.linspace(0.5, h - 0.5, h, dtype=torch.float32)\n",
         "import torch\ndpr = [x.item() for x in torch.linspace(0, config.drop_path_rate, n)]\n",
         "import torch\nx = torch.linspace(0, 1, n)\n",
+        "import torch\niou = torch.linspace(0.5, 0.95, 10)\n",
+        "import torch\ndef sample(begin, steps):\n    return torch.linspace(begin, 1, steps + 1)\n",
         "import torch\nboundaries = torch.linspace(0, 20, n)\n",
         "import torch\ndef gaussian_blur(k, half):\n    x = torch.linspace(-half, half, steps=k)\n"
         "    return torch.exp(-0.5 * x**2)\n",

@@ -29,7 +29,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     value = file.value(tensor, site.place)
     if value.sort == "none" or value.is_int:
         return None
-    if not _FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in FLOATING):
+    if not _FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in {*FLOATING, ""}):
         return None
     if _OTHERS.search(name):
         return None

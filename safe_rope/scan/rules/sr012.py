@@ -24,13 +24,12 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a float factor of a rotary or ALiBi table that is made as a tensor."""
     if call is None or not call.function.startswith("torch."):
         return None
-    severity = file.severity("note", site)
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
     if call.function == "torch.range":
         message = f"torch.range counts in the default dtype: {messages.position()}; use an integer arange"
-        return Report(call.node, severity, message)
+        return Report(call.node, file.severity("note", site), message)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
     where = kind(site.place.scope, file.path, file.walk)
@@ -43,7 +42,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     message = (
         f"a scale factor as a tensor: {how} makes 1.1 {messages.in_bfloat16(1.1):.4f}; keep a Python float"
     )
-    return Report(call.node, severity, message)
+    return Report(call.node, file.severity("note", site), message)
 
 
 def _is_empty(call: Call) -> bool:

@@ -14,12 +14,12 @@ import sqlite3
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from safe_rope.scan.engine import FileResult, decode, encode
 
 # About 25 MB; the oldest entries go first.
 MAX_ENTRIES = 100_000
-_CHUNK = 500
 _SOURCES = Path(__file__).parents[1]
 
 
@@ -60,37 +60,22 @@ class Cache:
 
     def __init__(self, file: Path | None) -> None:
         self._connection = None if file is None else _open(file)
+        self.empty = self._ask("SELECT 1 FROM results LIMIT 1") is None
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is remembered, so that there is nothing to ask."""
-        if self._connection is None:
-            return True
+    def _ask(self, query: str, *values: bytes) -> tuple[Any, ...] | None:
+        """Return the first row of an answer, if there is one."""
         try:
-            return self._connection.execute("SELECT 1 FROM results LIMIT 1").fetchone() is None
+            row = None if self._connection is None else self._connection.execute(query, values).fetchone()
         except sqlite3.Error:
-            self._connection = None
-            return True
+            row = self._connection = None
+        return row
 
-    def get(self, files: Iterable[tuple[bytes, str]]) -> dict[str, FileResult]:
-        """Return the known results among pairs of key and path."""
-        if self._connection is None:
-            return {}
-        paths = dict(files)
-        keys = list(paths)
-        found: dict[str, FileResult] = {}
-        try:
-            for start in range(0, len(keys), _CHUNK):
-                some = keys[start : start + _CHUNK]
-                marks = ",".join("?" * len(some))
-                rows = self._connection.execute(f"SELECT key, data FROM results WHERE key IN ({marks})", some)
-                for known, data in rows:
-                    path = paths[known]
-                    with contextlib.suppress(ValueError, TypeError, LookupError):
-                        found[path] = decode(path, data)
-        except sqlite3.Error:
-            self._connection = None
-        return found
+    def get(self, result_key: bytes, path: str) -> FileResult | None:
+        """Return what is remembered under a key; None if that is nothing, or not what `encode` returns."""
+        row = self._ask("SELECT data FROM results WHERE key = ?", result_key)
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            return None if row is None else decode(path, row[0])
+        return None
 
     def put(self, results: Iterable[tuple[bytes, FileResult]]) -> None:
         """Remember results."""

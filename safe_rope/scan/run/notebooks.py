@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from safe_rope.scan.engine import Diagnostic, Edit
-from safe_rope.scan.run.json_spans import Text, parse
+from safe_rope.scan.run.json_spans import Spans, Text
 
 _PYTHON_MAGICS = frozenset(
     {"time", "timeit", "capture", "prun", "python", "python3", "debug", "memray_flamegraph"}
@@ -91,7 +91,7 @@ def load(data: bytes, path: str) -> Notebook:
     bom = 3 if data.startswith(b"\xef\xbb\xbf") else 0
     try:
         raw = data[bom:].decode()
-        document = parse(raw)
+        document = Spans().decode(raw)
     except (ValueError, RecursionError) as error:
         raise NotebookError(f"not a notebook: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
@@ -100,7 +100,7 @@ def load(data: bytes, path: str) -> Notebook:
     if _language(document) != "python":
         return notebook
     for number, texts in enumerate(_code_cells(document), start=1):
-        code = _SURROGATE.sub("?", "".join(text.value for text in texts))
+        code = _SURROGATE.sub("?", "".join(texts))
         python, problem = _as_python(code)
         for text in texts:
             notebook.places += [(number, text, *span) for span in text.spans(raw)]
@@ -120,8 +120,8 @@ def _language(document: dict[str, object]) -> str:
     for key, name in (("language_info", "name"), ("kernelspec", "language")):
         section = metadata.get(key) if isinstance(metadata, dict) else None
         language = section.get(name) if isinstance(section, dict) else None
-        if isinstance(language, Text):
-            return "python" if language.value.lower().startswith(("python", "ipython")) else language.value
+        if isinstance(language, str):
+            return "python" if language.lower().startswith(("python", "ipython")) else language
     return "python"
 
 
@@ -129,11 +129,11 @@ def _code_cells(document: dict[str, object]) -> Iterator[list[Text]]:
     cells = document["cells"]
     for cell in cells if isinstance(cells, list) else ():
         kind = cell.get("cell_type") if isinstance(cell, dict) else None
-        if not isinstance(kind, Text) or kind.value != "code":
+        if kind != "code":
             continue
         source = cell.get("source")
         texts = source if isinstance(source, list) else [source]
-        yield [text for text in texts if isinstance(text, Text) and text.value]
+        yield [text for text in texts if isinstance(text, Text) and text]
 
 
 def _as_python(code: str) -> tuple[str, str | None]:

@@ -34,21 +34,21 @@ def scan_files(
         progress: is told how many files of those that the cache does not know are done.
     """
     found: dict[str, FileResult] = {}
-    keys: list[tuple[bytes, str]] = []
     for path in paths if not cache.empty else ():
         try:
-            keys.append((key(read(path), path), path))
+            known = cache.get(key(read(path), path), path)
         except UnreadableError as error:
-            found[path] = _unreadable(path, error)
-    found.update(cache.get(keys))
+            known = _unreadable(path, error)
+        if known is not None:
+            found[path] = known
     missing = [path for path in paths if path not in found]
     fresh: list[tuple[bytes, FileResult]] = []
     try:
-        for done, (known, result) in enumerate(_analyze(missing, jobs or _jobs(len(missing)))):
+        for done, (name, result) in enumerate(_analyze(missing, jobs or _jobs(len(missing)))):
             progress(done, len(missing))
             found[result.path] = result
-            if known is not None:
-                fresh.append((known, result))
+            if name is not None:
+                fresh.append((name, result))
     finally:
         cache.put(fresh)
     return {path: found[path] for path in paths}

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[3]
 # A fixed choice of what the survey of each whole release has measured (docs/coverage.md): one of each way of
 # holding positions, the quick ones of their kind. 40 on the newest release, fewer on the older ones.
 ARCHITECTURES = {
-    "5": "llama,gptj,m2m_100,swinv2,deepseek_v3,bros,qwen2_vl,qwen3_vl,gpt_oss,cohere,glm4,modernbert,phi3,"
-    "dinov3_vit,mixtral,qwen3_moe,parakeet_ctc,nemotron3_diarization_audio,jina_embeddings_v3,"
-    "canary_decoder,doge,qwen3_5_moe_text,gpt_neox_japanese,eurobert,minicpm3,xglm,qwen3_5_moe_vision,molmo2_text,"
-    "mlcd,gemma4_text,olmo3,embedding_gemma2,lfm3,dots3_note_text,videoprism_text_model,musicflamingo,minimax,"
-    "sapiens2,glm4v_moe_text,qwen3_asr",
+    "5": "llama,gptj,codegen,ctrl,m2m_100,swinv2,deepseek_v2,deepseek_v3,bros,pixtral,qwen2_vl,qwen3_vl,"
+    "gpt_oss,cohere,cohere2,glm4v_text,modernbert,phi3,dinov3_vit,llama4_vision_model,mixtral,parakeet_ctc,"
+    "jina_embeddings_v3,canary_decoder,wav2vec2-conformer,vjepa2,kosmos-2.5,gpt_neox_japanese,xglm,"
+    "qwen3_5_moe_vision,molmo2_text,mlcd,gemma3n_audio,gemma4_text,embedding_gemma2,videoprism_text_model,"
+    "musicflamingo,minimax,whisper,qwen3_asr",
     "4.57": "colpali,glm,granitevision,kosmos-2,kyutai_speech_to_text,llava_next,mega,mistral,persimmon,"
     "qwen3_next,starcoder2",
     "4": "gpt_neox_japanese,idefics,phi,trajectory_transformer",
@@ -44,7 +44,16 @@ def _architectures() -> str:
 def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The survey's line of each architecture."""
     output = tmp_path_factory.mktemp("zoo") / "rows.jsonl"
-    command = [ROOT / "tools" / "lab", "zoo", "--here", "--python", sys.executable, "--output", output]
+    command = [
+        ROOT / "tools" / "lab",
+        "zoo",
+        "--here",
+        "--python",
+        sys.executable,
+        "--audit",
+        "--output",
+        output,
+    ]
     command += ["--only", _architectures()]
     subprocess.run(command, check=False, capture_output=True, timeout=900)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -52,7 +61,12 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print how many cells of each kind `test_do_no_harm` has seen; all of them go to the file ZOO_CELLS."""
+    """Print how many cells of each kind the tests have seen; those of harm go to the file ZOO_CELLS."""
+    mutated = sys.modules.get("test_audit_mutations")
+    if mutated is not None and mutated.SEEN:
+        terminalreporter.section("damages by hand: what the audit says")
+        for said, count in sorted(mutated.SEEN.items()):
+            terminalreporter.write_line(f"{count:6d}  {said}")
     harm_cells = sys.modules.get("harm_cells")
     if harm_cells is None or not harm_cells.COLLECTED:
         return

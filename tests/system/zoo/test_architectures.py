@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from laboratory.zoo.summary import audits
 
 Rows = dict[str, dict[str, Any]]
 SCENARIOS = ("S1", "S2", "S3", "S4", "S4a", "S5")
@@ -73,3 +74,13 @@ def test_every_architecture_that_holds_positions_is_protected(survey: Rows) -> N
         name: row["protection"] for name, row in holding(survey).items() if row["protection"]["unprotected"]
     }
     assert any(row["protection"].get("full") for row in holding(survey).values())
+
+
+def test_the_audit_says_what_the_comparison_of_the_survey_says(survey: Rows) -> None:
+    wrong = []
+    for name, row in survey.items():
+        for scenario, kind, ours, verdict, why in audits([row]):
+            if verdict != ours:
+                wrong.append(f"{name}, {scenario}, {kind}: is {ours}, and the audit says {verdict}: {why}")
+    assert not wrong, "\n".join(["", *wrong])
+    assert len([*audits([*survey.values()])]) >= 4 * len(holding(survey))

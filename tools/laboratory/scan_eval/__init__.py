@@ -22,6 +22,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             f"--tf-{version}", dest=name, type=Path, metavar="DIR", help=f"transformers {version}, unpacked"
         )
     parser.add_argument(
+        "--held-out",
+        type=Path,
+        metavar="DIR",
+        help="with --labels: unseen packages, unpacked into folders named as in the labels",
+    )
+    parser.add_argument(
         "--builder",
         metavar="PYTHON",
         help="a Python with torch, deepspeed and 5.23.0's dependencies: builds classes",
@@ -53,6 +59,8 @@ def main(options: argparse.Namespace) -> int:
     from laboratory.scan_eval import measure
 
     rows: measure.Rows = []
+    if options.labels and options.held_out:
+        rows += measure.held_out(options.labels, options.held_out)
     if options.labels and options.tf_4_36_2:
         rows += measure.labelled(options.labels, options.tf_4_36_2)
     if options.tf_4_38_2:
@@ -64,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
             options.compare, options.labels, options.tf_4_36_2, options.tf_5_23_0, options.every
         )
     if not rows:
-        raise ToolError("give --labels with --tf-4.36.2, --tf-4.38.2 or --tf-5.23.0")
+        raise ToolError("give --labels with --tf-4.36.2 or --held-out, --tf-4.38.2 or --tf-5.23.0")
     if options.json:
         print(json.dumps([row._asdict() for row in rows], indent=2))
     else:

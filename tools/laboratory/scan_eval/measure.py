@@ -109,6 +109,38 @@ def labelled(labels: Path, folder: Path) -> Rows:
     return result + listed("not in the labels", unlabelled, found)
 
 
+def held_out(labels: Path, folder: Path) -> Rows:
+    """Score against labels of packages that the rules were not made on, unpacked into a folder for each.
+
+    Recall counts findings of any severity, precision errors and warnings; a contested line counts nowhere.
+    """
+    rows, _ = read_labels(labels)
+    known = {(f"{row['distribution']}/{row['file']}", row["line"]): row for row in rows}
+    found: dict[Place, str] = {}
+    for name in sorted({row["distribution"] for row in rows}):
+        for file in sorted((folder / name).rglob("*.py")):
+            path = file.relative_to(folder).as_posix()
+            for finding in analyze(file.read_bytes(), path.removeprefix(f"{name}/")):
+                loud = finding.severity != "note" or found.get((path, finding.line), "note") != "note"
+                found[path, finding.line] = finding.rule if loud else "note"
+    result: Rows = []
+    for tiers, target in (("A", 1.0), ("AB", 0.95)):
+        hazards = {place for place, row in known.items() if row["label"] == "hazard" and row["tier"] in tiers}
+        hits = len(hazards & found.keys())
+        name = f"held out: tier {'+'.join(tiers)} recall ({hits}/{len(hazards)})"
+        result.append(
+            Row(name, f"{hits / len(hazards):.3f}", f">= {target:.2f}", hits / len(hazards) >= target)
+        )
+    result += listed("missed", hazards - found.keys())
+    contested = {place for place, row in known.items() if row["tier"] == "C"}
+    loud_places = {place for place, rule in found.items() if rule != "note"} - contested
+    right = len(loud_places & hazards)
+    precision = right / len(loud_places)
+    name = f"held out: precision of errors and warnings ({right}/{len(loud_places)})"
+    result.append(Row(name, f"{precision:.3f}", ">= 0.95", precision >= 0.95))
+    return result + listed("wrong", loud_places - hazards, found)
+
+
 def survivors(folder: Path) -> Rows:
     """Compare what SR001 and SR003 leave with the published list."""
     found = {

@@ -34,6 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth architecture, from the Ith")
     parser.add_argument("--scenarios", default=",".join(TITLES))
     parser.add_argument("--kind", choices=("both", "stock", "guard"), default="both")
+    parser.add_argument("--audit", action="store_true", help="ask the audit too: its verdict against ours")
+    parser.add_argument("--tables-only", action="store_true", help="leave out whether guarded models run")
     parser.add_argument("--limit", type=float, default=120.0, dest="seconds", help="for one architecture")
     parser.add_argument("--largest", type=float, default=24.0, help="million parameters still built")
     parser.add_argument(
@@ -81,7 +83,9 @@ def _survey(options: argparse.Namespace, done: dict[str, dict[str, Any]]) -> lis
         for name in left:
             if deadline and time.monotonic() > deadline:
                 break
-            work = functools.partial(worker.survey, name, scenarios, kinds, round(options.largest * 1e6))
+            largest = round(options.largest * 1e6)
+            also = {"audits": options.audit, "forwards": not options.tables_only}
+            work = functools.partial(worker.survey, name, scenarios, kinds, largest, **also)
             row = in_child(work, options.seconds, round(options.memory * 2**30))
             row = {"model_type": name, **row, "pair": pair()}
             output.write(json.dumps(row) + "\n")

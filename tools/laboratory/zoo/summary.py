@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ def problems(row: Row) -> Iterator[Problem]:
         elif "error" in guarded and "stock" not in results:
             text = f"fails with the guard, {NOT_ASKED} without it: {guarded['error']}"
             yield Problem(name, text, known=False)
+    for name, kind, ours, verdict, why in audits([row]):
+        if verdict not in (ours, "unknown"):
+            yield Problem(f"{name}, {kind}", f"is {ours}, and the audit says {verdict}: {'; '.join(why)}")
     for kind, problem in row.get("run", {}).items():
         if problem not in (None, "same"):
             yield Problem(f"forward in {kind.upper()}", problem)
@@ -98,6 +102,36 @@ def _runs(rows: list[Row], kind: str) -> dict[str, int]:
     return {"ran": len(results), "same": results.count("same")}
 
 
+def audits(rows: list[Row]) -> Iterator[tuple[str, str, str, str, list[str]]]:
+    """Scenario, stock or guard, what our own comparison says, what the audit says, and why."""
+    for row in rows:
+        for name, results in row.get("scenarios", {}).items():
+            for kind, result in results.items():
+                if "audit" in result:
+                    ours = "damaged" if result["damaged"] else "ok"
+                    yield name, kind, ours, result["audit"]["verdict"], result["audit"]["why"]
+
+
+def _confusion(rows: list[Row]) -> list[str]:
+    """The audit's verdicts against our own, with and without the guard, and why it cannot tell."""
+    cells = Counter((kind, ours, verdict) for _, kind, ours, verdict, _ in audits(rows))
+    if not cells:
+        return []
+    lines = [f"{'the audit says':24}" + "".join(f"{verdict:>10}" for verdict in _VERDICTS)]
+    for kind, ours in itertools.product(("stock", "guard"), _VERDICTS[:2]):
+        counted = "".join(f"{cells[kind, ours, verdict]:>10}" for verdict in _VERDICTS)
+        lines.append(f"{kind + ', is ' + ours:24}{counted}")
+    reasons = {row["model_type"]: list(audits([row])) for row in rows}
+    unknown = {
+        name: next((why[0] for *_, verdict, why in found if verdict == "unknown" and why), None)
+        for name, found in reasons.items()
+    }
+    return [*lines, *(f"  unknown: {name}: {why}" for name, why in unknown.items() if why)]
+
+
+_VERDICTS = ("ok", "damaged", "unknown")
+
+
 def rotations(rows: list[Row]) -> list[tuple[str, str, float]]:
     """Architecture, body of the function that rotates, and its largest error in units of the last place."""
     measured = [(row["model_type"], row.get("rotation")) for row in rows if row["model_type"] not in _LEARNED]
@@ -123,6 +157,7 @@ def summarize(rows: list[Row]) -> str:
     ]
     for name, (stock, guarded, broken) in found["scenarios"].items():
         lines.append(f"{name + ' ' + TITLES[name]:40}{stock:>14}{guarded:>16}{broken:>14}")
+    lines += _confusion(rows)
     for kind, result in found["run"].items():
         lines.append(f"forward in {kind}: {result['same']} of {result['ran']} as without the guard")
     lines += [f"  {row['model_type']}, {problem}" for row in rows for problem in problems(row)]

@@ -20,7 +20,7 @@ from torch import nn
 POSITIONS = (0, 1, 255, 257, 1023, 2049, 4095)
 _NO_POSITIONS = re.compile(
     r"running_(mean|var)|num_batches|window$|stft|mel_|filter|fbank|kernel|lowpass|resampl|clip|"
-    r"masked_bias|^bias$|mean$|std$|scale|_buffer$|codebook|cluster|quantil|bucket_weight|frame_weights|"
+    r"masked_bias|^bias$|mean$|std$|(?<!time)scale|_buffer$|codebook|cluster|quantil|bucket_weight|frame_weights|"
     r"image_(mean|std)|boundar|eye$|biases$|noise|betas|alphas|sigmas|timesteps|taps|fir|anti_alias|attn_mask|mask$|scalar"
 )
 

@@ -95,7 +95,13 @@ def prepare() -> None:
 
 
 def survey(
-    model_type: str, scenarios: tuple[str, ...], kinds: tuple[str, ...], largest: int
+    model_type: str,
+    scenarios: tuple[str, ...],
+    kinds: tuple[str, ...],
+    largest: int,
+    *,
+    audits: bool = False,
+    forwards: bool = True,
 ) -> dict[str, Any]:
     """Return the line of ``model_type``: what was built, and what each scenario damaged.
 
@@ -104,6 +110,8 @@ def survey(
         scenarios: of `summary.TITLES`.
         kinds: ``"stock"``, ``"guard"`` or both.
         largest: parameters of a model that is still built.
+        audits: ask `safe_rope.audit` for its verdict after each scenario.
+        forwards: run the guarded model beside the stock one.
 
     """
     started = time.monotonic()
@@ -121,6 +129,7 @@ def survey(
         quick.enter_context(quick_weights())
         clean = build(cls, config)
         tables = position_tables(clean, build(cls, config, seed=1))
+        checkpoint: Path | str = ""
         if tables or forward_tables(clean):
             checkpoint = _save(clean, Path(folder))
             with contextlib.suppress(Exception):  # what a config class makes of its own file
@@ -131,17 +140,19 @@ def survey(
                     config = read
         tables.update(forward_tables(clean))
         row |= {"status": "built", "tables": len(tables), "names": sorted({_short(path) for path in tables})}
-        if not tables:
+        if not tables and not audits:
             return row | {"scenarios": {}, "seconds": round(time.monotonic() - started, 2)}
+        checkpoint = checkpoint if tables else "it holds no position tables"
+        scenarios = scenarios if tables else ("S5",)
         del clean
-        runner = _Runner(cls, config, checkpoint, tables)
+        runner = _Runner(cls, config, checkpoint, tables, audits)
         row["scenarios"] = {name: {} for name in scenarios}
         for kind in kinds:
             for name in scenarios:
                 row["scenarios"][name][kind] = runner.run(name, kind)
         row["protection"] = runner.protection
         quick.close()
-        if "guard" in kinds:
+        if "guard" in kinds and forwards and tables:
             row["run"] = compare(cls, config)
             row["rotation"] = row["run"].pop("rotation", None)
     return row | {"seconds": round(time.monotonic() - started, 2)}
@@ -163,11 +174,14 @@ def _save(model: Any, folder: Path) -> Path | str:
 
 
 class _Runner:
-    def __init__(self, cls: Any, config: Any, checkpoint: Path | str, tables: dict[str, Table]) -> None:
+    def __init__(
+        self, cls: Any, config: Any, checkpoint: Path | str, tables: dict[str, Table], audits: bool
+    ) -> None:
         self.cls = cls
         self.config = config
         self.checkpoint = checkpoint
         self.tables = tables
+        self.audits = audits
         self.protection: dict[str, Any] = {}
         self._kept: Any = None
 
@@ -197,9 +211,10 @@ class _Runner:
             return {"error": f"{type(error).__name__}: {error!s}"[:300]}
         finally:
             _clean_up()
+        audited = {"audit": _audited(model)} if self.audits else {}
         actual = stored(model)
         actual.update({path: table.values for path, table in forward_tables(model, every_form=True).items()})
-        return {"damaged": damage(self.tables, actual)}
+        return {"damaged": damage(self.tables, actual)} | audited
 
     def _zero_init(self) -> Any:
         import deepspeed
@@ -245,6 +260,18 @@ def _guard(kind: str) -> Guard:
     import safe_rope
 
     return safe_rope.guard
+
+
+def _audited(model: Any) -> dict[str, Any]:
+    """The verdict of the audit, and what it rests on."""
+    import safe_rope
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = safe_rope.audit(model)
+    verdict = "damaged" if report.damaged else "ok" if report.ok else "unknown"
+    found = [f for f in report.findings if f.severity == verdict]
+    return {"verdict": verdict, "why": [f"{f.path} {f.describe()}"[:200] for f in found[:3]]}
 
 
 def _protection(session: Any) -> dict[str, Any]:
