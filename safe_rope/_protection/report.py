@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.text import counted
+from safe_rope._base.text import Report, counted
 from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope.errors import PrecisionWarning
@@ -56,8 +56,8 @@ class ModuleEntry:
         return f"{self.path or '(the module itself)'} ({self.module_class}): {what}"
 
 
-@dataclass
-class ProtectionReport:
+@dataclass(repr=False)
+class ProtectionReport(Report):
     """What was protected, with which options, and what was not. ``str()`` is one line a module.
 
     ``left`` names position tables that are parts of the model like any other: frozen parameters.

@@ -1,4 +1,4 @@
-"""The `safe-rope` command. Each subcommand is a file of its own, imported only when it is called.
+"""The `safe-rope` command. Each subcommand is one file, imported only when it is called.
 
     safe-rope scan | rule | audit | compare | patches | run | env
 

@@ -1,6 +1,6 @@
 """A guard that is open for as long as the process lives: says once what it protects, and keeps the report.
 
-It speaks when a model is first called, not when its first module is built: by then the model is whole, the
+It speaks when a model is first called, not when its first module is built. By then the model is whole, the
 paths of its modules are known, and training has not begun.
 """
 

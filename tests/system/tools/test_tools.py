@@ -14,7 +14,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = sorted((ROOT / "requirements").glob("transformers-*.txt"))
 SCRIPTS = ("demo", "test", "lab")
-LAB = ("bench", "gpu", "libraries", "matrix", "quality", "scan-eval", "verify-tables", "wheel", "zoo")
+LAB = (
+    "bench",
+    "chart",
+    "docs",
+    "gpu",
+    "libraries",
+    "matrix",
+    "quality",
+    "scan-eval",
+    "verify-tables",
+    "wheel",
+    "zoo",
+)
 COMMANDS = [*SCRIPTS[:2], "lab", *(f"lab {name}" for name in LAB)]
 
 
