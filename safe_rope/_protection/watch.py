@@ -139,19 +139,15 @@ class ConstructionWatch:
 
     def before_use(self) -> None:
         """Protect what this thread has built, before something is called, cast or moved: the last moment."""
-        if not self._building and not self._nothing_yet:
-            return
         unfinished = set(_under_construction(sys._getframe(1)))
         for module, building in list(self._building.items()):
             if building.thread == threading.get_ident() and module not in unfinished:
                 self._consider(module)
         if not unfinished:
             self._look_at_what_was_empty()
-
-    @property
-    def waits(self) -> bool:
-        """Whether something that was built has not been considered."""
-        return bool(self._building)
+        with _watches_lock:
+            if not any(watch._building for watch in _watches):
+                _call.put_back()
 
     def _before_exit(self) -> None:
         # What zero.Init would have made of a tensor is known as long as its constructors stand.
@@ -361,7 +357,8 @@ def _watch_of_this_thread() -> ConstructionWatch | None:
 
 def _wrap_init() -> None:
     # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
-    for name, wrap in (("__init__", _noting), ("_old_init", _noting), ("_apply", _before_applying)):
+    uses = dict.fromkeys(("_apply", "train", "load_state_dict"), _looking_before)
+    for name, wrap in {"__init__": _noting, "_old_init": _noting, **uses}.items():
         inner = nn.Module.__dict__.get(name)
         if inner is not None and not any(inner is ours for _, _, _, ours in _wrapped):
             _replace(nn.Module, name, inner, wrap(inner))
@@ -421,28 +418,30 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
 
 
 class _ThreadState(threading.local):
-    applying: bool = False
+    uses: bool = False
 
 
 _this_thread = _ThreadState()
 
 
-def _before_applying(inner: Callable[..., Any]) -> Callable[..., Any]:
+def _looking_before(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
-    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        watch = None if rebuilding() or _this_thread.applying else _watch_of_this_thread()
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watch = None if rebuilding() or _this_thread.uses else _watch_of_this_thread()
         if watch is None:
             return inner(self, *args, **kwargs)
         stock = type(self)
         watch.before_use()
-        _this_thread.applying = True  # its children are about to get here, each by itself
+        _this_thread.uses = True  # its children are about to get here, each by itself
         try:
-            # What has just been protected has an _apply of its own.
-            return (inner if type(self) is stock else type(self)._apply)(self, *args, **kwargs)
+            # What has just been protected may have a method of its own.
+            return (inner if type(self) is stock else getattr(type(self), inner.__name__))(
+                self, *args, **kwargs
+            )
         finally:
-            _this_thread.applying = False
+            _this_thread.uses = False
 
-    return _apply
+    return method
 
 
 _call = Replaced()
@@ -461,9 +460,6 @@ def _wrap_call() -> None:
                 watch = _watch_of_this_thread()
                 if watch is not None:
                     watch.before_use()
-                with _watches_lock:
-                    if not any(watch.waits for watch in _watches):
-                        _call.put_back()
             return inner(self, *args, **kwargs)
 
         _call.put(nn.Module, "__call__", call)

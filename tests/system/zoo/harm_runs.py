@@ -64,8 +64,8 @@ def run(
     Args:
         style: what is built.
         path: how it is loaded.
-        how: None for the stock model; ``"guard"``: a guard is open while it is built; ``"open guard"``: to the
-            end, as in a process that `safe-rope run` started; ``"protect"``: after it was loaded;
+        how: None for the stock model; ``"guard"``: a guard is open while it is built; ``"open guard"``: and
+            to the end, as in a process of `safe-rope run`; ``"protect"``: after it was loaded;
             ``"protect first"``: after it was built and before it is loaded.
         tables: as for `safe_rope.guard`.
         library: what guards and protects.

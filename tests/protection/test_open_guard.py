@@ -1,0 +1,122 @@
+"""A model that is its own root, used while the guard that watched it being built is still open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+
+pytestmark = pytest.mark.contract
+LENGTH, DIM = 4096, 64
+
+
+class Transformer(nn.Module):
+    """Meta's style: the tables stand on the root, which makes them itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        inv_freq = 1.0 / 1e4 ** (torch.arange(0, DIM, 2)[: DIM // 2].float() / DIM)
+        t = torch.arange(LENGTH, dtype=inv_freq.dtype)
+        self.register_buffer("cos", torch.outer(t, inv_freq).cos(), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return self.cos[:length]
+
+
+class Rotary(nn.Module):
+    """A root that makes its tables from frequencies, in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 1e4 ** (torch.arange(0, DIM, 2) / DIM), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.outer(torch.arange(length, device=self.inv_freq.device), self.inv_freq).cos()
+
+
+def cast(model: Any) -> torch.Tensor:
+    return model.to(torch.bfloat16)(LENGTH)
+
+
+def cast_twice(model: Any) -> torch.Tensor:
+    return model.half().float()(LENGTH)
+
+
+def called(model: Any) -> torch.Tensor:
+    return model(LENGTH)
+
+
+def forward_after_eval(model: Any) -> torch.Tensor:
+    return model.eval().forward(LENGTH)
+
+
+def forward_after_loading(model: Any) -> torch.Tensor:
+    model.load_state_dict({}, strict=False)
+    return model.forward(LENGTH)
+
+
+def as_a_child(model: Any) -> torch.Tensor:
+    return nn.ModuleList([model]).to(torch.bfloat16)[0](LENGTH)
+
+
+USES: list[Callable[[Any], torch.Tensor]] = [
+    cast,
+    cast_twice,
+    called,
+    forward_after_eval,
+    forward_after_loading,
+    as_a_child,
+]
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("style", [Transformer, Rotary])
+def test_its_tables_are_right_at_the_first_use(
+    style: type[nn.Module], use: Callable[[Any], torch.Tensor], default: torch.dtype
+) -> None:
+    exact = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
+    true = torch.outer(torch.arange(LENGTH, dtype=torch.float64), exact).cos()
+    originals = {name: vars(nn.Module)[name] for name in ("__init__", "__call__", "_apply", "train")}
+    with safe_rope.guard():
+        got = use(style())
+        assert vars(nn.Module)["__call__"] is originals["__call__"], "nothing is left to wait for"
+    assert (torch.as_tensor(getattr(got, "table", got)).double() - true).abs().max() < 2**-8
+    assert {name: vars(nn.Module)[name] for name in originals} == originals
+
+
+def test_what_another_thread_is_building_is_left_to_it() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Rotary):
+        def __init__(self) -> None:
+            super().__init__()
+            begun.set()
+            go_on.wait(20)
+            self.inv_freq = self.inv_freq / 4.0
+
+    models: list[Any] = []
+    with safe_rope.guard():
+        builder = threading.Thread(target=lambda: models.append(Slow()))
+        builder.start()
+        begun.wait(20)
+        Rotary()(8)
+        go_on.set()
+        builder.join(20)
+    (model,) = models
+    exact = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM) / 4
+    assert (model.to(torch.bfloat16).inv_freq.double() - exact).abs().max() < 1e-7
