@@ -1,7 +1,7 @@
 """Build the documentation site; a warning is an error. About a minute, and 167 MB in .venv-docs at first.
 
-The packages in requirements/docs.txt are installed into an environment that also sees the packages of this one.
-Later calls need no network.
+The packages in requirements/docs.txt are installed into an environment that also sees those of this one. Later
+calls need no network.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import click
+
 from safe_rope.cli.main import cli
 from safe_rope.scan import RULES
 
