@@ -1,7 +1,7 @@
 """Build the documentation site; a warning is an error. About a minute, and 167 MB in .venv-docs at first.
 
-The packages in requirements/docs.txt are installed into an environment that also sees those of this one. Later
-calls need no network.
+The packages in requirements/docs.txt are installed into an environment that also sees those of this one.
+Later calls need no network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main(options: argparse.Namespace) -> int:
         (packages / "pair.pth").write_text(sysconfig.get_path("purelib") + "\n")
         _call(python, *PIP, "--quiet", "-r", requirements)
         done.write_text(requirements.read_text())
-    return run([python, "-m", "mkdocs", "build", "--strict", "--site-dir", options.output], limit=BUILD_LIMIT)
+    build = [python, "-m", "mkdocs", "build", "--strict", "--site-dir", options.output.absolute()]
+    return run(build, cwd=ROOT, limit=BUILD_LIMIT)
 
 
 def _call(*command: str | Path) -> None:
