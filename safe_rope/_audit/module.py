@@ -25,6 +25,7 @@ from safe_rope._audit.report import (
 )
 from safe_rope._audit.tables import Held, aligned, difference
 from safe_rope._base.dtypes import LOW
+from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import UNTOLD
@@ -84,7 +85,8 @@ class ModuleAuditor:
         convention = calling_convention(stock_class(self.module))
         if next(self.module.parameters(), None) is not None:
             convention = None  # more than a rotary module: it cannot be asked alone
-        if not tables and convention is None:
+        frozen = [found for found in frozen_positions((self.module,)) if found.name not in tables]
+        if not tables and not frozen and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -93,6 +95,8 @@ class ModuleAuditor:
                     tables.pop(name, None)
         for held in tables.values():
             self._audit_table(held)
+        for found in frozen:
+            self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
         self.report.findings += self.findings

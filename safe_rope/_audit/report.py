@@ -218,7 +218,7 @@ class AuditReport(Report):
 
         if not self.tables:
             raise UnsupportedModelError(f"{path} is not written: no table of {self.model_class} was measured")
-        save(Path(path), {"": self.tables})
+        save(Path(path), {"": self.tables}, self.model_class)
 
     @property
     def verdict(self) -> Verdict:

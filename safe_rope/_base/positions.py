@@ -62,4 +62,4 @@ def must_stay_opaque(position_ids: Tensor) -> bool:
 
 def is_watched() -> bool:
     """Whether somebody records or transforms what this thread does: nothing of it may be kept."""
-    return is_dispatched() or torch.compiler.is_compiling() or is_traced() or is_transformed()
+    return torch.compiler.is_compiling() or is_dispatched() or is_traced() or is_transformed()

@@ -7,6 +7,7 @@ leave there is undone. The two are told apart by the values (`safe_rope._recogni
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from safe_rope.rotation._cos_sin import CosSin
 
 logger = logging.getLogger(__name__)
 
+_LAST = 512
+"""Bytes at the end of a table that are looked at: all frequencies, or the last row of cos and sin."""
 _LOADED = "_is_hf_initialized"
 """How transformers marks what came from a checkpoint."""
 
@@ -32,6 +35,14 @@ class Placed(NamedTuple):
     tensor: torch.Tensor
     version: int
     address: int
+    last: bytes
+
+    @staticmethod
+    def of(table: torch.Tensor) -> Placed:
+        """Note a table that holds the true values, in memory of its own."""
+        address = address_of(table)
+        count = min(table.nbytes, _LAST) if address and table.is_cpu else 0
+        return Placed(table, table._version, address, _last_bytes(table, address, count))
 
     def is_untouched(self, current: Any) -> bool:
         """Whether ``current`` is this tensor, and nothing has written to it that left a trace."""
@@ -41,6 +52,18 @@ class Placed(NamedTuple):
             and self.version == current._version
             and self.address == address_of(current)
         )
+
+    def is_right(self, current: Any) -> bool:
+        """Whether ``current`` is this tensor with the values that it had."""
+        # A write through `.data` leaves no other trace than the values; to read them stops an accelerator.
+        return self.is_untouched(current) and (
+            not self.last or _last_bytes(current, self.address, len(self.last)) == self.last
+        )
+
+
+def _last_bytes(table: torch.Tensor, address: int, count: int) -> bytes:
+    # Past torch: one operator costs more than everything else that a call asks of its tables.
+    return ctypes.string_at(address + table.nbytes - count, count) if count else b""
 
 
 class Keeper:
@@ -54,6 +77,7 @@ class Keeper:
         # What a constructor gives under the conditions of the open guard: initialisation may write it again.
         self.replays: Callable[[str], Iterable[torch.Tensor | None]] | None = None
         self._placed: dict[str, Placed] = {}
+        self._count = -1  # how many tables there were when all of them were right
 
     # ------------------------------------------------------------------ what the values are
 
@@ -64,10 +88,6 @@ class Keeper:
     def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
         """Return a tensor of its own memory that holds the true values, on ``device``."""
         raise NotImplementedError
-
-    def sample(self, name: str) -> torch.Tensor | None:
-        """Return the last true values [n], on CPU, to find writes that leave no trace; None for no look."""
-        return None
 
     def stock(self, name: str) -> Iterable[torch.Tensor]:
         """Return, on CPU, what else the stock model may put into a table when it initialises itself."""
@@ -83,17 +103,24 @@ class Keeper:
 
     # ------------------------------------------------------------------ keeping
 
-    def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
+    def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
         """Put back every table that is not, untouched, the one that was put there before.
 
         Args:
             module: the module that this keeper belongs to.
             device: where buffers go; None for where they are.
 
+        Returns:
+            Whether any was not, or may not have been.
+
         """
+        placed = self._placed
+        is_settled = device is None and len(placed) == self._count
+        if is_settled and all([known.is_right(get_table(module, name)) for name, known in placed.items()]):
+            return False
         for name in tuple(self.names(module)):
-            current = get_table(module, name)
-            if device is None and self._is_right(name, current):
+            current, known = get_table(module, name), placed.get(name)
+            if device is None and known is not None and known.is_right(current):
                 continue
             self._judge(module, name, current)
             if name not in self.names(module):
@@ -102,19 +129,13 @@ class Keeper:
             if target.type == "meta" and name not in module._buffers:
                 target = torch.device("cpu")  # nobody would ever fill a plain attribute
             self.put(module, name, self.make(module, name, target))
+        self._count = len(placed)
+        return True
 
     def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Put ``table`` into the module, and know it from here on."""
         set_table(module, name, table)
-        self._placed[name] = Placed(table, table._version, address_of(table))
-
-    def _is_right(self, name: str, current: Any) -> bool:
-        known = self._placed.get(name)
-        if known is None or not known.is_untouched(current):
-            return False
-        # A write through `.data` leaves no other trace than the values; to read them stops an accelerator.
-        sample = self.sample(name) if type(current) is torch.Tensor and current.is_cpu else None
-        return sample is None or torch.equal(current.reshape(-1)[-len(sample) :], sample)
+        self._placed[name] = Placed.of(table)
 
     def _judge(self, module: nn.Module, name: str, current: Any) -> None:
         """Adopt what stands in the place of a table, if somebody has put it there on purpose."""
@@ -177,9 +198,7 @@ class Keeper:
                     self.nominal[name] = sent.dtype
         finally:
             module._buffers.update(aside)
-            self._placed.update(
-                {name: Placed(b, b._version, address_of(b)) for name, b in aside.items() if b is not None}
-            )
+            self._placed.update({name: Placed.of(b) for name, b in aside.items() if b is not None})
         self._place_anew(module, device)
 
     def _place_anew(self, module: nn.Module, device: torch.device | None) -> None:

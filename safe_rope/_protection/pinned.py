@@ -32,7 +32,6 @@ from safe_rope.rotation._cos_sin import CosSin
 
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 _REMEMBERING = type(functools.lru_cache(lambda: None))
-_SAMPLE = 16
 LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 
 
@@ -90,10 +89,6 @@ class PinnedState(Keeper):
         super().put(module, name, table)
         if self.how == "tables" and table.dtype == torch.float32:
             self.marked[name] = CosSin(table, self.nominal[name])
-
-    def sample(self, name: str) -> torch.Tensor | None:
-        values = self.pins[name].values
-        return values.reshape(-1)[-_SAMPLE:] if values.is_cpu else None
 
     def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
         pin = self.pins[name]

@@ -164,7 +164,6 @@ def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     by_layer_type = "layer_type" in inspect.signature(stock.forward).parameters
 
-    @torch.no_grad()
     def forward(
         self: nn.Module,
         x: torch.Tensor,
@@ -176,7 +175,8 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
         state = state_of(self)
         if _is_overruled(self):
             given = (layer_type,) if by_layer_type else ()
-            return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
+            with torch.no_grad():
+                return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
         cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
         several_axes = position_ids.dim() == 3
         return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
@@ -185,7 +185,6 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
-    @torch.no_grad()
     def forward(
         self: nn.Module, x: torch.Tensor, seq_len: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,7 +193,8 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
             raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
         state = state_of(self)
         if _is_overruled(self):
-            return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
+            with torch.no_grad():
+                return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
         cos, sin = state.rows(self, seq_len)
         return _deliver(state, x, cos[:seq_len], sin[:seq_len])
 
@@ -216,9 +216,11 @@ def _deliver(
     state: RotaryState, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = x.dtype if state.follows_x else cos.dtype
+    if cos.device != x.device:
+        cos, sin = cos.to(x.device), sin.to(x.device)
     if state.apply == "fp32" and (state.applied_in_graphs or not torch.compiler.is_compiling()):
-        return marked(cos.to(x.device), dtype), marked(sin.to(x.device), dtype)
-    return cos.to(x.device, dtype), sin.to(x.device, dtype)
+        return marked(cos, dtype), marked(sin, dtype)
+    return cos.to(dtype), sin.to(dtype)
 
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,13 +29,7 @@ from safe_rope.tables._rows import RowCache, Rows, shared_rows
 logger = logging.getLogger(__name__)
 
 Table = RotaryTable | StockTable
-
-
-class _Pin(NamedTuple):
-    """A buffer that is kept right: how to make it for a device, and its last rows, to know it by."""
-
-    make: Callable[[torch.device], torch.Tensor]
-    last: torch.Tensor | None
+Make = Callable[[torch.device], torch.Tensor]
 
 
 @dataclasses.dataclass
@@ -82,7 +76,7 @@ class RotaryState(Keeper):
         self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
         self._rows: Rows | None = None
         self.lost: set[str] = set()
-        self._now: dict[str, _Pin] = {}
+        self._now: dict[str, Make] = {}
         self.scaling: Any = None  # the module's own factor, as it was
         self.overruled: dict[str, torch.Tensor] = {}
         """What somebody has put into the module that no spec asks for; see `rewrite.keep_up`."""
@@ -261,18 +255,15 @@ class RotaryState(Keeper):
         return self._now
 
     def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
-        return self._now[name].make(device)
+        return self._now[name](device)
 
-    def restore(self, module: nn.Module, device: torch.device | None = None) -> None:
+    def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
         if vars(module).get("attention_scaling") != self.scaling:
             self.overruled["attention_scaling"] = torch.empty(0)
-        super().restore(module, device)
-        if self.row_cache is not None:
+        looked = super().restore(module, device)
+        if looked and self.row_cache is not None:
             self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
-
-    def sample(self, name: str) -> torch.Tensor | None:
-        last = self._now[name].last
-        return None if last is None else last.reshape(-1)
+        return looked
 
     def stock(self, name: str) -> Iterable[torch.Tensor]:
         known: tuple[Bits, ...] = ("checkpoint", "machine")
@@ -306,21 +297,20 @@ class RotaryState(Keeper):
             and bool(values.isfinite().all())
         )
 
-    def _pins(self, module: nn.Module) -> dict[str, _Pin]:
-        pins: dict[str, _Pin] = {}
+    def _pins(self, module: nn.Module) -> dict[str, Make]:
+        pins: dict[str, Make] = {}
         for frequencies in self.sets.values():
             for name, values in (
                 ("inv_freq", frequencies.inv_freq),
                 ("original_inv_freq", frequencies.original),
             ):
                 if hasattr(module, frequencies.prefix + name):
-                    pins[frequencies.prefix + name] = _Pin(_copy_of(values), values)
+                    pins[frequencies.prefix + name] = _copy_of(values)
         for name, (cache, index) in self.shown.items():
-            pins[name] = _Pin(functools.partial(_shown_rows, cache, index), None)
+            pins[name] = functools.partial(_shown_rows, cache, index)
         if self.row_cache is not None:
             for index, name in enumerate(("cos_cached", "sin_cached")):
-                last = self._rows[index][-1:] if self._rows is not None and self._rows[index].is_cpu else None
-                pins[name] = _Pin(functools.partial(_shown_rows, self.row_cache, index), last)
+                pins[name] = functools.partial(_shown_rows, self.row_cache, index)
         return pins
 
     # ------------------------------------------------------------------ copies
@@ -384,7 +374,7 @@ def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tens
     return cache.shown(device, index)
 
 
-def _copy_of(values: torch.Tensor) -> Callable[[torch.device], torch.Tensor]:
+def _copy_of(values: torch.Tensor) -> Make:
     # A copy: whoever writes into the buffer must not write into the truth.
     def make(device: torch.device) -> torch.Tensor:
         with torch.inference_mode(False):

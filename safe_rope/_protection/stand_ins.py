@@ -91,16 +91,19 @@ class Runner:
     def __init__(self) -> None:
         self.results: dict[Hashable, tuple[Result | None, ...] | None] = {}
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
-        self._views: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = {}
+        self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 
-    def rounded(self, name: str, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return ``table`` in ``dtype``; the same tensor as long as the table is the same."""
-        known = self._views.get(name)
-        if known is not None and known[0] is table and known[1] == table._version and known[2].dtype == dtype:
+    def view(
+        self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any
+    ) -> torch.Tensor:
+        """Return ``make(table, *details)``; the same tensor as long as nothing of it has changed."""
+        known, key = self._views.get(name), (table._version, make, *details)
+        if known is not None and known[0] is table and known[1] == key:
             return known[2]
-        view = table.to(dtype)
-        self._views[name] = (table, table._version, view)
-        return view
+        with torch.inference_mode(False):
+            made = make(table, *details)
+        self._views[name] = (table, key, made)
+        return made
 
     def forget(self, name: str) -> None:
         """Make the rounded view of a table anew."""
@@ -113,11 +116,12 @@ Show = Callable[[Any, str, torch.Tensor, bool], torch.Tensor]
 def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = None) -> Any:
     """Run the call, or ``run``, on a twin of the module that has its tables as ``show`` gives them."""
     module, state = call.module, call.state
-    before = None if call.watched else twin(module, stock_class(module))
+    can_run_again = not (call.watched or module._modules or module._parameters)
+    before = twin(module, stock_class(module)) if can_run_again else None
     stand_in, shown = stand_in_for(call, show, call.watched)
     versions = {name: table._version for name, table in shown.items()} if not call.watched else {}
     result = (run or call.on)(stand_in)
-    if before is not None:
+    if not call.watched:
         _adopt(call, stand_in, before, shown, versions)
     take_back(module, stand_in, state.pins)
     return result
@@ -145,14 +149,16 @@ def as_it_is(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch
 def marked(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
     if watched:
         return rounded(state, name, table, watched)
-    return CosSin(table, state.nominal[name]) if table.dtype == torch.float32 else table
+    if table.dtype != torch.float32:
+        return table
+    return state.runner.view(name, table, CosSin, state.nominal[name])  # type: ignore[no-any-return]
 
 
 def rounded(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
     nominal = state.nominal[name]
     if table.dtype == nominal or table.is_complex():
         return table
-    return table.to(nominal) if watched else state.runner.rounded(name, table, nominal)
+    return table.to(nominal) if watched else state.runner.view(name, table, torch.Tensor.to, nominal)
 
 
 def followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
@@ -162,7 +168,7 @@ def followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch
     if watched:
         warn_rounded(state.owner, name, state.nominal[name])
         return rounded(state, name, table, watched)
-    return CosSin(table, nominal, faced=True, phase=f"{state.owner}.{name}")
+    return state.runner.view(name, table, CosSin, nominal, True, f"{state.owner}.{name}")  # type: ignore[no-any-return]
 
 
 def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
@@ -182,7 +188,7 @@ def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
 def _adopt(
     call: Call,
     stand_in: nn.Module,
-    before: nn.Module,
+    before: nn.Module | None,
     shown: dict[str, torch.Tensor],
     versions: dict[str, int],
 ) -> None:
@@ -207,9 +213,11 @@ def _adopt(
     state.restore(module)
 
 
-def _made_in_fp32(call: Call, before: nn.Module, made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _made_in_fp32(
+    call: Call, before: nn.Module | None, made: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     module = call.module
-    if module._modules or module._parameters:
+    if before is None:
         # A forward that does more than make tables, such as writing to a cache, is not run twice. What
         # it made for the same positions is no better than what is there.
         return {n: t for n, t in made.items() if t.shape != call.state.pins[n].values.shape}

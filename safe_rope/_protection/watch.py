@@ -357,8 +357,10 @@ def _watch_of_this_thread() -> ConstructionWatch | None:
 
 def _wrap_init() -> None:
     # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
-    uses = dict.fromkeys(("_apply", "train", "load_state_dict"), _looking_before)
-    for name, wrap in {"__init__": _noting, "_old_init": _noting, **uses}.items():
+    wraps: dict[str, Callable[..., Any]] = {"__init__": _noting, "_old_init": _noting}
+    for name in ("_apply", "train", "load_state_dict"):
+        wraps[name] = functools.partial(_looking_before, name)
+    for name, wrap in wraps.items():
         inner = nn.Module.__dict__.get(name)
         if inner is not None and not any(inner is ours for _, _, _, ours in _wrapped):
             _replace(nn.Module, name, inner, wrap(inner))
@@ -424,7 +426,7 @@ class _ThreadState(threading.local):
 _this_thread = _ThreadState()
 
 
-def _looking_before(inner: Callable[..., Any]) -> Callable[..., Any]:
+def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         watch = None if rebuilding() or _this_thread.uses else _watch_of_this_thread()
@@ -435,9 +437,7 @@ def _looking_before(inner: Callable[..., Any]) -> Callable[..., Any]:
         _this_thread.uses = True  # its children are about to get here, each by itself
         try:
             # What has just been protected may have a method of its own.
-            return (inner if type(self) is stock else getattr(type(self), inner.__name__))(
-                self, *args, **kwargs
-            )
+            return (inner if type(self) is stock else getattr(type(self), name))(self, *args, **kwargs)
         finally:
             _this_thread.uses = False
 
@@ -470,6 +470,7 @@ def _unwrap_init() -> None:
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
     while _wrapped:
         owner, name, before, ours = _wrapped.pop()
-        for place in (name, "_old_init") if name == "__init__" else (name,):
+        # zero.Init moves the constructor that it finds to _old_init, and back.
+        for place in ("__init__", "_old_init") if name in ("__init__", "_old_init") else (name,):
             if vars(owner).get(place) is ours:
                 setattr(owner, place, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,11 +12,24 @@ from safe_rope._base.torch_private import is_dispatched
 Tables = tuple[torch.Tensor, torch.Tensor]
 
 
-class Channels(NamedTuple):
+@dataclass(frozen=True)
+class Channels:
     """For each channel of cos and sin the index of its frequency, and of its axis where axes are merged."""
 
     order: tuple[int, ...]
     axes: tuple[int, ...] | None = None
+    layout: tuple[str | None, int] = field(init=False, repr=False, compare=False)
+    """The name of an order that needs no index, and of how many frequencies it is."""
+
+    def __post_init__(self) -> None:
+        count = max(self.order) + 1
+        known = {
+            "plain": tuple(range(count)),
+            "half": (*range(count), *range(count)),
+            "interleaved": tuple(i // 2 for i in range(2 * count)),
+        }
+        layout = next((name for name, order in known.items() if order == self.order), None)
+        object.__setattr__(self, "layout", (layout, count))
 
     def arrange(self, half: torch.Tensor, several_axes: bool) -> torch.Tensor:
         """Turn one value for each frequency into the channels of the stock table.
@@ -26,16 +39,17 @@ class Channels(NamedTuple):
             several_axes: whether the first dimension counts position axes.
 
         """
-        count = half.shape[-1]
         if several_axes and self.axes is not None:
             index, axis = _index(self.order, half), _index(self.axes, half)
             return half.movedim(-1, 1)[axis, index].movedim(0, -1)
-        if self.order == tuple(range(count)):
-            return half
-        if self.order == (*range(count), *range(count)):
-            return torch.cat((half, half), dim=-1)
-        if self.order == tuple(i // 2 for i in range(2 * count)):
-            return half.repeat_interleave(2, dim=-1)
+        layout, count = self.layout
+        if half.shape[-1] == count:
+            if layout == "half":
+                return torch.cat((half, half), dim=-1)
+            if layout == "interleaved":
+                return half.repeat_interleave(2, dim=-1)
+            if layout == "plain":
+                return half
         return half[..., _index(self.order, half)]
 
 

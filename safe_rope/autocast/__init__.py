@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from safe_rope.autocast._traffic import traffic
-    from safe_rope.autocast.engine import full_precision, initialize
+    from safe_rope.autocast.engine import full_precision, in_place_of_deepspeeds, initialize
     from safe_rope.autocast.safety import ParameterSafety, SafetyReport, derive_safe_parameters
 
-_HOMES = {"full_precision": "engine", "initialize": "engine", "traffic": "_traffic"}  # all others: safety
+_HOMES = {
+    **dict.fromkeys(("full_precision", "in_place_of_deepspeeds", "initialize"), "engine"),
+    "traffic": "_traffic",
+}  # all others: safety
 
 __all__ = [
     "ParameterSafety",
     "SafetyReport",
     "derive_safe_parameters",
     "full_precision",
+    "in_place_of_deepspeeds",
     "initialize",
     "traffic",
 ]

@@ -42,6 +42,22 @@ def deepspeed() -> Any:
         ) from error
 
 
+_OWN_INITIALIZE = "_safe_rope_stock_initialize"
+
+
+def stock_initialize() -> Callable[..., Any]:
+    """``deepspeed.initialize`` itself, whatever stands in its place."""
+    module = deepspeed()
+    return getattr(module, _OWN_INITIALIZE, None) or module.initialize  # type: ignore[no-any-return]
+
+
+def replace_initialize(module: Any, initialize: Callable[..., Any]) -> None:
+    """Let ``deepspeed.initialize`` be ``initialize`` for the rest of the process."""
+    if not hasattr(module, _OWN_INITIALIZE):
+        setattr(module, _OWN_INITIALIZE, module.initialize)
+    module.initialize = initialize
+
+
 def release() -> str:
     """The version of the installed DeepSpeed."""
     return str(deepspeed().__version__)
@@ -181,6 +197,15 @@ def data_parallel_size(config: Mapping[str, Any]) -> int:
     else:
         world = int(os.environ.get("WORLD_SIZE", "1"))
     return max(1, world // int(config.get("sequence_parallel_size", 1)))
+
+
+def sequence_parallel_size(config: Mapping[str, Any], mpu: Any, mesh: Any) -> int:
+    """How many ranks share a sequence (Ulysses), as DeepSpeed finds it."""
+    if mesh:
+        return int(mesh[1])
+    if hasattr(mpu, "get_sequence_parallel_world_size"):
+        return int(mpu.get_sequence_parallel_world_size())
+    return int(config.get("sequence_parallel_size", 1))
 
 
 def scales_without_zero() -> bool:

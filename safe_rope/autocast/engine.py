@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -83,12 +84,13 @@ def initialize(
 
     """
     given = {**locals()}
-    known = inspect.signature(_deepspeed.deepspeed().initialize).parameters
+    known = inspect.signature(_deepspeed.stock_initialize()).parameters
     # Not every release knows mesh_param; one that does not refuses it where the caller gives it.
     arguments = {k: v for k, v in given.items() if k not in _OWN and (k in known or v is not None)}
     found = find_config(args, config, config_params)
     read = None if found is None else read_config(found)
-    settings = None if read is None else preflight.check_config(read)
+    sequence = {"sequence_parallel_size": _deepspeed.sequence_parallel_size(read or {}, mpu, mesh_param)}
+    settings = None if read is None else preflight.check_config({**read, **sequence})
     if model is None or read is None or settings is None:
         return _plain(arguments)
     preflight.check_model(model, settings)
@@ -97,6 +99,23 @@ def initialize(
     built = _with_autocast(arguments, settings, safe, low_precision_gather)
     built[0].safety_report = report
     return built
+
+
+def in_place_of_deepspeeds(module: Any) -> None:
+    """Let ``deepspeed.initialize`` of this process be `initialize` where the config has the section.
+
+    Accelerate and transformers' Trainer call it; without the section they get DeepSpeed's own engine.
+    """
+    stock = module.initialize
+
+    @functools.wraps(stock)
+    def initialized(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(initialize).bind(*args, **kwargs).arguments
+        found = find_config(*(given.get(name) for name in ("args", "config", "config_params")))
+        section = read_config(found).get(SECTION) if found is not None else None
+        return (initialize if section else stock)(*args, **kwargs)
+
+    _deepspeed.replace_initialize(module, initialized)
 
 
 def full_precision(engine: Any) -> None:
@@ -111,7 +130,7 @@ def full_precision(engine: Any) -> None:
 
 def _build(arguments: dict[str, Any]) -> Built:
     with _deepspeed.own_globals():
-        engine, optimizer, loader, scheduler = _deepspeed.deepspeed().initialize(**arguments)
+        engine, optimizer, loader, scheduler = _deepspeed.stock_initialize()(**arguments)
     return engine, optimizer, loader, scheduler
 
 
@@ -121,7 +140,7 @@ def _plain(arguments: dict[str, Any]) -> Built:
     built = _build(arguments)
     optimizer = built[0].optimizer
     _deepspeed.reduce_in(optimizer, lambda _: optimizer.communication_data_type)
-    reads.foreign_autocast(built[0])
+    reads.watch_surroundings(built[0], None)
     return built
 
 
@@ -166,12 +185,27 @@ def _with_autocast(
         from safe_rope.autocast import loss_scale  # of DeepSpeed's classes
 
         loss_scale.install(engine, settings.stage)
-    reads.mention_autocast(engine, dtype)
+    _autocast_loss(model, dtype)
+    reads.watch_surroundings(engine, dtype)
     logger.info("%d parameters are communicated in %s, gradients in %s", len(safe), dtype, reduced)
     if any(parameter.dtype == dtype for parameter in trained):
         masters = "float32 master weights" if settings.stage else f"no master weights, updated in {dtype}"
         logger.info("the trained parameters in %s have %s", dtype, masters)
     return built
+
+
+def _autocast_loss(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let the loss function of a pipeline run under autocast, too; its engine calls it after the forward."""
+    loss = getattr(model, "loss_fn", None)
+    if not isinstance(model, _deepspeed.deepspeed().PipelineModule) or loss is None:
+        return
+
+    def under_autocast(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(_deepspeed.device_type(), dtype=dtype):
+            return original(*args, **kwargs)
+
+    owner, name = (loss, "forward") if isinstance(loss, nn.Module) else (model, "loss_fn")
+    _deepspeed.around(owner, name, under_autocast)
 
 
 def _numel(parameters: Iterable[nn.Parameter]) -> int:

@@ -82,11 +82,6 @@ def check_model(model: nn.Module, settings: AutocastSettings) -> None:
         ConfigError: naming the first parameters that are not.
 
     """
-    if isinstance(model, _deepspeed.deepspeed().PipelineModule):
-        raise ConfigError(
-            f"{SECTION} is enabled and the model is a PipelineModule, whose engine does not enter autocast "
-            f"as others do; remove the section {SECTION}, or train without pipeline parallelism"
-        )
     if getattr(model, "is_quantized", False):
         raise ConfigError(
             f"{SECTION} is enabled and the model's weights are quantised, which autocast cannot train; load "
@@ -223,6 +218,8 @@ def _check_exclusive(config: Mapping[str, Any], zero: Mapping[str, Any]) -> None
 
 def _reduce_dtype(config: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype | None:
     value = config.get("communication_data_type")
+    if value is None and config.get("sequence_parallel_size", 1) > 1:
+        value = config.get("seq_parallel_communication_data_type", "fp32")
     if value is None:
         return None
     asked = COMMUNICATION_DTYPES.get(str(value).lower())

@@ -90,45 +90,32 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
     engine.module.register_forward_hook(after, always_call=True)
 
 
-def foreign_autocast(engine: Any) -> None:
-    """Warn where ``engine``, which has no autocast, is called under somebody else's, and raise in float16.
+def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:
+    """Tell once of somebody else's torch.autocast around ``engine``, whose own is in the dtype ``own``.
 
-    In bfloat16 the result is right, as DDP's is, with everything communicated in the parameters' own dtype.
-    The gradients of float16 need a loss scale.
+    An engine with one replaces it. Without (None) the result is right in bfloat16, as DDP's is, with all
+    communicated in the parameters' own dtype; float16, whose gradients need a loss scale, is refused.
     """
     device = _deepspeed.device_type()
 
     def check(module: Any, inputs: Any) -> None:
         if not torch.is_autocast_enabled(device):
             return
-        text = (
-            f"torch.autocast is enabled for {device} around this engine, but the DeepSpeed config does not "
-            "enable the section torch_autocast, so that communication does not follow it; add "
-            '"torch_autocast": {"enabled": true, "dtype": "bfloat16"} to the config, or leave torch.autocast '
-            "before calling the engine"
-        )
-        if torch.get_autocast_dtype(device) == torch.float16 and not engine.fp16_enabled():
-            raise ConfigError(f"{text}: nothing scales the loss for gradients in float16")
+        if own is None:
+            text = (
+                f"torch.autocast is enabled for {device} around this engine, but the DeepSpeed config does "
+                "not enable the section torch_autocast, so that communication does not follow it; add "
+                '"torch_autocast": {"enabled": true, "dtype": "bfloat16"} to the config, or leave '
+                "torch.autocast before calling the engine"
+            )
+            if torch.get_autocast_dtype(device) == torch.float16 and not engine.fp16_enabled():
+                raise ConfigError(f"{text}: nothing scales the loss for gradients in float16")
+            warnings.warn(text, PrecisionWarning, stacklevel=4)
+        elif engine.global_rank == 0:
+            logger.info("torch.autocast around the engine: its own torch_autocast settings (%s) hold", own)
         handle.remove()
-        warnings.warn(text, PrecisionWarning, stacklevel=4)
 
     handle = engine.register_forward_pre_hook(check)
-
-
-def mention_autocast(engine: Any, dtype: torch.dtype) -> None:
-    """Say once, on rank 0, that the engine's own settings replace those of a surrounding torch.autocast."""
-    device = _deepspeed.device_type()
-
-    def mention(module: Any, inputs: Any) -> None:
-        if torch.is_autocast_enabled(device):
-            handle.remove()
-            if engine.global_rank == 0:
-                text = (
-                    "torch.autocast is enabled around the engine; its own torch_autocast settings (%s) hold"
-                )
-                logger.info(text, dtype)
-
-    handle = engine.register_forward_pre_hook(mention)
 
 
 def _runs_in(dtype: torch.dtype) -> bool:

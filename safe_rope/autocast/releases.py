@@ -6,7 +6,7 @@ A fault that safe_rope corrects is not listed here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.version import Version
 
@@ -16,64 +16,37 @@ FIRST_RELEASE = "0.17.2"
 NEWEST_TESTED = "0.19.8"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One thing that some releases do wrong.
+class Fault(NamedTuple):
+    """One thing that the releases from ``first`` to ``last`` do wrong at some ZeRO ``stages``.
 
-    ``stages`` are the ZeRO stages concerned; with ``accumulation`` it happens only where
-    gradient_accumulation_steps is above 1, with ``overlap`` only where overlap_comm is on or
-    contiguous_gradients off. ``first`` and ``last`` are the releases between which it happens.
+    With ``accumulation`` it happens only where gradient_accumulation_steps is above 1, with ``overlap`` only
+    where overlap_comm is on or contiguous_gradients off.
     """
 
     first: str
     last: str
-    stages: frozenset[int]
+    stages: tuple[int, ...]
     what: str
     remedy: str
     accumulation: bool = False
     overlap: bool = False
 
 
+_NEWER = "use DeepSpeed 0.19.3 or newer"
+_NO_STEPS = f"{_NEWER}, gradient_accumulation_steps 1, or zero_optimization.stage 3"
+_SCALED = "multiplies every gradient by 65536, a loss scale that is never removed"
+_OVERWRITTEN = "lets each micro-batch's gradient overwrite the last one's"
+_WRONG = "gets gradients wrong by up to their own size"
+_PLAIN = f"set overlap_comm to false and contiguous_gradients to true, or {_NEWER}"
+_TWICE = "divides by the accumulation steps twice (ZeRO 0), or keeps the last micro-batch only"
+_GATHER = "fails in the all-gather after the step"
+
 FAULTS = (
-    Fault(
-        first="0.17.2",
-        last="0.17.5",
-        stages=frozenset({1, 2}),
-        what="multiplies every gradient by 65536, a loss scale that is never removed",
-        remedy="use DeepSpeed 0.17.6 or newer, or zero_optimization.stage 3",
-    ),
-    Fault(
-        first="0.17.6",
-        last="0.18.2",
-        stages=frozenset({2}),
-        accumulation=True,
-        what="lets each micro-batch's gradient overwrite the last one's",
-        remedy="use DeepSpeed 0.19.3 or newer, gradient_accumulation_steps 1, or zero_optimization.stage 3",
-    ),
-    Fault(
-        first="0.17.6",
-        last="0.18.2",
-        stages=frozenset({1}),
-        accumulation=True,
-        overlap=True,
-        what="gets gradients wrong by up to their own size",
-        remedy="set overlap_comm to false and contiguous_gradients to true, or use DeepSpeed 0.19.3 or newer",
-    ),
-    Fault(
-        first="0.18.3",
-        last="0.18.3",
-        stages=frozenset({0, 1, 2}),
-        accumulation=True,
-        what="divides by the accumulation steps twice (ZeRO 0), or keeps the last micro-batch only",
-        remedy="use DeepSpeed 0.19.3 or newer, gradient_accumulation_steps 1, or zero_optimization.stage 3",
-    ),
-    Fault(
-        first="0.18.9",
-        last="0.18.9",
-        stages=frozenset({1, 2}),
-        what="fails in the all-gather after the step",
-        remedy="use DeepSpeed 0.19.3 or newer, or zero_optimization.stage 3",
-    ),
+    Fault("0.17.2", "0.17.5", (1, 2), _SCALED, "use DeepSpeed 0.17.6 or newer, or zero_optimization.stage 3"),
+    Fault("0.17.6", "0.18.2", (2,), _OVERWRITTEN, _NO_STEPS, accumulation=True),
+    Fault("0.17.6", "0.18.2", (1,), _WRONG, _PLAIN, accumulation=True, overlap=True),
+    Fault("0.18.3", "0.18.3", (0, 1, 2), _TWICE, _NO_STEPS, accumulation=True),
+    Fault("0.18.9", "0.18.9", (1, 2), _GATHER, f"{_NEWER}, or zero_optimization.stage 3"),
 )
 
 

@@ -10,11 +10,12 @@ import click
 from safe_rope._audit.command.job import load_model_config, read_side
 from safe_rope._audit.command.outcome import grouped, number
 from safe_rope._audit.command.process import measure
-from safe_rope._base.text import aligned
+from safe_rope._base.text import aligned, shortened, wrapped
 from safe_rope.cli._progress import following
 from safe_rope.cli.audit import LONGEST, read_positions, require
 
-_HEADER = ("module", "positions", "max ulp", "max rad", "at", "differs from", "beyond tolerance from")
+SCHEMA = "safe_rope.compare/2"
+_HEADER = ("positions", "max ulp", "max rad", "at", "differs from", "beyond from", "module")
 
 
 @click.command("compare")
@@ -44,7 +45,7 @@ def command(context: click.Context, /, a: str, b: str, **options: Any) -> None:
     --ulp, the tables may differ by what FP32 arithmetic explains: 2**-20 of a phase. Angles are known modulo
     a full turn.
 
-    Exit status: 0 within the tolerance, 1 beyond it, 2 an error.
+    Exit status: 0 within the tolerance, 1 beyond it or something has no counterpart, 2 an error.
     """
     if options["positions"] and options["longest"]:
         raise click.UsageError("give --positions or --max, not both")
@@ -54,30 +55,43 @@ def command(context: click.Context, /, a: str, b: str, **options: Any) -> None:
     asked["sides"] = [read_side(a, model), read_side(b, model)]
     with following(options["quiet"]) as listen:
         found = measure(asked, listen)
-    differs = any(module["first_beyond"] is not None for module in found["modules"])
+    differs = [module["name"] for module in found["modules"] if module["first_beyond"] is not None]
+    same = not differs and not found["not_compared"]
     if options["style"] == "json":
-        click.echo(json.dumps({"a": a, "b": b, "ok": not differs, **found}, indent=2, allow_nan=False))
+        said = {"schema": SCHEMA, "a": a, "b": b, "ok": same, **found}
+        click.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
-        click.echo(_text(a, b, found))
-    context.exit(1 if differs else 0)
+        click.echo(_text(a, b, found, len(differs)))
+    context.exit(0 if same else 1)
 
 
-def _text(a: str, b: str, found: dict[str, Any]) -> str:
-    lines = [f"{a} and {b}"]
+def _text(a: str, b: str, found: dict[str, Any], differ: int) -> str:
     first, second = found["environments"]
-    for name in sorted(first.keys() | second.keys()):
+    lines = wrapped(f"{a} ({first.get('model', 'unnamed')}) and {b} ({second.get('model', 'unnamed')})")
+    for name in sorted((first.keys() | second.keys()) - {"model"}):
         if first.get(name) != second.get(name):
-            lines.append(f"{name}: {first.get(name, 'none')} and {second.get(name, 'none')}")
+            lines += wrapped(f"{name}: {first.get(name, 'none')} and {second.get(name, 'none')}")
     rows = [
         (
-            module["name"],
             grouped(module["positions"]),
             number(module["max_ulp"]),
             number(module["max_radians"]),
             grouped(module["at"]),
             grouped(module["first_difference"]),
             grouped(module["first_beyond"]),
+            shortened(module["name"], _NAME),
         )
         for module in found["modules"]
     ]
-    return "\n".join([*lines, "", *aligned(rows, _HEADER)])
+    lines += ["", *aligned(rows, _HEADER), ""]
+    lines += [line for said in found["not_compared"] for line in wrapped(f"not compared: {said}")]
+    count = len(found["modules"])
+    if differ:
+        verdict = f"DIFFERENT: {differ} of {count} tables differ beyond the tolerance"
+    else:
+        verdict = f"SAME: {count} of {count} tables within the tolerance"
+    left = len(found["not_compared"])
+    return "\n".join([*lines, f"{verdict}; {left} not compared" if left else verdict])
+
+
+_NAME = 32

@@ -12,8 +12,12 @@ from safe_rope.scan import RULES, Rule
 
 @click.command("rule")
 @click.argument("name", required=False, metavar="[RULE]")
-def command(name: str | None) -> None:
+@click.option("--all", "everything", is_flag=True, help="Explain every rule.")
+def command(name: str | None, everything: bool) -> None:
     """Explain a rule of `safe-rope scan`, or list them all."""
+    if everything:
+        click.echo("\n".join(_explain(rule) for rule in RULES.values()), nl=False)
+        return
     if name is None:
         for rule in RULES.values():
             click.echo(f"{rule.id}  {rule.severity:7}  {rule.summary}")

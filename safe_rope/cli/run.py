@@ -46,6 +46,11 @@ class _Command(click.Command):
 @click.command("run", cls=_Command, options_metavar="[OPTIONS] -- COMMAND...")
 @click.option("--strict/--no-strict", default=None, help="Fail if a position module cannot be protected.")
 @click.option("--tables", type=click.Choice(TABLES), help="What cos and sin are.  [default: exact]")
+@click.option(
+    "--autocast/--no-autocast",
+    default=None,
+    help="deepspeed.initialize is safe_rope.initialize: torch_autocast corrected.",
+)
 @click.option("--report", metavar="FILE", help="Rank 0 writes there, as JSON, what was protected.")
 @click.option(
     "--print-env",
@@ -61,7 +66,7 @@ def command(context: click.Context, /, print_env: str | None, **given: Any) -> N
 
     COMMAND is what you would type without safe-rope: torchrun, deepspeed, accelerate launch, python ...
     For a Python script `python -m safe_rope [OPTIONS] train.py ...` is the same.
-    An option that is left out is what SAFE_ROPE_TABLES, SAFE_ROPE_STRICT and SAFE_ROPE_REPORT say.
+    An option that is left out is what SAFE_ROPE_TABLES, _STRICT, _AUTOCAST and _REPORT say.
     Exit status: the command's; 2 if it could not be started.
     """
     arguments = context.meta["safe_rope.command"]

@@ -7,15 +7,17 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
+from safe_rope._base.files import write_atomically
 from safe_rope.errors import SafeRopeError
 from safe_rope.scan import (
     DEFAULT_FILE,
     FORMATS,
+    LISTS,
     Baseline,
     Cache,
     Diagnostic,
@@ -47,13 +49,37 @@ def _names(context: click.Context, parameter: click.Parameter, value: tuple[str,
     return tuple(name.strip() for item in value for name in item.split(",") if name.strip())
 
 
+def _listed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that are lists of the settings."""
+    for name, text in reversed(LISTS.items()):
+        metavar = "PATTERNS" if name.endswith("exclude") else "RULES"
+        command = click.option(f"--{name}", multiple=True, callback=_names, metavar=metavar, help=text)(
+            command
+        )
+    return command
+
+
 @click.command("scan")
 @click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="Scan an installed package.")
-@click.option("--format", "style", type=click.Choice(list(FORMATS)), default="text", show_default=True)
-@click.option("--select", multiple=True, callback=_names, metavar="RULES", help="Report only these rules.")
-@click.option("--ignore", multiple=True, callback=_names, metavar="RULES", help="Do not report these rules.")
+@click.option(
+    "--format",
+    "--output-format",
+    "style",
+    type=click.Choice(list(FORMATS)),
+    default="text",
+    show_default=True,
+)
+@click.option("--output-file", "-o", metavar="FILE", help="Write the report there instead of stdout.")
+@_listed
+@click.option("--config", metavar="FILE", help="Read this pyproject.toml instead of the nearest.")
+@click.option("--isolated", is_flag=True, help="Read no pyproject.toml.")
+@click.option("--show-settings", is_flag=True, help="Print what counts for the first path; scan nothing.")
+@click.option("--show-files", is_flag=True, help="Print the files that would be scanned; scan nothing.")
 @click.option("--fix", is_flag=True, help="Write the safe fixes into the files.")
+@click.option("--fix-only", is_flag=True, help="Like --fix, and report nothing of what is left.")
+@click.option("--exit-non-zero-on-fix", is_flag=True, help="Exit 1 if anything was fixed.")
+@click.option("--add-noqa", is_flag=True, help="Write a comment that silences it after each finding.")
 @click.option(
     "--unsafe-fixes", is_flag=True, help="With --fix or --diff: also fixes that can change results."
 )
@@ -80,13 +106,16 @@ def command(context: click.Context, /, **values: Any) -> None:
     PATH is a file, a directory, a notebook, or - for stdin. Nothing that is scanned is imported or run.
     Exit status: 0 notes at most, 1 errors or warnings, 2 a file could not be scanned or the call is wrong.
     """
-    options = _Options(**values)
+    options = SimpleNamespace(**values)
+    options.fix |= options.fix_only
     if not options.paths and not options.packages:
         raise click.UsageError("give a file, a directory, --package NAME, or - for stdin")
     if "-" in options.paths and (len(options.paths) > 1 or options.packages):
         raise click.UsageError("- reads stdin and stands alone")
     if options.diff and options.style != "text":
         raise click.UsageError("--diff prints a diff; leave --format out")
+    if options.add_noqa and (options.fix or options.diff or "-" in options.paths):
+        raise click.UsageError("--add-noqa goes with files, and neither with --fix nor --diff")
     try:
         run = _Run(options)
         status = run.stdin() if options.paths == ("-",) else run.files()
@@ -98,39 +127,20 @@ def command(context: click.Context, /, **values: Any) -> None:
     context.exit(status)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The command line."""
-
-    paths: tuple[str, ...]
-    packages: tuple[str, ...]
-    style: str
-    select: tuple[str, ...]
-    ignore: tuple[str, ...]
-    fix: bool
-    unsafe_fixes: bool
-    diff: bool
-    baseline: str | None
-    write_baseline: bool
-    statistics: bool
-    jobs: int | None
-    no_cache: bool
-    stdin_filename: str | None
-    min_severity: str
-    exit_zero: bool
-    quiet: bool
-
-
 class _Run:
     """One call of the command."""
 
-    def __init__(self, options: _Options) -> None:
+    def __init__(self, options: SimpleNamespace) -> None:
         self.options = options
-        # A wrong rule name is an error even where nothing is scanned.
-        check_rules(options.select, "--select")
-        check_rules(options.ignore, "--ignore")
+        self.fixed = 0
+        lists = {name: getattr(options, name.replace("-", "_")) for name in LISTS}
+        for name, given in lists.items():  # a wrong rule name is an error even where nothing is scanned
+            if not name.endswith("exclude"):
+                check_rules(given, f"--{name}")
         self.settings = functools.cache(
-            lambda directory: load_settings(directory, options.select, options.ignore)
+            lambda directory: load_settings(
+                directory, lists, config=options.config, isolated=options.isolated
+            )
         )
 
     def files(self) -> int:
@@ -138,6 +148,14 @@ class _Run:
         options = self.options
         baseline = self._baseline()
         targets = session.collect(options.paths, options.packages, self.settings)
+        if options.show_settings or options.show_files:
+            first = next(iter(targets.settings.values()), self.settings(os.curdir))
+            _write(
+                _encoded(
+                    str(first) if options.show_settings else "".join(f"{path}\n" for path in targets.settings)
+                )
+            )
+            return 2 if targets.errors else 0
         cache = Cache(None) if options.no_cache else open_cache()
         try:
             with _progress(options.quiet) as progress:
@@ -152,6 +170,7 @@ class _Run:
             write = not options.diff
             changes = session.fix(selection, results.values(), unsafe=options.unsafe_fixes, write=write)
             errors += changes.errors
+            self.fixed = changes.fixed
             if changes.counts:
                 self._note(_fixed(changes.counts, "fixed" if write else "would be fixed"))
             if write:
@@ -159,6 +178,13 @@ class _Run:
                 selection = Selection(targets.settings, results, baseline)
             else:
                 _write(changes.diff)
+        if options.add_noqa:
+            silenced = session.silence(selection, results)
+            self._note(
+                f"silenced {_plural(silenced.fixed, 'finding')} in {_plural(len(silenced.counts), 'file')}"
+            )
+            _errors(errors + silenced.errors)
+            return 2 if errors + silenced.errors else 0
         return self._finish(selection, results, errors)
 
     def stdin(self) -> int:
@@ -177,7 +203,7 @@ class _Run:
         after = data
         if results and (options.fix or options.diff):
             fixed = fix_source(data, result, selection.fixable, unsafe=options.unsafe_fixes, scan=scan_source)
-            after = fixed.source
+            after, self.fixed = fixed.source, fixed.count
             if not options.diff:
                 results[name] = fixed.result
         if options.diff:
@@ -199,20 +225,25 @@ class _Run:
             return self._write_baseline(selection, results, errors)
         for problem in selection.problems():
             self._note(f"warning: {problem}")
-        shown = SEVERITIES[: SEVERITIES.index(self.options.min_severity) + 1]
+        options = self.options
+        shown = () if options.fix_only else SEVERITIES[: SEVERITIES.index(options.min_severity) + 1]
         hits = [hit for hit in session.shown(selection, results) if hit.finding.severity in shown]
         _errors(errors)
-        counted = table(hits) if self.options.statistics else ""
-        counted_only = self.options.statistics and self.options.style == "text"
-        if not self.options.diff:
-            output = counted if counted_only else FORMATS[self.options.style](hits, errors)
-            _write(_encoded(output), to_stderr=to_stderr)
-        if self.options.diff or not counted_only:
+        counted = table(hits) if options.statistics else ""
+        counted_only = options.statistics and options.style == "text"
+        if not options.diff:
+            output = _encoded(counted if counted_only else FORMATS[options.style](hits, errors))
+            if options.output_file is None:
+                _write(output, to_stderr=to_stderr)
+            else:
+                write_atomically(options.output_file, output)
+        if options.diff or not counted_only:
             _write(_encoded(counted), to_stderr=True)
         failed = sum(bool(result.errors) for result in results.values())
-        self._note(_summary(hits, len(results), failed))
-        failing = any(hit.finding.severity != "note" for hit in hits) and not self.options.exit_zero
-        return 2 if errors else int(failing)
+        if not options.fix_only:
+            self._note(_summary(hits, len(results), failed))
+        failing = any(hit.finding.severity != "note" for hit in hits) and not options.exit_zero
+        return 2 if errors else int(failing or (options.exit_non_zero_on_fix and self.fixed > 0))
 
     def _baseline(self) -> Baseline | None:
         if self.options.baseline is None or self.options.write_baseline:

@@ -33,12 +33,13 @@ def arm() -> None:
 
 
 class _FirstLook:
-    """Sees somebody look for torch. Only then is wrapt worth its import, which takes longer than this one."""
+    """Sees somebody look for torch or DeepSpeed. Only then is wrapt worth its import, which takes longer."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch" or self not in sys.meta_path:
+        # DeepSpeed imports torch before it is whole.
+        if name not in ("torch", "deepspeed") or self not in sys.meta_path:
             return None
         import importlib.util
 
@@ -51,6 +52,7 @@ def _wait_for_torch() -> None:
     import wrapt
 
     wrapt.register_post_import_hook(_on_torch, "torch")
+    wrapt.register_post_import_hook(_on_deepspeed, "deepspeed")
 
 
 def _on_torch(module: ModuleType) -> None:
@@ -59,3 +61,12 @@ def _on_torch(module: ModuleType) -> None:
     from safe_rope.integrations.process_guard import ProcessGuard
 
     ProcessGuard(options.read(os.environ)).start()
+
+
+def _on_deepspeed(module: ModuleType) -> None:
+    from safe_rope.integrations import options
+
+    if options.read(os.environ).autocast:
+        from safe_rope.autocast import in_place_of_deepspeeds
+
+        in_place_of_deepspeeds(module)

@@ -1,4 +1,4 @@
-"""What the environment asks for: SAFE_ROPE, SAFE_ROPE_TABLES, SAFE_ROPE_STRICT, SAFE_ROPE_REPORT.
+"""What the environment asks for: SAFE_ROPE, and SAFE_ROPE_ with TABLES, STRICT, AUTOCAST, REPORT.
 
 SAFE_ROPE_RUN is set by `safe-rope run` alone: it ties the processes of one run together in its report.
 """
@@ -19,7 +19,7 @@ STARTUP = Path(__file__).parent / "startup"
 TABLES = ("exact", "fp32")
 
 _PREFIX = "SAFE_ROPE_"
-_OURS = ("TABLES", "STRICT", "REPORT", "RUN")
+_OURS = ("TABLES", "STRICT", "AUTOCAST", "REPORT", "RUN")
 _TOOLS = ("VENV", "TEST_SLACK", "FULL_GRID")  # of the commands in tools/ and of the tests
 
 _ON = ("1", "true", "yes", "on")
@@ -33,12 +33,14 @@ class Options:
     Attributes:
         tables: as for `safe_rope.guard`.
         strict: as for `safe_rope.guard`.
+        autocast: whether deepspeed.initialize is safe_rope.initialize.
         report: where rank 0 writes its report as JSON; an absolute path.
         run: what the processes of one `safe-rope run` have in common.
     """
 
     tables: str = "exact"
     strict: bool = False
+    autocast: bool = False
     report: str | None = None
     run: str | None = None
 
@@ -54,6 +56,7 @@ class Options:
             "SAFE_ROPE": "1",
             "SAFE_ROPE_TABLES": self.tables,
             "SAFE_ROPE_STRICT": "1" if self.strict else "0",
+            "SAFE_ROPE_AUTOCAST": "1" if self.autocast else "0",
             "PYTHONPATH": os.pathsep.join([str(STARTUP), *rest]),
         }
         if self.report is not None:
@@ -82,6 +85,7 @@ def read(environment: Mapping[str, str]) -> Options:
     return Options(
         tables=tables,
         strict=_switch(environment, "SAFE_ROPE_STRICT"),
+        autocast=_switch(environment, "SAFE_ROPE_AUTOCAST"),
         report=os.path.abspath(report) if report else None,
         run=environment.get("SAFE_ROPE_RUN") or None,
     )

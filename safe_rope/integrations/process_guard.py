@@ -108,6 +108,7 @@ class ProcessGuard:
             "argv": sys.argv,
             "python": sys.version.split()[0],
             "versions": installed(),
+            "autocast": self.options.autocast,
             "ended": ended,
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
             **report.to_dict(),

@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 Layout = Literal["half", "interleaved"]
 
-_SMALLEST = 1 << 15
-"""Elements of q and k together from which on a recognised function is not run itself."""
-
 
 def apply_rotary(
     q: Tensor,
@@ -94,7 +91,7 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     Called with plain tensors only, the result is the stock function's own. Called with `CosSin` tables, every
     floating argument of lower precision is raised to FP32 (exact), the stock function runs with
     autocast off, and each result is rounded once to the dtype of the argument it was made from. A function
-    that `safe_rope.rotation._bodies` has recognised is not run at all then: one kernel gives the same bits.
+    that `safe_rope.rotation._bodies` has recognised is not run at all then: a kernel gives the same bits.
 
     Raises:
         TypeError: the function chooses rows by position_ids (before transformers 4.48), and those are no
@@ -106,6 +103,10 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def application(*args: Any, **kwargs: Any) -> Any:
+        if recognised.body is not None and not kwargs and not torch.compiler.is_compiling():
+            again = recognised.body.rotate_again(args)
+            if again is not None:
+                return again
         if not any(is_marked(value) for value in (*args, *kwargs.values())):
             return stock(*args, **kwargs)
         if chooses_rows is not None:
@@ -113,9 +114,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             check_arguments(ids, torch.float32)
         if not recognised.tried and not torch.compiler.is_compiling():
             recognised.try_now()
-        if recognised.body is not None and _is_worthwhile(args, kwargs):
-            unmarked = {name: plain(value) for name, value in kwargs.items()}
-            fast = recognised.body.rotate(tuple(map(plain, args)), unmarked)
+        if recognised.body is not None:
+            fast = recognised.body.rotate(args, kwargs)
             if fast is not None:
                 return fast
         dtypes = [v.dtype for v in (*args, *kwargs.values()) if _is_rotated(v)]
@@ -146,14 +146,6 @@ class _Recognised:
             self.body = _bodies[self.stock]
             self.tried = True
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
-
-
-def _is_worthwhile(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    # Eagerly, a few tokens cost more in a kernel's preparation than in the function itself.
-    if torch.compiler.is_compiling():
-        return True
-    elements = sum(v.numel() for v in (*args, *kwargs.values()) if _is_rotated(v))
-    return bool(elements >= _SMALLEST)
 
 
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:

@@ -19,17 +19,21 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
-from safe_rope._base.positions import must_stay_opaque
+from safe_rope._base.positions import is_watched, must_stay_opaque
 from safe_rope._base.torch_private import WithoutTorchFunction
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
-from safe_rope.rotation.kernels import Form, rotate
+from safe_rope.rotation._cos_sin import CosSin, plain, written
+from safe_rope.rotation.kernels import Form, _few, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
 _HEAD_DIM = 8
+_KEPT = 64
+"""Kinds of states of which a body remembers whether and how they are laid side by side."""
+_UNKNOWN: Any = object()
 _FORMS = tuple(Form(*f) for f in itertools.product(PAIRS, PAIRS, ("half", "interleaved", "first", "shared")))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Body:
     """How a recognised function takes its arguments, and what it computes.
 
@@ -51,14 +55,43 @@ class Body:
     gathers: bool
     is_tuple: bool
 
+    def __post_init__(self) -> None:
+        self._cos_at = self.names.index("cos")
+        self._plans: dict[Any, _few.Plan | None] = {}
+
     def rotate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the function would return for plain tensors; None if it has to be asked itself."""
+        """Return what the function returns for the plain values of a call; None if it has to be asked itself.
+
+        It is asked for what few tokens give with gradients: a kernel's preparation would be dearer.
+
+        Args:
+            args: of the call; its tables may be marked.
+            kwargs: as args.
+        """
+        bound = self._bound(args, kwargs)
+        if bound is None:
+            return None
+        xs, cos, sin, unsqueeze = bound
+        few = not torch.compiler.is_compiling() and sum(x.numel() for x in xs) < _few.LARGEST
+        if few and xs[0].is_cpu and not is_watched():
+            return None if _needs_gradient(xs) else self._rotate_few(args, xs, cos, sin, unsqueeze)
+        return self._rotate(xs, cos, sin, unsqueeze)
+
+    def by_kernel(self, arguments: dict[str, Any]) -> Any:
+        """Return what a kernel gives for plain arguments, however few; None if it has to be asked itself."""
+        bound = self._bound((), arguments)
+        return None if bound is None else self._rotate(*bound)
+
+    def _bound(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, int] | None:
+        """Return the states, cos, sin and unsqueeze_dim of a call; None where they are of another kind."""
         given = dict(zip(self.names, args, strict=False))
         if len(args) > len(self.names) or any(name in kwargs for name in given):
             return None
         given |= kwargs
-        cos, sin = given.pop("cos", None), given.pop("sin", None)
-        xs = tuple(given.pop(name, None) for name in self.names[: self.states])
+        cos, sin = plain(given.pop("cos", None)), plain(given.pop("sin", None))
+        xs = tuple([given.pop(name, None) for name in self.names[: self.states]])
         position_ids = given.pop("position_ids", None)
         unsqueeze = given.pop("unsqueeze_dim", self.unsqueeze)
         if type(unsqueeze) is not int or any(value is not None for value in given.values()):
@@ -69,17 +102,72 @@ class Body:
             if not isinstance(position_ids, Tensor) or cos.dim() != 2 or sin.dim() != 2:
                 return None
             cos, sin = cos[position_ids], sin[position_ids]
-        if fault_of_tables(cos, sin, unsqueeze) is not None:
-            return None
+        return None if fault_of_tables(cos, sin, unsqueeze) is not None else (xs, cos, sin, unsqueeze)
+
+    def _rotate(self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int) -> Any:
         cos, sin = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze)
-        rotary_dim = self.form.rotary_dim(cos.shape[-1])
-        for name, x in zip(self.names, xs, strict=False):
-            if fault_of_states(name, x, cos, self.form) is not None:
-                return None
-            if rotary_dim != x.shape[-1] and not self.partial:
-                return None
+        if not self._fits(xs, cos):
+            return None
         results = rotate(xs, cos, sin, self.form)
         return results if self.is_tuple else results[0]
+
+    def _rotate_few(
+        self, args: tuple[Any, ...], xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
+    ) -> Any:
+        kinds = _kinds(xs)
+        key = cos.shape, cos.device, unsqueeze, *kinds
+        plan = self._plans.get(key, _UNKNOWN)
+        if plan is _UNKNOWN:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            fits = self._fits(xs, cos.unsqueeze(unsqueeze))
+            plan = self._plans[key] = _few.plan(xs, cos, unsqueeze, self.form) if fits else None
+        if plan is None:
+            return None
+        arranged = _few.arrange(cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), self.form, plan)
+        if len(args) == len(self.names) and not self.gathers:
+            table, other = args[self._cos_at], args[self.names.index("sin")]
+            if type(table) is type(other) is CosSin:
+                if len(table.ready) >= _KEPT:
+                    table.ready.clear()
+                # The ids of what comes with them are the key: sin, which stays alive by that, and numbers.
+                again = self, written(), *map(id, args[self.states :]), *kinds
+                table.ready[again] = *arranged, plan, other
+        results = _few.turn(xs, *arranged, self.form, plan)
+        return results if self.is_tuple else results[0]
+
+    def rotate_again(self, args: tuple[Any, ...]) -> Any:
+        """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
+
+        Every layer asks the same of the same tables: what they all need is made for the first.
+        """
+        table = args[self._cos_at] if len(args) == len(self.names) else None
+        if type(table) is not CosSin or not table.ready:
+            return None
+        xs = args[: self.states]
+        if _needs_gradient(xs):
+            return None
+        found = table.ready.get((self, written(), *map(id, args[self.states :]), *_kinds(xs)))
+        if found is None:
+            return None
+        results = _few.turn(xs, found[0], found[1], self.form, found[2])
+        return results if self.is_tuple else results[0]
+
+    def _fits(self, xs: tuple[Tensor, ...], cos: Tensor) -> bool:
+        """Whether ``xs`` can be rotated with the unsqueezed tables."""
+        if any(fault_of_states(name, x, cos, self.form) for name, x in zip(self.names, xs, strict=False)):
+            return False
+        rotary_dim = self.form.rotary_dim(cos.shape[-1])
+        return self.partial or all(x.shape[-1] == rotary_dim for x in xs)
+
+
+def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
+    """Return what a plan depends on."""
+    return [kind for x in xs for kind in (type(x), x.device, x.dtype, x.shape, x.stride())]
+
+
+def _needs_gradient(xs: tuple[Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any([x.requires_grad for x in xs])
 
 
 def _is_plain(value: Any) -> bool:
@@ -177,8 +265,12 @@ def _agree_on(
     except Exception:  # noqa: BLE001 - whatever it is, the function does not take such arguments
         return False
     expected = _results(result, body, states)
-    got = _results(body.rotate((), arguments), body, states)
-    if expected is None or got is None or not all(map(torch.equal, expected, got)):
+    got = _results(body.by_kernel(arguments), body, states)
+    with torch.no_grad():
+        few = _results(body.rotate((), arguments), body, states)
+    if expected is None or got is None or few is None:
+        return False
+    if not (all(map(torch.equal, expected, got)) and all(map(torch.equal, expected, few))):
         return False
     weights = [_numbers(tuple(state.shape), 9) for state in states]
     try:

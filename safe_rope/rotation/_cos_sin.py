@@ -19,38 +19,26 @@ from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     make_wrapper_subclass,
     pytree,
-    storage_key,
 )
 from safe_rope.errors import PrecisionWarning
 
 _MARK = "_safe_rope_cos_sin"
 _aten = torch.ops.aten
+_writes = 0
 
-# What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases. Of a table
-# whose nominal dtype is not known, other arithmetic gives plain tensors.
-_KEEP_THE_MARK = frozenset(
+_VIEWS = frozenset(
     {
-        _aten._to_copy,
         _aten._unsafe_view,
         _aten.alias,
         _aten.as_strided,
-        _aten.cat,
-        _aten.clone,
-        _aten.cos,
         _aten.detach,
         _aten.expand,
-        _aten.gather,
-        _aten.index,
-        _aten.index_select,
         _aten.permute,
-        _aten.repeat,
         _aten.select,
-        _aten.sin,
         _aten.slice,
         _aten.split,
         _aten.split_with_sizes,
         _aten.squeeze,
-        _aten.stack,
         _aten.t,
         _aten.transpose,
         _aten.unbind,
@@ -58,8 +46,11 @@ _KEEP_THE_MARK = frozenset(
         _aten.view,
     }
 )
-
-
+# Those whose result comes from their first argument alone; any other tensor that they take is an index.
+_MOVE = _VIEWS | {_aten.clone, _aten.gather, _aten.index, _aten.index_select, _aten.repeat}
+# What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases. Of a table
+# whose nominal dtype is not known, other arithmetic gives plain tensors.
+_KEEP_THE_MARK = _MOVE | {_aten._to_copy, _aten.cat, _aten.cos, _aten.sin, _aten.stack}
 _ENDS_A_PHASE = frozenset({_aten.cos, _aten.sin, _aten.polar, _aten.exp, _aten.log, _aten.tanh})
 
 
@@ -84,6 +75,8 @@ class CosSin(torch.Tensor):
     phase: str | None
     source: torch.Tensor
     """The table that a view is one of: what writes to the view writes to it."""
+    ready: dict[Any, Any]
+    """What an application has made of it, for the next one; good as long as `written` says the same."""
 
     @staticmethod
     def __new__(
@@ -98,7 +91,7 @@ class CosSin(torch.Tensor):
             cls, table.size(), strides=table.stride(), dtype=dtype, device=table.device
         )
         self.table, self.nominal, self.faced, self.phase = table, nominal, faced, phase
-        self.source = table
+        self.source, self.ready = table, {}
         return self
 
     def _around(self, table: torch.Tensor) -> CosSin:
@@ -110,6 +103,9 @@ class CosSin(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func.overloadpacket in _MOVE and type(args[0]) is CosSin:
+            result = func(args[0].table, *args[1:], **(kwargs or {}))
+            return _moved(result, args[0], func.overloadpacket in _VIEWS)
         kwargs = dict(kwargs or {})
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
@@ -161,7 +157,7 @@ class CosSin(torch.Tensor):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         self.table.data = plain(value)
-        torch.autograd.graph.increment_version(self.source)
+        _note_write(self)
 
     def data_ptr(self) -> int:
         if self.faced and not hasattr(self, "_rounded"):
@@ -176,6 +172,17 @@ class CosSin(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
         return self._around(self.table.clone())
+
+
+def _note_write(table: CosSin) -> None:
+    global _writes
+    _writes += 1
+    torch.autograd.graph.increment_version(table.source)
+
+
+def written() -> int:
+    """Return how often somebody has written to a marked table, whichever it was."""
+    return _writes
 
 
 def _takes_part(tensor: torch.Tensor) -> bool:
@@ -204,7 +211,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values = pytree.tree_map_only(CosSin, plain, (args, kwargs))
     result = func(*values[0], **values[1])
     if isinstance(target, CosSin):
-        torch.autograd.graph.increment_version(target.source)
+        _note_write(target)
     return target if isinstance(target, CosSin) and isinstance(result, torch.Tensor) else result
 
 
@@ -226,21 +233,19 @@ def _marked_alike(
     faced = any(table.faced for table in tables) or (nominal is not None and not moves)
 
     def mark(tensor: torch.Tensor) -> torch.Tensor:
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            return tensor
-        result = CosSin(tensor, nominal, faced, phase)
-        if moves and len(tables) == 1 and _share_memory(tensor, tables[0].source):
-            result.source = tables[0].source
-        return result
+        known = tensor.is_floating_point() or tensor.is_complex()
+        return CosSin(tensor, nominal, faced, phase) if known else tensor
 
     return pytree.tree_map_only(torch.Tensor, mark, result)
 
 
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    try:
-        return storage_key(one) == storage_key(other)
-    except NotImplementedError:  # a tensor of torch.func has none
-        return False
+def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
+    if not isinstance(result, torch.Tensor):
+        return type(result)([_moved(one, table, is_view) for one in result])
+    moved = table._around(result)
+    if is_view:
+        moved.source = table.source
+    return moved
 
 
 def rounded(tensor: CosSin) -> torch.Tensor:

@@ -24,13 +24,14 @@ from safe_rope.scan.run.one_file import scan_source
 from safe_rope.scan.run.runner import scan_files
 from safe_rope.scan.run.selection import Selection
 from safe_rope.scan.run.session import Scanned
-from safe_rope.scan.run.settings import Settings, check_rules, load_settings
+from safe_rope.scan.run.settings import LISTS, Settings, check_rules, load_settings
 
 # The names beside Scanned, Settings and scan are the command's.
 __all__ = [
-    "DEFAULT_FILE", "FORMATS", "RULES", "Baseline", "Cache", "Diagnostic", "FileResult", "Hit", "Rule",
-    "Scanned", "Selection", "Settings", "UnreadableError", "check_rules", "diff", "fix_source", "limited",
-    "load_settings", "open_cache", "printable", "scan", "scan_files", "scan_source", "session", "table",
+    "DEFAULT_FILE", "FORMATS", "LISTS", "RULES", "Baseline", "Cache", "Diagnostic", "FileResult", "Hit",
+    "Rule", "Scanned", "Selection", "Settings", "UnreadableError", "check_rules", "diff", "fix_source",
+    "limited", "load_settings", "open_cache", "printable", "scan", "scan_files", "scan_source", "session",
+    "table",
 ]  # fmt: skip
 
 

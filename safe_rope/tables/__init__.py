@@ -123,7 +123,9 @@ _SCHEMA = "(Tensor position_ids, str key, ScalarType dtype) -> (Tensor, Tensor)"
 @torch.library.custom_op("safe_rope::rotary_lookup", mutates_args=(), schema=_SCHEMA)
 def _rotary_lookup(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     check_arguments(position_ids, dtype)
-    return _lookups[key](position_ids, dtype)
+    cos, sin = _lookups[key](position_ids, dtype)
+    # An operator's results must not share memory, as those of a single position do.
+    return cos, sin.clone() if position_ids.numel() == 1 else sin
 
 
 @_rotary_lookup.register_fake

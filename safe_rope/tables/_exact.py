@@ -71,11 +71,10 @@ class ExactLookup:
         refuse_too_large(position_ids)
         half = self.levels.half
         count = position_ids.numel()
-        if count == 1 and position_ids.device.type == "cpu":
-            shape = (*position_ids.shape, half)
-            cos, sin = self._at(int(position_ids.to(torch.int64)), dtype)
-            # Two copies, not two views of one: an operator's results must not share memory.
-            return cos.to(dtype, copy=True).view(shape), sin.to(dtype, copy=True).view(shape)
+        if count == 1 and position_ids.is_cpu:
+            rows = self._at(int(position_ids), dtype).to(dtype, copy=True)
+            cos, sin = rows.view(2, *position_ids.shape, half).unbind(0)
+            return cos, sin
         positions = position_ids.to(torch.int64).reshape(-1)
         cos = originals.empty((count, half), dtype=dtype, device=position_ids.device)
         sin = originals.empty((count, half), dtype=dtype, device=position_ids.device)

@@ -36,7 +36,7 @@ def lookup(table: RotaryTable | StockTable, position_ids: Tensor) -> tuple[Tenso
         )
     is_exact = isinstance(table, RotaryTable) and position_ids.device.type != "mps"
     dtype = torch.float64 if is_exact else torch.float32
-    positions = position_ids.to(dtype) / table.position_divisor
+    positions = position_ids.detach().to(dtype) / table.position_divisor
     phase = positions[..., None] * table.inv_freq.to(position_ids.device, dtype)
     scaling = table.attention_scaling
     return (phase.cos() * scaling).to(torch.float32), (phase.sin() * scaling).to(torch.float32)

@@ -98,7 +98,7 @@ def test_the_report_has_text_and_json_forms() -> None:
     assert len(data["findings"]) == len(report.findings)
     assert data["modules"][0]["rows"][-1]["position"] == 2 * LENGTH
     text = str(report)
-    assert text.startswith("DAMAGED: LlamaForCausalLM: 1 ")
+    assert re.match(r"DAMAGED: LlamaForCausalLM: \d ", text)
     assert re.search(r"^damaged +no +\d.*rotary_emb$", text, re.MULTILINE)
     assert re.search(r"inv_freq,\s.*forward:\s+bfloat16 \(module cast\)", text, re.DOTALL)
     assert max(map(len, text.splitlines())) < 100

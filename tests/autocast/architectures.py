@@ -85,6 +85,13 @@ ARCHITECTURES = [
     for name, (config, asked, _) in _KINDS.items()
     if hasattr(transformers, config) and (EXPERTS_CAN_BE_CHOSEN or asked.get("experts") in (None, "eager"))
 ]
+# Each does something that no other of them does; the rest differ in sizes and names, as far as autocast sees.
+_KINDS_OF_EVERY_DAY = (
+    *("llama tied", "mixtral eager", "mixtral batched_mm", "mixtral grouped_mm", "gpt2", "gptj", "qwen3_moe"),
+    *("gemma3", "falcon", "bloom", "t5", "bert", "vit"),
+)
+EVERY_DAY = [name for name in ARCHITECTURES if name in _KINDS_OF_EVERY_DAY]
+OTHERS = [name for name in ARCHITECTURES if name not in _KINDS_OF_EVERY_DAY]
 
 
 def build(name: str, seed: int = 0) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 import tiny_models
 import torch
 from torch import nn
+
+from safe_rope.autocast import _deepspeed, releases
+from safe_rope.errors import ConfigError
 
 STEPS = 10
 GRADS = {"bfloat16": 5e-3, "float16": 1e-3}  # relative to the whole gradient's norm: the rounding of the sum
@@ -25,7 +30,9 @@ class Case:
     """One configuration of the engine.
 
     ``reduce`` is the config's communication_data_type. ``weights`` are float32, low (all trained in the
-    autocast dtype) or lora (frozen in it, below FP32 adapters). ``zero`` is more of the config's section.
+    autocast dtype) or lora (frozen in it, below FP32 adapters). ``zero`` is more of the config's section. By
+    ``plan`` micro-batches are "no sync" (accumulated by the user), the last step's are "uneven" (one is all
+    there is), or weights are "edited" by rank 0 after the first step.
     """
 
     model: str
@@ -42,6 +49,7 @@ class Case:
     checkpointing: bool = False
     partitioned: bool = False
     zero: dict[str, Any] = dataclasses.field(default_factory=dict)
+    plan: str = ""
 
     @property
     def name(self) -> str:
@@ -49,6 +57,7 @@ class Case:
         words += [self.weights] * (self.weights != "float32")
         words += ["clip"] * self.clip + ["contiguous"] * self.contiguous + ["overlap"] * self.overlap
         words += ["checkpointing"] * self.checkpointing + ["partitioned"] * self.partitioned
+        words += [self.plan] * bool(self.plan)
         words += [f"bucket {self.bucket}"] * (self.bucket != 50_000)
         words += [f"persistent {self.persistent}"] * (self.persistent > 0) + list(self.zero)
         return ", ".join(words + ([f"reduce {self.reduce}"] if self.reduce else []))
@@ -69,7 +78,7 @@ class Case:
             }
         return {
             "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": self.accumulation,
+            "gradient_accumulation_steps": 1 if self.plan == "no sync" else self.accumulation,
             "gradient_clipping": 0.5 if self.clip else 0.0,
             "torch_autocast": {"enabled": True, "dtype": self.dtype},
             "zero_optimization": zero | self.zero,
@@ -86,6 +95,20 @@ class Case:
         if self.checkpointing:
             module.gradient_checkpointing_enable({"use_reentrant": False})
         return module
+
+    def micro_batches(self, step: int) -> int:
+        """How many there are in a step."""
+        return 1 if self.plan == "uneven" and step == STEPS - 1 else self.accumulation
+
+
+def accumulation(stage: int) -> int:
+    """Two steps, or one where the installed DeepSpeed does more of them wrong and is refused."""
+    return 1 if releases.faults(_deepspeed.release(), stage, 2) else 2
+
+
+def edit(parameter: nn.Parameter) -> None:
+    """What rank 0 does to the weights of the head."""
+    parameter.data.mul_(1.25)
 
 
 def grid(model: str, dtype: str) -> Iterator[Case]:
@@ -116,6 +139,12 @@ def covering(model: str, dtype: str) -> list[Case]:
             Case(model, dtype, 3, 1, False, reduce="fp32"),
         ]
     return chosen
+
+
+def every_day(model: str, dtype: str) -> list[Case]:
+    """All that covers the settings of a Llama in bfloat16; of others what their kind can change."""
+    cases = covering(model, dtype)
+    return cases if (model, dtype) == ("llama", "bfloat16") else [cases[2], cases[5]]
 
 
 @dataclasses.dataclass
@@ -150,8 +179,9 @@ def reference(case: Case) -> Run:
     run = Run()
     for step in range(STEPS):
         total = 0.0
-        for micro in range(accumulation):
-            ddp.require_backward_grad_sync = micro == accumulation - 1
+        micro_batches = case.micro_batches(step)
+        for micro in range(micro_batches):
+            ddp.require_backward_grad_sync = micro == micro_batches - 1
             with torch.autocast("cpu", dtype=low):
                 loss = ddp(**tiny_models.batch(step, micro, rank)).loss / accumulation
             scaler.scale(loss).backward()
@@ -174,6 +204,8 @@ def reference(case: Case) -> Run:
         with torch.no_grad():
             for name, p in trained.items():
                 p.copy_(masters[name])
+        if case.plan == "edited" and step == 0:
+            edit(module.lm_head.weight)
     return run
 
 
@@ -204,18 +236,25 @@ def train_step(engine: Any, case: Case, step: int, factor: float = 1.0) -> float
     """Forward and backward of every micro-batch of one step, with the loss times ``factor``."""
     rank = torch.distributed.get_rank()
     total = 0.0
-    for micro in range(case.accumulation):
-        if micro:
+    count = case.micro_batches(step)
+    for micro in range(count):
+        if micro and case.plan != "no sync":
             engine.step()  # counts the micro-batch
-        loss = engine(**tiny_models.batch(step, micro, rank)).loss
-        total += float(loss.detach()) / case.accumulation
-        engine.backward(loss * factor)
+        if case.plan == "uneven":
+            engine.set_gradient_accumulation_boundary(micro == count - 1)
+        local = case.plan == "no sync" and micro < count - 1
+        with engine.no_sync() if local else contextlib.nullcontext():
+            loss = engine(**tiny_models.batch(step, micro, rank)).loss
+            total += float(loss.detach()) / case.accumulation
+            scale = factor / case.accumulation if case.plan == "no sync" else factor
+            engine.backward(loss * scale)
     return total
 
 
 def train(case: Case) -> Run:
     """Train the engine of ``case``."""
-    from deepspeed.utils import safe_get_full_grad
+    import deepspeed
+    from deepspeed.utils import safe_get_full_grad, safe_set_full_fp32_param
 
     engine = new_engine(case)
     names = {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
@@ -236,6 +275,14 @@ def train(case: Case) -> Run:
         engine.step()
         if case.stage > 0:
             run.norms.append(float(engine.get_global_grad_norm()))
+        if case.plan == "edited" and step == 0:
+            head = engine.module.lm_head.weight
+            with deepspeed.zero.GatheredParameters(head, modifier_rank=0):
+                if torch.distributed.get_rank() == 0:
+                    edit(head)
+            with deepspeed.zero.GatheredParameters(head):
+                value = head.detach().clone()
+            safe_set_full_fp32_param(head, value)  # else the next step brings the master weights back
         if grads and not run.grads and all(torch.isfinite(g).all() for g in grads.values()):
             run.grads = grads
     engine.destroy()
@@ -286,3 +333,32 @@ def deviations(seen: dict[str, Any], case: Case) -> list[str]:
     if seen["skipped"] != seen["reference skipped"]:
         said.append(f"skipped {seen['skipped']}, the reference {seen['reference skipped']}")
     return said
+
+
+def run(which: str, steps: int, pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Say how far each case is of ``which`` (a function of this module) of pairs of model and dtype."""
+    global STEPS
+    seen: list[dict[str, Any]] = []
+    before, STEPS = STEPS, steps
+    for model, dtype in (pair for pair in pairs if pair[0] in tiny_models.MODELS):
+        references: dict[Any, Run] = {}
+        for case in globals()[which](model, dtype):
+            key = case.accumulation, case.clip
+            if key not in references:
+                references[key] = reference(case)
+            seen.append(judge(case, references[key]))
+    STEPS = before
+    return seen
+
+
+def judge(case: Case, truth: Run | None = None) -> dict[str, Any]:
+    """Train the case and compare it with DDP; a refusal that DeepSpeed is to blame for is no deviation."""
+    one: dict[str, Any] = {"case": case.name, "dtype": case.dtype, "stage": case.stage, "reduce": case.reduce}
+    try:
+        trained = train(case)
+    except ConfigError as error:
+        said = str(error)
+        return one | {"refused": said, "deviations": [] if "DeepSpeed" in said else [said]}
+    one |= compare(trained, truth or reference(case))
+    gc.collect()
+    return one | {"deviations": deviations(one, case)}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from safe_rope.autocast import derive_safe_parameters
 
+DTYPES = (torch.bfloat16, torch.float16)
 Step = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -40,7 +41,10 @@ def assert_equal(one: Step, other: Step) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    in_turn([(name,) for name in architectures.ARCHITECTURES], [torch.bfloat16, torch.float16]),
+    [
+        *in_turn([(name,) for name in architectures.EVERY_DAY], DTYPES),
+        *(pytest.param(n, d, marks=pytest.mark.exhaustive) for n in architectures.OTHERS for d in DTYPES),
+    ],
 )
 def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> None:
     model = architectures.build(name)

@@ -40,13 +40,19 @@ class Stream(IterableDataset[Any]):
         yield from ({"input_ids": torch.tensor([5, 6, 7])} for _ in range(5))
 
 
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *architectures.EVERY_DAY,
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in architectures.OTHERS),
+    ],
+)
 def test_a_model_describes_inputs_that_derive_what_real_ones_do(name: str) -> None:
     model = architectures.build(name)
-    found = find_example_inputs(model)
+    found = traced(model, torch.bfloat16)
     assert found is not None
-    assert found.taken_from == "model"
-    own = derive_safe_parameters(model, *found.args, **found.kwargs)
+    inputs, own = found
+    assert inputs.taken_from == "model"
     assert own.safe == derive_safe_parameters(model, **architectures.inputs(model)).safe
 
 

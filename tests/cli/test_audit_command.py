@@ -43,8 +43,16 @@ ZERO3 = {
 ZERO2 = {"5.23": set(), "4.57": {"initialize"}, "4.36": {"initialize"}}
 # Its forward takes inv_freq from an attribute that no cast reaches: cos and sin are those of FP32 to the bit.
 REMADE = {("4.57", "phi-3-mini-128k")}
+# Their tables are ready made, and tell no position from which on they are off by 0.1 rad.
+READY = {"gpt-j-6b"}
 MISSING = {
     "4.36": {
+        "command-r": "transformers 4.36.2 knows no model type 'cohere'",
+        "command-r7b": "transformers 4.36.2 knows no model type 'cohere2'",
+        "deepseek-v2-lite": "transformers 4.36.2 knows no model type 'deepseek_v2'",
+        "llama-4-scout": "transformers 4.36.2 knows no model type 'llama4'",
+        "modernbert-base": "transformers 4.36.2 knows no model type 'modernbert'",
+        "qwen2-vl-7b": "transformers 4.36.2 knows no model type 'qwen2_vl'",
         "qwen2.5-7b-1m": "transformers 4.36.2 knows no model type 'qwen2'",
         "phi-3-mini-128k": "transformers 4.36.2 knows no model type 'phi3'",
         "deepseek-v3": "transformers 4.36.2 knows no model type 'deepseek_v3'",
@@ -160,20 +168,23 @@ def test_every_published_config_gets_a_right_verdict(tmp_path: Path) -> None:
 
 
 def assert_verdict_is_right(name: str, report: dict[str, Any]) -> None:
-    # One entry for each rotary module and path: before transformers 5, Gemma 3 has two of them.
+    # One entry for each module and path: some architectures have several.
     paths = report["paths"]
     loads, casts = paths[: len(paths) // 2], paths[len(paths) // 2 :]
-    if (RELEASE, name) in REMADE:
+    assert report["guarded_ok"]
+    assert all(path["guarded"]["verdict"] == "ok" for path in paths)
+    if (RELEASE, name) in REMADE or name == "whisper-small":  # whose positions are parameters
+        assert report["ok"]
         assert [path["stock"]["verdict"] for path in paths] == ["ok"] * len(paths)
         return
     for loaded, cast in zip(loads, casts, strict=True):
         assert (loaded["path"], cast["path"][:20]) == ("from_pretrained", "from_pretrained, .to")
         assert {entry["where"] for entry in cast["stock"]["lost"]} <= {"module cast", "cache rebuild"}
         assert cast["stock"]["verdict"] == "damaged"
-        assert cast["stock"]["first_bad_position"] is not None
+        assert cast["stock"]["first_bad_position"] is not None or name in READY
         if RELEASE != "4.36":
             assert loaded["stock"]["verdict"] == "ok", loaded["stock"]["lost"]
-    assert len(loads) == 1 or name.startswith("gemma-3")
+    assert len(loads) == 1 or name.startswith(("gemma-3", "modernbert"))
     cast = casts[0]
     default = {"mistral-7b": (1e4, 128), "gpt-neox-20b": (1e4, 24), "qwen2.5-7b-1m": (1e7, 128)}
     if name in default and RELEASE != "4.36":

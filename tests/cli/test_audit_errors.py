@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import CONFIGS
 
+from safe_rope._audit.command.job import load_model_config
 from safe_rope.cli.main import main
+from safe_rope.errors import SafeRopeError
 
 LLAMA = str(CONFIGS / "llama-3.1-8b.json")
 
@@ -88,6 +91,40 @@ def test_an_output_never_replaces_an_input(tmp_path: Path, capsys: pytest.Captur
     assert model.read_text() == '{"model_type": "llama"}'
     both = str(tmp_path / "out.png")
     assert "the plot goes there" in fails(capsys, LLAMA, "--plot", both, "--dump", both)
+
+
+def test_a_name_on_the_hub_is_looked_up_in_the_local_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_download = pytest.importorskip("huggingface_hub.file_download")
+    for place in (file_download, file_download.constants):
+        monkeypatch.setattr(place, "HF_HUB_CACHE", str(tmp_path), raising=False)
+    said = fails(capsys, "mistralai/Mistral-7B-v0.3")
+    assert "get it with: hf download mistralai/Mistral-7B-v0.3 config.json" in said
+    repository = tmp_path / "models--mistralai--Mistral-7B-v0.3"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "snapshots" / "abc" / "config.json").write_text('{"model_type": "mistral"}')
+    assert load_model_config("mistralai/Mistral-7B-v0.3") == {"model_type": "mistral"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer from 1 on, got 0"),
+        ({"num_attention_heads": 0}, ""),
+        ({"num_attention_heads": "many"}, ""),
+        ({"max_position_embeddings": -4}, "max_position_embeddings must be an integer from 1 on, got -4"),
+        ({"rope_scaling": {"type": "weird", "factor": 2.0}}, ""),
+        ({"rope_theta": "big"}, ""),
+    ],
+)
+def test_values_that_make_no_model_are_one_error_of_ours(values: dict[str, Any], said: str) -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    with pytest.raises(SafeRopeError, match=said):
+        Skeleton(load_model_config(LLAMA) | values).build()
 
 
 def test_a_plot_of_a_format_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,9 @@ import pytest
 import torch
 from command_line import CONFIGS, run
 
+from safe_rope._audit.command.compare import compare_sides
+from safe_rope._audit.command.dump import save
+from safe_rope.cli.compare import _text
 from safe_rope.cli.main import main
 
 MISTRAL, NEOX = str(CONFIGS / "mistral-7b.json"), str(CONFIGS / "gpt-neox-20b.json")
@@ -113,3 +116,21 @@ def test_a_file_that_is_no_dump(tmp_path: Path) -> None:
     status, _, err = run(tmp_path / "tmp", "compare", "cpu", str(file))
     assert status == 2
     assert "cannot be read as safetensors" in err
+
+
+def test_what_only_one_dump_has_is_named_and_does_not_pass(tmp_path: Path) -> None:
+    table = {"positions": torch.arange(4), "cos": torch.ones(4, 2), "sin": torch.zeros(4, 2)}
+    files = [tmp_path / "one.safetensors", tmp_path / "other.safetensors"]
+    groups = [("load", "cast"), ("load", "cast", "zero.Init")]
+    for file, names, model in zip(files, groups, ("a llama", "another"), strict=True):
+        save(file, {name: {"rope": table} for name in names}, model)
+    sides = [{"name": file.name, "dump": str(file)} for file in files]
+    asked = {"sides": sides, "positions": (), "longest": None, "tolerance": None, "ulp": None}
+    found = compare_sides(asked | {"tables": "stock"})
+    assert [module["name"] for module in found["modules"]] == ["cast rope", "load rope"]
+    assert found["not_compared"] == ["zero.Init is in other.safetensors only"]
+    lines = _text(*(file.name for file in files), found, 0).splitlines()
+    assert lines[0] == "one.safetensors (a llama) and other.safetensors (another)"
+    assert lines[-2] == "not compared: zero.Init is in other.safetensors only"
+    assert lines[-1] == "SAME: 2 of 2 tables within the tolerance; 1 not compared"
+    assert max(map(len, lines)) < 100

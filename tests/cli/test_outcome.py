@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_the_report_begins_with_a_verdict_on_what_is_judged(
     assert found.text().startswith(f"{said} With the guard: ok.\n\na model: llama")
     assert found.to_dict()["ok"] == (verdict == "ok")
     assert len(found.to_dict()["paths"]) == 3
+
+
+def test_a_path_on_which_a_model_cannot_be_loaded_is_unknown_not_ok() -> None:
+    found = outcome(plain="ok")
+    found.failed = {"zero.Init": "zero.Init (stock): TypeError: no"}
+    assert found.verdict(guarded=False) == "unknown"
+    assert found.text().startswith("UNKNOWN on 1 of 2 ways to load this model (zero.Init).")
+    assert "not measured, as the model cannot be loaded so: zero.Init (stock): TypeError" in found.text()
+    found.job = replace(found.job, judged=("plain",))
+    assert found.verdict(guarded=False) == "ok"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import HERE, SAFE_ROPE
+from running import DS_CONFIG, HERE, SAFE_ROPE
 from support.children import launch
 
 SECONDS = 400
@@ -50,7 +50,12 @@ def test_an_unmodified_script_trains_with_exact_tables_in_every_rank(
     report = tmp_path / "report.json"
     script = [TRAIN, str(checkpoint), str(ds_config), str(tmp_path / "out"), "measured"]
     command = [*launchers(port, ds_config)[launcher], *script]
-    guarded = [*SAFE_ROPE, "run", "--strict", "--report", str(report), "--", *command]
+    autocast = launcher == "deepspeed"
+    if autocast:
+        section = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+        ds_config.write_text(json.dumps(DS_CONFIG | section), encoding="utf-8")
+    options = ["--strict", *["--autocast"] * autocast, "--report", str(report)]
+    guarded = [*SAFE_ROPE, "run", *options, "--", *command]
     status, output = launch(guarded, environment, tmp_path / "log", SECONDS)
     assert status == 0, output[-3000:]
     seen = measured(tmp_path)
@@ -59,6 +64,7 @@ def test_an_unmodified_script_trains_with_exact_tables_in_every_rank(
         assert rank["ulps"] <= 1.0
         assert rank["audit"]["ok"], rank["audit"]
         assert rank["audit"]["modules"]
+        assert rank["engine is corrected"] is autocast
     assert output.count("safe-rope: ") == 1
     told = json.loads(report.read_text(encoding="utf-8"))
     assert told["command"] == command
@@ -67,6 +73,7 @@ def test_an_unmodified_script_trains_with_exact_tables_in_every_rank(
     assert process["ended"]
     assert process["error"] is None
     assert process["tables"] == "exact"
+    assert process["autocast"] is autocast
     assert len(process["protected"]) == len(seen[0]["audit"]["modules"])
     assert not process["unprotected"]
 

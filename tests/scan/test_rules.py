@@ -64,9 +64,37 @@ def test_messages_say_what_a_value_becomes() -> None:
     assert "257 rounds to 256 in bfloat16" in position.message
     (last,) = scan("import torch\nt = torch.arange(1002, dtype=torch.float32)[None]\n", "SR001")
     assert "1,001 rounds to 1,000 in bfloat16" in last.message
-    source = "import torch\nf = 1.0 / (base ** (torch.arange(0, d, 2, dtype=torch.float32) / d))\n"
-    (exponent,) = scan(source, "SR001")
-    assert re.search(r"inv_freq off by 0\.\d %, 11 rad at position 4,095", exponent.message)
+    (factor,) = scan("import torch\ndef rope_init():\n    factor = torch.tensor(1.3)\n", "SR012")
+    assert "makes 1.3 1.29688" in factor.message
+    (factor,) = scan("import torch\ndef rope_init(c):\n    factor = torch.tensor(c.factor)\n", "SR012")
+    assert not re.search(r"\d\.\d", factor.message)
+
+
+@pytest.mark.parametrize(("base", "dimension"), [(10000.0, 128), (500000, 64), (100.0, 32)])
+def test_messages_have_the_numbers_of_the_code(base: float, dimension: int) -> None:
+    torch = pytest.importorskip("torch")
+    counts = torch.arange(0, dimension, 2)
+    low = 1.0 / (base ** (counts.bfloat16() / dimension))
+    off = (low.double() - base ** (-counts.double() / dimension)).abs().max().item() * 4095
+    grid = "torch.arange(0, d, 2, dtype=torch.float32) / d"
+    code = f"import torch\nbase, d = {{}}, {{}}\nf = 1.0 / (base ** ({grid}))\n"
+    (known,) = scan(code.format(base, dimension), "SR001")
+    assert f", {off:.0f} rad at position 4,095" in known.message
+    for unknown in (
+        code.format("c.base", dimension),
+        code.format(base, "c.d"),
+        code.replace("base **", "b **"),
+    ):
+        (finding,) = scan(unknown.format(base, dimension), "SR001")
+        assert "8 bits" in finding.message
+        assert " rad" not in finding.message
+
+
+def test_a_class_is_told_once_of_its_inverse_frequencies() -> None:
+    one = "class {}(torch.nn.Module):\n    def __init__(self, a):\n"
+    body = "        self.register_buffer('inv_freq', a)\n        self.register_buffer('other_inv_freq', a)\n"
+    found = scan("import torch\n" + one.format("A") + body + one.format("B") + body, "SR008")
+    assert [finding.line for finding in found] == [4, 8]
 
 
 def test_severity_follows_the_place_of_the_call() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scan_examples import BAD
 
-from safe_rope.scan.run.settings import Settings
+from safe_rope.scan.run.settings import Settings, load_settings
 
 
 def _settings(project: Path, text: str) -> None:
@@ -79,12 +79,13 @@ def test_the_nearest_file_with_a_table_counts(project: Path, scan) -> None:
         ('selct = ["SR001"]', "'select'"),
         ('per_file_ignores = { "a" = ["SR001"] }', "'per-file-ignores'"),
         ('select = ["SR1"]', "'SR001'"),
-        ('select = ["SR01"]', "'SR001'"),
         ('ignore = ["E501"]', "E501"),
         ('per-file-ignores = { "a" = ["SR0003"] }', "'SR003'"),
         ('select = "SR001"', "list of strings"),
         ("exclude = [1]", "list of strings"),
         ("per-file-ignores = []", "table"),
+        ('respect-gitignore = "no"', "true or false"),
+        ('fixable = ["SR9"]', "fixable"),
         ("= broken", "not valid TOML"),
     ],
 )
@@ -120,3 +121,59 @@ def test_a_mistake_in_the_file_is_an_error_that_names_it(project: Path, scan, te
 def test_patterns(project: Path, pattern: str, path: str, matches: bool) -> None:
     settings = Settings(os.getcwd(), frozenset(), exclude=(pattern,))
     assert settings.excludes(path) is matches
+
+
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        ({"select": ["sr01"]}, {"SR010", "SR011", "SR012"}),
+        ({"select": ["ALL"], "ignore": ["SR0"]}, set()),
+        ({"select": ["ALL"], "ignore": ["SR"], "extend-select": ["SR003"]}, {"SR003"}),
+        ({"select": ["SR01"], "ignore": ["SR012", "sr011"]}, {"SR010"}),
+        ({"select": ["SR001"], "ignore": ["SR001"]}, set()),
+        ({"select": ["sr001"], "ignore": ["all"]}, {"SR001"}),
+    ],
+)
+def test_the_longest_name_decides(project: Path, options: dict[str, list[str]], rules: set[str]) -> None:
+    assert load_settings(".", options, isolated=True).rules == rules
+    lines = "".join(f"{key} = {value!r}\n" for key, value in options.items())
+    _settings(project, lines)
+    assert load_settings(".").rules == rules
+
+
+def test_each_file_has_the_settings_nearest_to_it(project: Path, findings, scan) -> None:
+    for place in ("a", "a/b", "c"):
+        (project / place).mkdir()
+        (project / place / "m.py").write_text(BAD)
+    _settings(project, 'exclude = ["c"]')
+    _settings(project / "a" / "b", 'exclude = ["./m.py"]')
+    assert _paths(findings(".")) == ["a/m.py"]
+    assert _paths(findings(".", "--isolated")) == ["a/m.py", "a/b/m.py", "c/m.py"]
+    assert _paths(findings(".", "--config", "a/b/pyproject.toml")) == ["a/m.py", "c/m.py"]
+    assert scan(".", "--config", "none.toml").exit_code == 2
+
+
+def test_exclude_of_the_command_line_replaces_or_extends(project: Path, findings) -> None:
+    for place in ("a", "b", "c"):
+        (project / place).mkdir()
+        (project / place / "m.py").write_text(BAD)
+    _settings(project, 'exclude = ["a"]\nextend-exclude = ["b"]')
+    assert _paths(findings(".")) == ["c/m.py"]
+    assert _paths(findings(".", "--exclude", "c,./b/*.py")) == ["a/m.py"]
+    assert _paths(findings(".", "--extend-exclude", "c/m.py")) == []
+
+
+def test_what_git_ignores_is_passed_over(project: Path, findings) -> None:
+    ignored = ("out/m.py", "a/skip.py", "a/b/gone/m.py", "named/m.py")
+    kept = ("a/keep.py", "a/out.py", "a/b/m.py")
+    for path in (*ignored, *kept):
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(BAD)
+    (project / ".git").mkdir()
+    (project / ".gitignore").write_text("# made\n/out/\n*skip*\nkeep.py\n!a/keep.py\nnamed/\n")
+    (project / "a" / ".gitignore").write_text("gone/\n")
+    assert _paths(findings(".")) == sorted(kept, key=lambda path: (path.count("/"), path))
+    assert _paths(findings("a")) == sorted(kept, key=lambda path: (path.count("/"), path))
+    assert _paths(findings("named", "out/m.py")) == ["named/m.py", "out/m.py"]
+    _settings(project, "respect-gitignore = false")
+    assert set(_paths(findings("."))) == {*ignored, *kept}

@@ -35,16 +35,33 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     loaded = [load(Path(side["dump"])) if "dump" in side else None for side in sides]
     held = [_positions_of(content[0]) for content in loaded if content is not None]
     contents = [
-        content or ({"": _tables(side, request, held)}, environment())
+        content or ({"": _tables(side, request, held)}, environment(_model_of(side)))
         for side, content in zip(sides, loaded, strict=True)
     ]
     (first, one), (second, other) = contents
-    modules = []
+    modules, left = [], _left_over(first, second, sides)
     for group, tables, others in _matched(first, second, sides):
         for name, a, b in _paired(tables, others, sides):
             title = " ".join(filter(None, (group, name)))
             modules.append({"name": title, **_difference(a, b, request, title)})
-    return {"modules": modules, "environments": [one, other]}
+    return {"modules": modules, "not_compared": left, "environments": [one, other]}
+
+
+def _model_of(side: dict[str, Any]) -> str:
+    named = side["model"].get("_name_or_path") or side["model"]["model_type"]
+    return str(named)
+
+
+def _left_over(first: dict[str, Tables], second: dict[str, Tables], sides: list[dict[str, Any]]) -> list[str]:
+    """What only one of two sides with several groups has."""
+    if len(first) == 1 or len(second) == 1:
+        return []
+    return [
+        f"{name} is in {side['name']} only"
+        for mine, others, side in ((first, second, sides[0]), (second, first, sides[1]))
+        for name in mine
+        if name not in others
+    ]
 
 
 def _positions_of(groups: dict[str, Tables]) -> list[int]:
@@ -69,7 +86,7 @@ def _tables(side: dict[str, Any], request: dict[str, Any], held: list[list[int]]
     model = model.to(getattr(torch, side["dtype"])).to(device)
     tables = audit(model, asked).tables
     if not tables:
-        raise UnsupportedModelError(f"{side['name']} has no rotary module whose tables can be read")
+        raise UnsupportedModelError(f"{side['name']} has no module whose cos and sin can be read")
     return tables
 
 

@@ -22,25 +22,25 @@ from safe_rope.errors import ConfigError
 FORMAT = "safe_rope.tables/1"
 
 
-def save(file: Path, groups: Mapping[str, Tables]) -> None:
-    """Write ``groups`` (a name for each set of tables) as safetensors, at once or not at all."""
+def save(file: Path, groups: Mapping[str, Tables], model: str) -> None:
+    """Write ``groups`` (a name for each set of tables) of a model as safetensors, at once or not at all."""
     tensors = {
-        f"{group}/{name}/{part}": tensor
+        f"{group}/{name}/{part}": tensor.clone()  # layers can share one
         for group, tables in groups.items()
         for name, table in tables.items()
         for part, tensor in table.items()
     }
-    _write(file, tensors)
+    _write(file, tensors, model)
 
 
-def _write(file: Path, tensors: dict[str, Tensor]) -> None:
-    notes = {"format": FORMAT, "environment": json.dumps(environment())}
+def _write(file: Path, tensors: dict[str, Tensor], model: str) -> None:
+    notes = {"format": FORMAT, "environment": json.dumps(environment(model))}
     write_atomically(str(file), serialized(tensors, metadata=notes))
 
 
-def merge(files: Iterable[Path], target: Path) -> None:
-    """Put the groups of several files into one."""
-    _write(target, {key: tensor for file in files for key, tensor in load_file(file).items()})
+def merge(files: Iterable[Path], target: Path, model: str) -> None:
+    """Put the groups of several files of a model into one."""
+    _write(target, {key: tensor for file in files for key, tensor in load_file(file).items()}, model)
 
 
 def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
@@ -64,9 +64,9 @@ def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
     return groups, json.loads(notes.get("environment", "{}"))
 
 
-def environment() -> dict[str, str]:
-    """What the tables may depend on: versions, processor."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+def environment(model: str) -> dict[str, str]:
+    """What the tables may depend on: the model, versions, processor."""
+    found = {"model": model, "python": platform.python_version(), "machine": platform.machine()}
     for name in ("torch", "transformers", "deepspeed", "safe-rope"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ DTYPES = {
 # The sections of a DeepSpeed config that decide over position tables.
 _DECISIVE = ("zero_optimization", "bf16", "bfloat16", "fp16")
 _LONGEST_DUMP = 16_384
+_HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.safetensors)$")
 _DEVICE = re.compile(r"^(cpu|cuda|xpu|mps|npu|hpu)(:\d+)?$")
 
 # What devices and dtypes are compared on where no model is given: Llama 2's embedding.
@@ -93,12 +95,14 @@ def spread(longest: int, beyond: bool = False) -> list[int]:
 
 
 def load_model_config(path: str) -> dict[str, Any]:
-    """Return the content of a ``config.json``, given as itself or as the checkpoint folder that holds it.
+    """Return the content of a ``config.json``: itself, its checkpoint folder, or its name on the hub.
 
     Raises:
         ConfigError: there is none, it is no JSON object, or it names no model_type.
     """
     file = Path(path)
+    if not file.exists() and (cached := _in_hub_cache(path)) is not None:
+        file = cached
     if file.is_dir():
         if not (file / "config.json").is_file():
             raise ConfigError(f"{path} holds no config.json; give a checkpoint folder or a config.json")
@@ -107,6 +111,21 @@ def load_model_config(path: str) -> dict[str, Any]:
     if not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{file} names no model_type, so its architecture cannot be told; add one")
     return config
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """The ``config.json`` of a model that was downloaded; None where ``name`` is no name on the hub."""
+    if not _HUB_NAME.match(name) or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    if not isinstance(found, str):
+        raise ConfigError(
+            f"{name} is no path that exists, and the local Hugging Face cache has no config.json of it; "
+            f"get it with: hf download {name} config.json"
+        )
+    return Path(found)
 
 
 def load_deepspeed_config(path: str) -> dict[str, Any]:
@@ -166,7 +185,7 @@ def read_side(given: str, model: dict[str, Any] | None) -> dict[str, Any]:
         if not path.is_file():
             raise ConfigError(f"{given} does not exist; expected a dump that safe-rope audit --dump wrote")
         return {"name": given, "dump": str(path.absolute())}
-    if path.exists():
+    if path.exists() or _in_hub_cache(given) is not None:
         return {"name": given, "model": load_model_config(given), "device": "cpu", "dtype": "float32"}
     raise ConfigError(
         f"{given!r} is no device (cpu, cuda:0), no dtype (bf16, float32), no dump (.safetensors) and no path "

@@ -32,7 +32,7 @@ def measure_path(job: Job, material: Material, path: str, kind: str, dump: Path 
         model = unwrapped(loaded)[0]  # paths stay the same whatever the engine
         audits.append((step, audit(model, job.measured(announced))))
     if dump is not None:
-        save(dump, {f"{path} ({kind})": audit(model, job.dumped(announced)).tables})
+        save(dump, {f"{path} ({kind})": audit(model, job.dumped(announced)).tables}, job.name)
     report = audits[-1][1]
     report.tables = {}  # it is sent to another process
     report.findings = [

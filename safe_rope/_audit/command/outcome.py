@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -107,6 +107,7 @@ class Outcome(Report):
         layers: how many layers were measured.
         versions: of the libraries that were measured with.
         audits: for each load path, the audits of the "stock" and of the "guarded" model.
+        failed: for each load path on which the stock model cannot be loaded at all, why.
     """
 
     job: Job
@@ -116,6 +117,7 @@ class Outcome(Report):
     layers: int
     versions: dict[str, str]
     audits: dict[str, dict[str, AuditReport]]
+    failed: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -129,14 +131,15 @@ class Outcome(Report):
     def verdict(self, guarded: bool) -> Verdict:
         """The worst verdict on the judged paths, over the stock or the guarded tables."""
         judged = [entry for entry in self.entries if self.job.judges(entry.path)]
-        return worst((entry.guarded if guarded else entry.stock).module.verdict for entry in judged)
+        found: list[str] = [(entry.guarded if guarded else entry.stock).module.verdict for entry in judged]
+        return worst([*found, *("unknown" for path in self.failed if self.job.judges(path))])
 
     def summary(self) -> str:
         """The verdict in one sentence."""
-        paths = [path for path in self.audits if self.job.judges(path)]
+        paths = [path for path in (*self.audits, *self.failed) if self.job.judges(path)]
         verdict = self.verdict(guarded=False)
         bad = dict.fromkeys(entry.path for entry in self.entries if entry.stock.module.verdict == verdict)
-        named = [path for path in bad if path in paths]
+        named = [path for path in (*bad, *(self.failed if verdict == "unknown" else ())) if path in paths]
         on = {
             "damaged": f"AFFECTED on {len(named)} of {len(paths)} ways to load this model",
             "unknown": f"UNKNOWN on {len(named)} of {len(paths)} ways to load this model",
@@ -163,6 +166,7 @@ class Outcome(Report):
             "versions": self.versions,
             "ok": self.verdict(guarded=False) == "ok",
             "guarded_ok": self.verdict(guarded=True) == "ok",
+            "failed": self.failed,
             "paths": [
                 {
                     "path": entry.path,
@@ -189,6 +193,10 @@ class Outcome(Report):
             f"{self.environment}; {zero}, {self.job.dtype}; {skeleton}",
         ]
         lines = [*wrapped(self.summary(), ""), "", *(part for line in about for part in wrapped(line))]
+        for said in self.failed.values():
+            lines += ["", *wrapped(f"not measured, as the model cannot be loaded so: {said}")]
+        if not self.entries:
+            lines += ["", "no position tables, so there is nothing to audit"]
         for module in dict.fromkeys(entry.stock.module.path for entry in self.entries):
             entries = [entry for entry in self.entries if entry.stock.module.path == module]
             lines += ["", *wrapped(module or "(the model itself)"), ""]

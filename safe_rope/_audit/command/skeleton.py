@@ -33,7 +33,11 @@ _NARROWED = (
     "kv_lora_rank",
     "hidden_size_per_layer_input",
     "vocab_size_per_layer_input",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
 )
+_COUNTS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim", "max_position_embeddings")
+_PARTS = {"encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"}
 
 
 def read_config(content: Mapping[str, Any]) -> Any:
@@ -83,7 +87,7 @@ class Skeleton:
                 f"a small {self.model_type} would have other positions than the model itself: expected "
                 f"{specs}, got {_specs(self.config)}; audit the model live, with safe_rope.audit(model)"
             )
-        self.announced = int(getattr(text, "max_position_embeddings", None) or 2048)
+        self.announced = getattr(text, "max_position_embeddings", None) or 2048
         self.description = _describe(specs)
 
     def build(self) -> nn.Module:
@@ -93,14 +97,16 @@ class Skeleton:
             UnsupportedModelError: transformers has no model of this type, or cannot build it.
         """
         config, version = copy.deepcopy(self.config), transformers.__version__
-        autos = (transformers.AutoModelForCausalLM, transformers.AutoModel)
+        autos = [transformers.AutoModelForCausalLM, transformers.AutoModel]
+        if getattr(config, "is_encoder_decoder", False):
+            autos.reverse()  # a causal model of it would have no encoder
         auto = next((auto for auto in autos if type(config) in auto._model_mapping), None)
         if auto is None:
             raise UnsupportedModelError(f"transformers {version} has no model of type {self.model_type!r}")
         try:
             model: nn.Module = auto.from_config(config)
         except Exception as error:  # a constructor can fail in any way
-            why = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}; {self.description}"
             raise UnsupportedModelError(
                 f"transformers {version} cannot build a small {self.model_type}: {why}"
             ) from error
@@ -108,16 +114,24 @@ class Skeleton:
 
 
 def _shrunk(whole: Any) -> Any:
+    for name in _COUNTS:
+        value = getattr(whole, name, 1)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"the config's {name} must be an integer from 1 on, got {value!r}")
     config = copy.deepcopy(whole)
-    heads = int(getattr(whole, "num_attention_heads", None) or 1)
+    heads = getattr(whole, "num_attention_heads", None) or 1
     head_dim = getattr(whole, "head_dim", None) or whole.hidden_size // heads
     _keep_one_layer_of_each_kind(config)
     config.num_attention_heads = 1
+    for name in _PARTS & vars(config).keys():
+        setattr(config, name, 1)
     if getattr(whole, "num_key_value_heads", None):
         config.num_key_value_heads = 1
     config.hidden_size = head_dim
     config.vocab_size = _VOCABULARY
     # An id beyond the vocabulary is refused, and transformers 5 cannot pad under zero.Init.
+    if hasattr(config, "decoder_start_token_id"):
+        config.decoder_start_token_id = 0
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if hasattr(config, name):
             setattr(config, name, None)

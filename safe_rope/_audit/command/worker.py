@@ -90,18 +90,37 @@ def _audit(job: Job, folder: Path, out: IO[bytes]) -> Outcome:
             raise ConfigError(f"no way to load this model has {part!r} in its name; got {'; '.join(paths)}")
     tasks = [(path, kind) for path in paths for kind in KINDS]
     audits: dict[str, dict[str, AuditReport]] = {}
+    failed: dict[str, MeasurementError] = {}
     for done, (path, kind) in enumerate(tasks):
+        if path in failed:
+            continue
         _say(out, doing=f"{path}, {kind}", done=done, of=len(tasks))
         tables = folder / f"tables-{done}.safetensors" if job.dump else None
-        audits.setdefault(path, {})[kind] = _in_a_fork(folder / "log", job, material, path, kind, tables)
+        try:
+            measured = _in_a_fork(folder / "log", job, material, path, kind, tables)
+        except MeasurementError as error:
+            if kind != KINDS[0]:
+                raise
+            failed[path] = error  # the model cannot be loaded like that, with the guard or without
+        else:
+            audits.setdefault(path, {})[kind] = measured
+    if not audits:
+        raise next(iter(failed.values()))
     if job.dump:
         from safe_rope._audit.command.dump import merge
 
-        merge(folder.glob("tables-*"), folder / "dump.safetensors")
+        merge(folder.glob("tables-*"), folder / "dump.safetensors", job.name)
     skeleton = material.skeleton
     layers = skeleton.config.num_hidden_layers
     return Outcome(
-        job, skeleton.model_type, skeleton.description, skeleton.announced, layers, versions, audits
+        job,
+        skeleton.model_type,
+        skeleton.description,
+        skeleton.announced,
+        layers,
+        versions,
+        audits,
+        {path: str(error) for path, error in failed.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of rotary position embedding on q and k, in three implementations that agree bit for bit.
+"""The arithmetic of rotary position embedding on q and k, in four implementations that agree bit for bit.
 
 For each pair (x1, x2) of elements and its angle, in FP32:
 
@@ -9,6 +9,7 @@ Every product and every sum is an IEEE operation of its own (no fused multiply-a
 bits on another device), and out1 and out2 are rounded once to x's dtype. The gradient is the rotation of
 the output's gradient by the negative angle, in the same arithmetic.
 
+* ``_few``: plain torch, as few operations as it takes. Few tokens on CPU, as in decoding.
 * ``_eager``: plain torch, in blocks that stay in the cache. Any device.
 * ``_compiled``: one inductor kernel on CPU, floating-point contraction switched off.
 * ``_triton``: one Triton kernel on CUDA, compiled with ``enable_fp_fusion=False``.

@@ -69,6 +69,8 @@ class Flow:
         self._inference = inference
         self._by_scope: dict[int, list[tuple[ast.AST, Place]]] | None = None
         self._reads: dict[int, dict[str, list[Use]]] = {}
+        self._floating: dict[tuple[int, str], bool] = {}
+        self._reached: dict[tuple[int, str], dict[int, list[Use]]] = {}
 
     def steps(self, site: Site, goal: Goal = "floating") -> Iterator[Step]:
         """Yield the first operations of a kind on each way that the values take."""
@@ -196,21 +198,32 @@ class Flow:
         target = targets[0]
         if variables >= _MAX_VARIABLES or len(targets) != 1 or not isinstance(target, ast.Name):
             return
-        if goal != "learned" and not self._may_become_float(place.scope, assign, target.id):
+        if goal != "learned" and not self._may_become_float(place.scope, target.id):
             return
-        for name, ancestors, where in self.uses(place.scope, target.id):
-            if where.order <= place.order:
-                continue
-            reaching = self._inference.names.bindings(target.id, where)
-            if any(binding.value is value for binding in reaching):
+        for name, ancestors, where in self._uses_of(place.scope, target.id, value):
+            if where.order > place.order:
                 yield from self._climb(name, ancestors, where, goal, variables + 1)
 
-    def _may_become_float(self, scope: Scope, assign: ast.stmt, name: str) -> bool:
+    def _uses_of(self, scope: Scope, name: str, value: ast.expr) -> list[Use]:
+        """Return where a scope reads a value that it has bound to a name."""
+        key = (id(scope), name)
+        if key not in self._reached:
+            reached: dict[int, list[Use]] = {}
+            for use in self.uses(scope, name):
+                for bound in {id(one.value) for one in self._inference.names.bindings(name, use[2])}:
+                    reached.setdefault(bound, []).append(use)
+            self._reached[key] = reached
+        return self._reached[key].get(id(value), [])
+
+    def _may_become_float(self, scope: Scope, name: str) -> bool:
         """Ask the text first: most counts only index, and a walk costs more than a search."""
-        end = getattr(scope.node, "end_lineno", None)
-        start = self._source.offset(assign.lineno, 0)
-        text = self._source.text[start : None if end is None else self._source.offset(end + 1, 0)]
-        return prefilter.may_become_float(text, name.encode())
+        key = (id(scope), name)
+        if key not in self._floating:
+            first, last = (getattr(scope.node, at, None) for at in ("lineno", "end_lineno"))
+            start = self._source.offset(first, 0) if first else 0
+            text = self._source.text[start : self._source.offset(last + 1, 0) if last else None]
+            self._floating[key] = prefilter.may_become_float(text, name.encode())
+        return self._floating[key]
 
 
 def _makes_float(operation: ast.operator, other: Value) -> bool:

@@ -5,10 +5,8 @@ Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from urllib.parse import quote_from_bytes
 
 from safe_rope._base.version import VERSION
 from safe_rope.scan.engine import Diagnostic, Fix, Hit
+from safe_rope.scan.formats.plain import fingerprints
 from safe_rope.scan.rules import RULES
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -24,12 +23,8 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
     """Return a log with one run; files that could not be scanned are notifications of the tool."""
     rules = sorted({*RULES, *(hit.finding.rule for hit in hits)})
-    seen: Counter[tuple[str, str, str]] = Counter()
-    results = []
-    for hit in hits:
-        identity = (hit.finding.path, hit.finding.rule, hit.snippet)
-        seen[identity] += 1
-        results.append(_result(hit, rules.index(hit.finding.rule), seen[identity]))
+    marked = zip(hits, fingerprints(hits), strict=True)
+    results = [_result(hit, rules.index(hit.finding.rule), mark) for hit, mark in marked]
     driver = {"name": "safe-rope", "semanticVersion": VERSION, "rules": [_rule(rule) for rule in rules]}
     notifications = [_notification(error) for error in errors]
     run = {
@@ -54,9 +49,8 @@ def _rule(rule_id: str) -> dict[str, Any]:
     }
 
 
-def _result(hit: Hit, rule_index: int, occurrence: int) -> dict[str, Any]:
+def _result(hit: Hit, rule_index: int, fingerprint: str) -> dict[str, Any]:
     finding = hit.finding
-    fingerprint = hashlib.sha256(f"{finding.rule}\0{hit.snippet}\0{occurrence}".encode(errors="replace"))
     region = {
         "startLine": finding.line,
         "startColumn": finding.column,
@@ -70,7 +64,7 @@ def _result(hit: Hit, rule_index: int, occurrence: int) -> dict[str, Any]:
         "level": finding.severity,
         "message": {"text": finding.message},
         "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"safeRopeFinding/v1": fingerprint.hexdigest()},
+        "partialFingerprints": {"safeRopeFinding/v1": fingerprint},
     }
     if finding.fix is not None:
         result["fixes"] = [_fix(finding.path, finding.fix)]

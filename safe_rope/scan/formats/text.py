@@ -40,6 +40,16 @@ def for_stdout(hits: Sequence[Hit], errors: Sequence[Diagnostic] = ()) -> str:
     return render(hits, colored=not plain, width=max(40, shutil.get_terminal_size().columns))
 
 
+def concise(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
+    """Return one line for each finding."""
+    lines = []
+    for one in (hit.finding for hit in hits):
+        fixable = "[*] " if one.fix is not None and one.fix.safe else ""
+        place = f"{printable(one.path)}:{one.line}:{one.column}"
+        lines.append(f"{place}: {one.rule} {fixable}{printable(one.message)}\n")
+    return "".join(lines)
+
+
 def _finding(hit: Hit, width: int, style: Style) -> str:
     finding = hit.finding
     colour = _COLOURS[finding.severity]

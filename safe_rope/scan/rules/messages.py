@@ -6,8 +6,6 @@ import struct
 from functools import cache
 
 _POSITION = 4095
-_DIMENSION = 128
-_BASE = 10000.0
 # The first whole number that a dtype cannot hold is one more than this.
 LIMITS = {"bfloat16": 256, "float16": 2048, "float8": 16}
 
@@ -30,25 +28,19 @@ def position(dtype: str = "bfloat16", last: float | None = None) -> str:
 
 
 @cache
-def exponent(base: float = _BASE, dimension: int = _DIMENSION) -> str:
-    """Say what becomes of inv_freq when its exponents, and so all that follows, are held in bfloat16."""
+def exponent(base: float | None = None, dimension: int | None = None) -> str:
+    """Say what becomes of inverse frequencies when their exponents, and all that follows, are in bfloat16.
+
+    Args:
+        base: what is raised to the exponents, if the code says so.
+        dimension: the exponents are 0, 2, … below it, divided by it, if the code says so.
+    """
+    if base is None or dimension is None or not (1 < base < 1e12 and 2 <= dimension <= 4096):
+        return "inverse frequencies made of it keep 8 bits in bfloat16"
     relative = phase = 0.0
     for index in range(0, dimension, 2):
         exact = base ** (-index / dimension)
         low = in_bfloat16(1 / in_bfloat16(base ** in_bfloat16(in_bfloat16(index) / dimension)))
         relative = max(relative, abs(low / exact - 1))
         phase = max(phase, abs(low - exact) * _POSITION)
-    return _off("inv_freq", relative, phase)
-
-
-@cache
-def stored(base: float = _BASE, dimension: int = _DIMENSION) -> str:
-    """Say what becomes of inv_freq when a cast of its module stores it in bfloat16."""
-    exact = [base ** (-index / dimension) for index in range(0, dimension, 2)]
-    relative = max(abs(in_bfloat16(value) / value - 1) for value in exact)
-    phase = max(abs(in_bfloat16(value) - value) * _POSITION for value in exact)
-    return _off("inv_freq", relative, phase)
-
-
-def _off(name: str, relative: float, phase: float) -> str:
-    return f"{name} off by {100 * relative:.1f} %, {phase:.0f} rad at position {_POSITION:,}, in bfloat16"
+    return f"inv_freq off by {100 * relative:.1f} %, {phase:.0f} rad at position {_POSITION:,}, in bfloat16"

@@ -27,3 +27,4 @@ class Rule:
     check: Check
     VALID: tuple[str, ...]
     INVALID: tuple[str, ...]
+    once_per_class: bool = False

@@ -14,6 +14,8 @@ Not reported: counts that provably stay within 256 and that nothing divides or r
 
 from __future__ import annotations
 
+import ast
+
 from safe_rope.scan.engine import LOW, PINNED, Call, File, Report, Site, Value
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
@@ -44,9 +46,28 @@ def is_anothers(dtype: Value) -> bool:
 def effect(file: File, site: Site, call: Call, dtype: str) -> str:
     """Say what the values become once something lowers them."""
     how = "" if dtype in LOW else " once zero.Init or a cast lowers it"
+    if file.flow.is_raised(site):
+        return f"{frequencies(file, site, call)}{how}"
     if file.flow.is_exponent(site):
-        return f"{messages.exponent()}{how}"
+        return f"what is computed from it keeps 8 bits in bfloat16{how}"
     return f"{messages.position(dtype, file.largest(call))}{how}"
+
+
+def frequencies(file: File, site: Site, call: Call) -> str:
+    """Say what becomes of the inverse frequencies of an exponent grid, in the code's own numbers."""
+    bases = [
+        file.value(step.node.left, step.place).constant
+        for step in file.flow.steps(site, "raised")
+        if isinstance(step.node, ast.BinOp)
+    ]
+    match [value.constant for value in file.bounds(call)]:
+        case [0, int(end), 2]:
+            dimension: int | None = end
+        case [int(count)]:
+            dimension = 2 * count
+        case _:
+            dimension = None
+    return messages.exponent(bases[0] if bases else None, dimension)
 
 
 RULE = Rule(

@@ -13,8 +13,8 @@ import ast
 
 from safe_rope.scan.engine import Call, File, Report, Site, Step
 from safe_rope.scan.fixing import fixes
-from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
+from safe_rope.scan.rules.sr001 import frequencies
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -29,11 +29,15 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
             return Report(
                 call.node,
                 "note" if _is_ramp(file, site, call, step) else file.severity("warning", site),
-                "integers become the default dtype here: in bfloat16 "
-                f"{messages.exponent().removesuffix(', in bfloat16')}; cast to float32 first",
+                f"integers become the default dtype here: {_effect(file, site, call)}; cast to float32 first",
                 fix,
             )
     return None
+
+
+def _effect(file: File, site: Site, call: Call) -> str:
+    raised = file.flow.is_raised(site)
+    return frequencies(file, site, call) if raised else "what is computed keeps 8 bits in bfloat16"
 
 
 def _is_ramp(file: File, site: Site, call: Call, step: Step) -> bool:

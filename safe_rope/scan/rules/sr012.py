@@ -39,9 +39,10 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     pinned = dtype is not None and dtype.dtype in PINNED
     how = "zero.Init" if pinned else "zero.Init or the default dtype"
-    message = (
-        f"a scale factor as a tensor: {how} makes 1.1 {messages.in_bfloat16(1.1):.4f}; keep a Python float"
-    )
+    given = call.argument(1, "fill_value") if call.function == "torch.full" else call.argument(0, "data")
+    number = None if given is None or call.function == "torch.ones" else file.of(given).constant
+    rounds = "rounds it to 8 bits" if number is None else f"makes {number} {messages.in_bfloat16(number):g}"
+    message = f"a scale factor as a tensor: {how} {rounds}; keep a Python float"
     return Report(call.node, file.severity("note", site), message)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Site, Source, Walk, prefilter
+from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Scope, Site, Source, Walk, prefilter
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.rules.rule import Rule
 
@@ -76,12 +76,15 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
         for function in rule.functions:
             by_function.setdefault(function, []).append(rule)
     found = []
+    reported: set[tuple[str, Scope | None]] = set()
     for site in file.walk.sites:
         name, call = _what(file, site, by_function)
         for rule in by_function.get(name, ()):
             report = rule.check(file, site, call)
-            if report is not None:
+            if report is not None and (rule.id, owner := site.place.scope.owner) not in reported:
                 found.append(file.finding(rule.id, report))
+                if rule.once_per_class and owner is not None:
+                    reported.add((rule.id, owner))
     return _together(file, found) if any(one.fix and one.fix.safe for one in found) else found
 
 

@@ -6,10 +6,13 @@ import errno
 import importlib.machinery
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from safe_rope.errors import SafeRopeError
 from safe_rope.scan.engine import Diagnostic
+from safe_rope.scan.run.settings import compiled
 
 SUFFIXES = (".py", ".pyw", ".ipynb")
 
@@ -21,17 +24,29 @@ EXCLUDED_DIRECTORIES = {
 }  # fmt: skip
 
 
-def walk(root: str, excluded: Callable[[str], bool]) -> Iterator[str | Diagnostic]:
+# A directory, a pattern of its .gitignore, and whether that takes in again, and is about directories only.
+Ignoring = tuple[str, re.Pattern[str], bool, bool]
+
+
+def walk(
+    root: str, excluded: Callable[[str], bool], ignoring: Callable[[str], bool] = lambda directory: False
+) -> Iterator[str | Diagnostic]:
     """Yield the Python files and notebooks below a directory in sorted order, and what cannot be entered.
+
+    Args:
+        root: the directory.
+        excluded: says whether a path is to be passed over.
+        ignoring: says whether a directory's .gitignore, and those above it in its repository, count.
 
     Symbolic links are followed; a directory that is reached twice is scanned once, and a link to a directory
     above itself is a diagnostic.
     """
     seen: set[tuple[int, int]] = set()
-    # Each entry is a directory and the identities of the directories above it.
-    stack: list[tuple[str, frozenset[tuple[int, int]]]] = [(root, frozenset())]
+    # Each entry is a directory, the identities of the directories above it, and what their .gitignore say.
+    outer = _above(root) if ignoring(root) else ()
+    stack: list[tuple[str, frozenset[tuple[int, int]], tuple[Ignoring, ...]]] = [(root, frozenset(), outer)]
     while stack:
-        directory, above = stack.pop()
+        directory, above, ignored = stack.pop()
         try:
             status = os.stat(directory)
             identity = (status.st_dev, status.st_ino)
@@ -45,17 +60,56 @@ def walk(root: str, excluded: Callable[[str], bool]) -> Iterator[str | Diagnosti
         except OSError as error:
             yield Diagnostic(directory, 0, 0, f"cannot be read: {error.strerror or error}")
             continue
+        if ignoring(directory) and any(entry.name == ".gitignore" for entry in found):
+            ignored += tuple(_gitignore(directory))
         below = []
+        here = os.path.abspath(directory).replace(os.sep, "/")
         for entry in found:
             path = entry.name if directory == os.curdir else entry.path
+            if ignored and _is_ignored(f"{here}/{entry.name}", entry.is_dir(), ignored):
+                continue
             if os.path.isdir(entry):
                 if not _skipped(entry.name, path) and not excluded(path):
-                    below.append((path, above | {identity}))
+                    below.append((path, above | {identity}, ignored))
             elif entry.name.endswith(SUFFIXES) and not entry.name.startswith(".#") and not excluded(path):
                 yield path
             elif entry.is_symlink() and _loops(entry.path):
                 yield Diagnostic(path, 0, 0, "cannot be read: the symbolic link leads back to itself")
         stack += reversed(below)
+
+
+def _gitignore(directory: str) -> Iterator[Ignoring]:
+    """Yield what a directory's .gitignore says."""
+    try:
+        text = Path(directory, ".gitignore").read_text(errors="surrogateescape")
+    except OSError:
+        return
+    here = os.path.abspath(directory).replace(os.sep, "/")
+    for line in text.splitlines():
+        pattern = line.strip()
+        if pattern and not pattern.startswith("#"):
+            again = pattern.startswith("!")
+            yield here, compiled(pattern[again:], below=False), again, pattern.endswith("/")
+
+
+def _above(root: str) -> tuple[Ignoring, ...]:
+    """Return what the .gitignore files above a directory say, from the root of its repository."""
+    found: list[Ignoring] = []
+    directory = Path(os.path.abspath(root))
+    while not (directory / ".git").exists():
+        if directory == directory.parent:
+            return ()
+        directory = directory.parent
+        found = [*_gitignore(str(directory)), *found]
+    return tuple(found)
+
+
+def _is_ignored(path: str, is_directory: bool, ignored: tuple[Ignoring, ...]) -> bool:
+    """Say whether the last pattern that matches an absolute path leaves it out."""
+    for directory, pattern, again, directories in reversed(ignored):
+        if (is_directory or not directories) and pattern.match(path, len(directory) + 1):
+            return not again
+    return False
 
 
 def _loops(path: str) -> bool:

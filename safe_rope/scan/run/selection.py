@@ -43,10 +43,9 @@ class Selection:
     def fixable(self, result: FileResult) -> list[Hit]:
         """Return the active hits, less those silenced at the source: a generated copy is fixed like it."""
         source = self.source_of(result)
-        if source is None:
-            return self.active(result)
-        silenced = _keys(source.hits) - _keys(self.active(source))
-        return [hit for hit in self.active(result) if _key(hit) not in silenced]
+        silenced = set() if source is None else _keys(source.hits) - _keys(self.active(source))
+        rules = self._settings[result.path].fixable
+        return [hit for hit in self.active(result) if hit.finding.rule in rules and _key(hit) not in silenced]
 
     def source_of(self, result: FileResult) -> FileResult | None:
         """Return the scanned file that this one says it is generated from."""

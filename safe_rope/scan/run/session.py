@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from safe_rope._base.files import write_atomically
 from safe_rope.scan.engine import Diagnostic, FileResult, Finding, Hit, UnreadableError, read
-from safe_rope.scan.fixing import diff, fix_source
+from safe_rope.scan.fixing import add_noqa, diff, fix_source
 from safe_rope.scan.run import files
 from safe_rope.scan.run.cache import open_cache
 from safe_rope.scan.run.one_file import scan_source
@@ -36,6 +36,21 @@ class Changes:
     counts: dict[str, int] = field(default_factory=dict)
     diff: bytes = b""
     errors: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def fixed(self) -> int:
+        """How many findings were changed."""
+        return sum(self.counts.values())
+
+    @contextlib.contextmanager
+    def of(self, path: str) -> Iterator[None]:
+        """Take in what goes wrong with one file, and go on."""
+        try:
+            yield
+        except UnreadableError as error:
+            self.errors.append(Diagnostic(path, 0, 0, str(error)))
+        except OSError as error:
+            self.errors.append(Diagnostic(path, 0, 0, f"cannot be fixed: {error.strerror or error}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +84,8 @@ def collect(paths: Iterable[str], packages: Iterable[str], settings: Callable[[s
     seen: set[str] = set()
     roots = [(path, path if os.path.isdir(path) else os.path.dirname(path) or os.curdir) for path in paths]
     roots += [(path, os.curdir) for package in packages for path in files.package_paths(package)]
-    for root, directory in roots:
-        chosen = settings(directory)
-        for path in files.walk(os.path.normpath(root), chosen.excludes) if os.path.isdir(root) else [root]:
+    for root, start in roots:
+        for path, chosen in _below(root, start, settings):
             if isinstance(path, Diagnostic):
                 targets.errors.append(path)
             elif chosen.excludes(path):
@@ -80,6 +94,29 @@ def collect(paths: Iterable[str], packages: Iterable[str], settings: Callable[[s
                 seen.add(known)
                 targets.settings[path] = chosen
     return targets
+
+
+def _below(
+    root: str, start: str, settings: Callable[[str], Settings]
+) -> Iterator[tuple[str | Diagnostic, Settings]]:
+    """Yield a file, or those below a directory, each with what the pyproject.toml nearest to it says."""
+    if not os.path.isdir(root):
+        yield root, settings(start)
+        return
+    top = os.path.normpath(root)
+
+    @functools.cache
+    def of(directory: str) -> Settings:
+        if directory in (top, ""):
+            return settings(start)
+        own = os.path.isfile(os.path.join(directory, "pyproject.toml"))
+        return settings(directory) if own else of(os.path.dirname(directory))
+
+    def excludes(path: str) -> bool:
+        return of(os.path.dirname(path)).excludes(path)
+
+    for path in files.walk(top, excludes, lambda directory: of(directory).respect_gitignore):
+        yield path, of(os.path.dirname(path if isinstance(path, str) else path.path))
 
 
 def shown(selection: Selection, results: Mapping[str, FileResult]) -> list[Hit]:
@@ -111,7 +148,7 @@ def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, 
         wanted = [hit.finding.fix for hit in (selection.fixable(result) if result.hits else ())]
         if not any(one is not None and (one.safe or unsafe) for one in wanted):
             continue
-        try:
+        with changes.of(result.path):
             before = read(result.path)
             # Offsets are those of the bytes in hand, whatever happened to the file since it was scanned.
             found = scan_source(before, result.path)
@@ -121,13 +158,25 @@ def fix(selection: Selection, results: Collection[FileResult], *, unsafe: bool, 
                 changes.diff += diff(result.path, before, fixed.source)
             elif fixed.source != before:
                 write_atomically(result.path, fixed.source, expected=before)
-        except UnreadableError as error:
-            changes.errors.append(Diagnostic(result.path, 0, 0, str(error)))
-        except OSError as error:
-            message = f"cannot be fixed: {error.strerror or error}"
-            changes.errors.append(Diagnostic(result.path, 0, 0, message))
-        else:
             if fixed.count:
                 changes.counts[result.path] = fixed.count
             changes.results[result.path] = fixed.result
+    return changes
+
+
+def silence(selection: Selection, results: Mapping[str, FileResult]) -> Changes:
+    """Write a comment after every finding that counts."""
+    changes = Changes()
+    for path, result in results.items():
+        if result.hits and selection.active(result):
+            with changes.of(path):
+                before = read(path)
+                hits = selection.active(scan_source(before, path))
+                source, count = add_noqa(before, path, hits, scan_source)
+                if count < len(hits):
+                    message = f"{len(hits) - count} of {len(hits)} findings cannot be silenced by a comment"
+                    changes.errors.append(Diagnostic(path, 0, 0, message))
+                if count:
+                    write_atomically(path, source, expected=before)
+                    changes.counts[path] = count
     return changes

@@ -2,9 +2,11 @@
 
     x = torch.arange(n, dtype=torch.float32)  # noqa: SR001 n is at most 64
     x = torch.arange(n, dtype=torch.float32)  # safe-rope: ignore[SR001] n is at most 64
+    # safe-rope: ignore-file[SR001] every count in this file is at most 64
 
 A comment counts for the whole statement that it stands in. `# noqa` and `# safe-rope: ignore` without rule
-names silence every rule. Names of other linters in a `noqa` are none of our business.
+names silence every rule, `ignore-file` in the whole file. Names of other linters in a `noqa` are none of our
+business.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from safe_rope.scan.rules import RULES
 _NAMES_OURS = re.compile(rb"noqa[^\r\n]*sr\d|safe-rope:")
 _CODE = r"[A-Za-z]+[0-9]+"
 _NOQA = re.compile(rf"#\s*noqa\b(?P<colon>\s*:\s*(?P<codes>{_CODE}(?:[\s,]+{_CODE}\b)*)?)?", re.IGNORECASE)
-_IGNORE = re.compile(r"#\s*safe-rope:\s*ignore\b(?:\s*\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
+_IGNORE = re.compile(
+    r"#\s*safe-rope:\s*ignore(?P<file>-file)?\b(?!-)(?:\s*\[(?P<codes>[^\]]*)\])?", re.IGNORECASE
+)
 _OURS = re.compile(r"SR[0-9]+")
+_EVERY_LINE = 1 << 31
 _LAYOUT = frozenset(
     {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
 )
@@ -49,7 +54,9 @@ def find(decoded: str) -> tuple[Suppression, ...]:
         with contextlib.suppress(tokenize.TokenError, SyntaxError):
             for first, last, comment in _comments(decoded):
                 line, column = comment.start[0], comment.start[1] + 1
-                found += [Suppression(first, last, line, column, rules) for rules in _parse(comment.string)]
+                for rules, whole in _parse(comment.string):
+                    lines = (1, _EVERY_LINE) if whole else (first, last)
+                    found.append(Suppression(*lines, line, column, rules))
     return tuple(found)
 
 
@@ -72,19 +79,20 @@ def _comments(decoded: str) -> Iterator[tuple[int, int, tokenize.TokenInfo]]:
             first = line
 
 
-def _parse(comment: str) -> Iterator[tuple[str, ...] | None]:
-    """Yield the rules that each suppression in the comment names; None silences all."""
+def _parse(comment: str) -> Iterator[tuple[tuple[str, ...] | None, bool]]:
+    """Yield the rules that each suppression in the comment names, and whether it is for the whole file."""
     for match in _NOQA.finditer(comment):
         codes = [code.upper() for code in re.findall(_CODE, match["codes"] or "")]
         if ours := tuple(code for code in codes if _OURS.fullmatch(code)):
-            yield ours
+            yield ours, False
         elif not match["colon"]:
-            yield None
+            yield None, False
     for match in _IGNORE.finditer(comment):
+        whole = match["file"] is not None
         if match["codes"] is None:
-            yield None
+            yield None, whole
         elif codes := [code.strip().upper() for code in match["codes"].split(",") if code.strip()]:
-            yield tuple(codes)
+            yield tuple(codes), whole
 
 
 def problems(

@@ -19,7 +19,7 @@ REFUSED = {
     r"\bso that\b.*\bso that\b": "make two sentences of it",
     r"\b(no longer|used to be|previously|formerly|anymore|in the past|as before)\b": "say what is",
 }
-# How many are left, file by file. `python tests/system/docs/test_prose.py` writes it again, when they are fewer.
+# How many are left, file by file. `python tests/system/docs/test_prose.py` writes it again.
 RECORD = Path(__file__).with_name("prose_known.json")
 KNOWN: dict[str, int] = json.loads(RECORD.read_text(encoding="utf-8"))
 SOURCES = sorted((ROOT / "safe_rope").rglob("*.py"))

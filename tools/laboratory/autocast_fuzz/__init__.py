@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
         if row["deviations"]:
             print(row["case"], *row["deviations"], sep="\n    ")
     kinds = Counter(
-        "deviates" if row["deviations"] else "refused" if row["refused"] else "as DDP" for row in rows
+        "deviates" if row["deviations"] else "refused" if "refused" in row else "as DDP" for row in rows
     )
     print(", ".join(f"{kind}: {count}" for kind, count in kinds.items()))
     return 1 if kinds["deviates"] else 0

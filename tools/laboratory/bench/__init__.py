@@ -31,6 +31,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     text = "which other libraries' rotations can be measured here, and why not"
     others = kinds.add_parser("others", help=text, description=text, allow_abbrev=False)
     others.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    text = "decoding, prefill and training with the guard and without, a model for every body that rotates"
+    decoding = kinds.add_parser("decode", help=text, description=text, allow_abbrev=False)
+    decoding.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    decoding.add_argument("--threads", type=int, default=1, help="for torch on CPU (default: %(default)s)")
+    decoding.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    decoding.add_argument("--only", metavar="NAMES", help="comma-separated model types")
+    decoding.add_argument("--batches", default="1,16", help="sequences at a time (default: %(default)s)")
+    decoding.add_argument("--layers", type=int, default=8, help="where a model can have them (default: 8)")
+    decoding.add_argument("--rounds", type=int, default=60, help="of each kind (default: %(default)s)")
+    decoding.add_argument(
+        "--cases",
+        default="decode",
+        help="comma-separated: decode, static, compiled, prefill, training (default: %(default)s)",
+    )
     text = "torch.autocast on two ranks: how far from DDP, what travels and waits in which dtype"
     autocast = kinds.add_parser("autocast", help=text, description=text, allow_abbrev=False)
     autocast.add_argument(
@@ -50,6 +64,10 @@ def main(options: argparse.Namespace) -> int:
         from laboratory.bench import autocast
 
         return autocast.run(options)
+    if options.what == "decode":
+        from laboratory.bench import decode
+
+        return decode.run(options)
     if options.what == "others":
         from laboratory.bench.others import availability
 

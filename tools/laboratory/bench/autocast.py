@@ -37,7 +37,7 @@ def measure(program: list[str | Path], *arguments: str, limit: float = LIMIT) ->
     """
     # Of tests/autocast, for the reference that its programs train.
     env = {
-        "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, sys.path)]),
         "SECONDS_TO_DUMP": str(limit),
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -124,11 +124,11 @@ def run(options: argparse.Namespace) -> int:
     seen: Row = measure(["-m", "laboratory.bench.autocast_worker"])
     seen["parity"] = []
     if options.parity != "none":
-        pairs = [word for dtype in ("bfloat16", "float16") for m in MODELS for word in (m, dtype)]
+        pairs = [(model, dtype) for dtype in ("bfloat16", "float16") for model in MODELS]
         limit = GRID_LIMIT if options.parity == "grid" else LIMIT
-        seen["parity"] = parity_rows(
-            measure([TESTS / "parity_worker.py"], options.parity, *pairs, limit=limit)
-        )
+        parts = {"parity": {"which": options.parity, "steps": 10, "pairs": pairs}}
+        measured = measure([TESTS / "ranks_worker.py"], json.dumps(parts), limit=limit)
+        seen["parity"] = parity_rows(measured["parity"])
     if options.format == "json":
         print(json.dumps({"versions": versions()} | seen, indent=1))
     else:

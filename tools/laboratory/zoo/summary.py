@@ -232,8 +232,8 @@ def _section(pair: str, rows: list[Row]) -> str:
             "How the guarded model rotates q and k in BF16 was measured in "
             f"{len({m[0] for m in measured})} of them ({len({m[1] for m in measured})} distinct "
             "functions). "
-            f"They are at most {max(m[2] for m in measured):.3f} units in the last place from float64, where one "
-            "rounding is 0.5.",
+            f"They are at most {max(m[2] for m in measured):.3f} units in the last place from float64, "
+            "where one rounding is 0.5.",
         ]
     wrong = [f"- {row['model_type']}, {problem}" for row in rows for problem in problems(row)]
     if wrong:

@@ -1,19 +1,13 @@
-"""One rank of `test_collectives`: what is sent, what it costs, and who sees rounded weights.
-
-Run as ``python collectives_worker.py RESULT_FILE CHECKPOINT_FOLDER``.
-"""
+"""On a rank: what is sent, what it costs, and who sees rounded weights."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import parity
 import tiny_models
 import torch
-from rank import join
 
 STEPS = 4
 ELEMENTS = 10_000  # the reduce_bucket_size of the config
@@ -243,15 +237,6 @@ def outside() -> dict[str, Any]:
     }
 
 
-def main(result: Path, folder: Path) -> None:
-    join()
-    seen: dict[str, Any] = {"rounded": {stage: rounded(stage, folder) for stage in (1, 2)}}
-    seen["outside"] = outside()
-    seen["persistent"] = persistent(folder)
-    result.write_text(json.dumps(seen), encoding="utf-8")  # what there is, should the rest fail
-    seen["sent"] = sent()
-    result.write_text(json.dumps(seen), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+def run(folder: str) -> dict[str, Any]:
+    seen: dict[str, Any] = {"rounded": {stage: rounded(stage, Path(folder)) for stage in (1, 2)}}
+    return seen | {"outside": outside(), "persistent": persistent(Path(folder)), "sent": sent()}

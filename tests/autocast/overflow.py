@@ -1,17 +1,15 @@
-"""One rank of `test_overflow`: float16 with an overflow at step 3, then on from a checkpoint.
-
-Run as ``python overflow_worker.py RESULT_FILE CHECKPOINT_FOLDER``.
-"""
+"""On a rank: float16 with an overflow at step 3, then on from a checkpoint."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from rank import join
+import parity
+import torch
+from deepspeed.utils import safe_get_full_fp32_param
+
+from safe_rope.autocast import _deepspeed
 
 OVERFLOW = 2  # the third step
 STEPS = 6
@@ -19,9 +17,6 @@ STEPS = 6
 
 def weights(engine: Any) -> Any:
     """A sum over every FP32 master weight, exact enough to see any of them move."""
-    import torch
-    from deepspeed.utils import safe_get_full_fp32_param
-
     parts = []
     for p in engine.module.parameters():
         full = safe_get_full_fp32_param(p)
@@ -30,9 +25,6 @@ def weights(engine: Any) -> Any:
 
 
 def one(case: Any, folder: Path) -> dict[str, Any]:
-    import parity
-    import torch
-
     engine = parity.new_engine(case)
     rank = torch.distributed.get_rank()
     seen: dict[str, Any] = {"scales": [], "losses": [], "moved": []}
@@ -71,8 +63,6 @@ def one(case: Any, folder: Path) -> dict[str, Any]:
 
 def growth(engine: Any, case: Any) -> list[float]:
     """The scale at each of six steps where it grows after every two steps without an overflow."""
-    import parity
-
     if case.stage == 0:
         scaler = engine.torch_autocast_z0_gradscaler
         scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 2, "_growth_tracker": 0})
@@ -88,19 +78,11 @@ def growth(engine: Any, case: Any) -> list[float]:
     return scales
 
 
-def main(result: Path, folder: Path) -> None:
-    import parity
-
-    from safe_rope.autocast import _deepspeed
-
-    join()
-    seen = {}
+def run(folder: str) -> dict[str, Any]:
     # DeepSpeed 0.17 has no loss scale at ZeRO 0, and is refused there (test_preflight).
+    seen = {}
     for stage in (0, 1, 2, 3) if _deepspeed.scales_without_zero() else (1, 2, 3):
-        case = parity.Case("llama", "float16", stage, 1, clip=stage != 1)
-        seen[str(stage)] = one(dataclasses.replace(case, overlap=stage == 2), folder)
-    result.write_text(json.dumps(seen), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+        count = parity.accumulation(stage)
+        case = parity.Case("llama", "float16", stage, count, clip=stage != 1, overlap=stage == 2)
+        seen[str(stage)] = one(case, Path(folder))
+    return seen

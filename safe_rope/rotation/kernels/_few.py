@@ -1,0 +1,140 @@
+"""The rotation of a few tokens on CPU, where the number of operations counts and not the memory they move.
+
+What is rotated is laid side by side, raised once, turned with tables that have a column for each element,
+and rounded once. Plain differentiable operations: the bits, forward and backward, are the other kernels';
+only the layout of a gradient in memory is not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from safe_rope.rotation.kernels._form import Form, planes, table_planes
+
+LARGEST = 1 << 15
+"""Elements of all that is rotated together below which this is the fastest."""
+
+
+class Plan(NamedTuple):
+    """How several tensors are laid side by side, and taken apart again.
+
+    Args:
+        dim: along which they are laid side by side, of the permuted tensors.
+        sizes: of each along ``dim``.
+        order: the dimensions as they lie in memory; None where that is their own order.
+        back: the permutation that undoes ``order``.
+        is_outermost: whether what is cut along ``dim`` is contiguous.
+        width: how many elements of a head are rotated; None for all.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+    order: tuple[int, ...] | None
+    back: tuple[int, ...]
+    is_outermost: bool
+    width: int | None
+
+
+def plan(xs: tuple[Tensor, ...], cos: Tensor, unsqueeze: int, form: Form) -> Plan | None:
+    """Return how to lay ``xs`` side by side; None where they are not alike, or not on CPU.
+
+    Args:
+        xs: what is to be rotated, with tables that fit.
+        cos: the table.
+        unsqueeze: where the dimension of the heads goes into cos.
+        form: how elements and columns make pairs.
+    """
+    heads = unsqueeze if unsqueeze >= 0 else cos.dim() + 1 + unsqueeze
+    if not all(x.is_cpu and x.numel() for x in xs):
+        return None
+    orders = {_order(x) for x in xs}
+    shapes = {(*x.shape[:heads], *x.shape[heads + 1 :], x.dtype) for x in xs}
+    if len(orders) != 1 or len(shapes) != 1:
+        return None
+    (order,) = orders
+    if order[-1] != len(order) - 1:
+        return None
+    own = tuple(range(len(order)))
+    dim, width = order.index(heads), form.rotary_dim(cos.shape[-1])
+    return Plan(
+        dim,
+        tuple(x.shape[heads] for x in xs),
+        None if order == own else order,
+        tuple(map(order.index, own)),
+        all(xs[0].shape[d] == 1 for d in order[:dim]),
+        None if width == xs[0].shape[-1] else width,
+    )
+
+
+def _order(x: Tensor) -> tuple[int, ...]:
+    """Return the dimensions of ``x`` from the outermost in memory to the innermost."""
+    moving = [d for d in range(x.dim()) if x.shape[d] > 1]
+    order = list(range(x.dim()))
+    for place, dim in zip(moving, sorted(moving, key=x.stride, reverse=True), strict=True):
+        order[place] = dim
+    return tuple(order)
+
+
+def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Tensor]:
+    """Return cos, and sin with its sign, each with a column for every element that comes out.
+
+    Args:
+        cos: FP32, the rank of what is rotated.
+        sin: as cos.
+        form: how elements and columns make pairs.
+        how: what they are for.
+    """
+    with torch.inference_mode(False):  # they may be kept for a backward
+        if how.order is not None:
+            cos, sin = cos.permute(how.order), sin.permute(how.order)
+        cos, sin = _spread(cos, form), _spread(sin, form).clone(memory_format=torch.contiguous_format)
+        planes(sin, form.out, sin.shape[-1])[0].neg_()
+    return cos, sin
+
+
+def _spread(table: Tensor, form: Form) -> Tensor:
+    if form.table == form.out:
+        return table
+    both = table_planes(table, form.table, form.rotary_dim(table.shape[-1])).unbind(0)
+    return torch.cat(both, -1) if form.out == "half" else torch.stack(both, -1).flatten(-2)
+
+
+def turn(
+    xs: tuple[Tensor, ...], cos: Tensor, signed_sin: Tensor, form: Form, how: Plan
+) -> tuple[Tensor, ...]:
+    """Rotate ``xs`` with arranged tables; the results are laid out in memory as ``xs`` are."""
+    dim, sizes, order, back, is_outermost, width = how
+    if order is not None:
+        xs = tuple([x.permute(order) for x in xs])
+    together = torch.cat(xs, dim)
+    part = together if width is None else together[..., :width]
+    raised = part.float()
+    if form.pairs != form.out:
+        raised = _paired_otherwise(raised, form.out)
+    if form.out == "half":
+        other = raised.roll(raised.shape[-1] // 2, -1)
+    else:
+        other = raised.view(*raised.shape[:-1], -1, 2).flip(-1).view(raised.shape)
+    raised.mul_(cos).add_(other.mul_(signed_sin))
+    if width is None and not is_outermost:
+        together = raised  # each part is rounded for itself, and contiguous by that
+    elif raised is not part:
+        part.copy_(raised)
+    start, results = 0, []
+    for size in sizes:
+        one = together.narrow(dim, start, size)
+        if not is_outermost:
+            one = one.to(xs[0].dtype, memory_format=torch.contiguous_format)
+        results.append(one if order is None else one.permute(back))
+        start += size
+    return tuple(results)
+
+
+def _paired_otherwise(x: Tensor, out: str) -> Tensor:
+    """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``out``."""
+    half = x.shape[-1] // 2
+    both = (half, 2) if out == "half" else (2, half)
+    return x.view(*x.shape[:-1], *both).transpose(-1, -2).reshape(x.shape)

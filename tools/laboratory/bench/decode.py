@@ -1,0 +1,333 @@
+"""Decoding, prefill and a training step, with the guard and without: a model for every body that rotates.
+
+The two models have the same weights and take turns in one process. What is compared are medians; operators
+are counted by torch's profiler: those that the model calls, and those that call no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import functools
+import gc
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from _process import say
+from rich.table import Table
+
+from laboratory.bench.timing import clock, wait
+from laboratory.report import read_rows, wide_console
+
+SURVEY = Path(__file__).resolve().parents[3] / "docs" / "data"
+KNOWN = ("llama", "gpt_neox", "gemma3_text", "gptj", "cohere", "deepseek_v3", "olmo2", "phi3", "modernbert")
+"""Taken where there is a choice, and besides what covers the bodies."""
+ALSO = ("esm", "codegen", "qwen2_vl_text", "gpt_oss", "deepseek_v2", "roformer", "falcon")
+PROMPT = 128
+LARGEST = 24_000_000
+FULLY, PINNED = 1.0, 1.05
+LIMIT = 240.0
+MEMORY = 12 << 30
+
+
+class Case(NamedTuple):
+    """What is timed of a model: ``make`` prepares one turn of it and returns the call."""
+
+    what: str
+    batch: int
+    make: Callable[[Any], Callable[[], Any]]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure every subject in a fork of its own; write what came out, and say what missed its target."""
+    from laboratory.forked import in_child, one_rank
+
+    one_rank()
+    torch.set_num_threads(options.threads)
+    rows: list[dict[str, Any]] = []
+    for name in options.only.split(",") if options.only else subjects():
+        began = time.monotonic()
+        if options.device == "cpu":
+            found = in_child(functools.partial(measure, name, options), LIMIT, MEMORY, distributed=False)
+        else:
+            found = measure(name, options)
+        rows.append({"model_type": name, **found})
+        say(f"{name}: {found.get('reason', '')} {time.monotonic() - began:.0f} s")
+        if options.json:
+            options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    return show(rows)
+
+
+def subjects() -> list[str]:
+    """Return a model type for each body of the survey, and a few whose bodies it could not measure."""
+    import transformers
+
+    by_body: dict[str, list[str]] = {}
+    for row in read_rows(SURVEY / f"zoo-{transformers.__version__}.jsonl"):
+        for body in row.get("rotation") or () if isinstance(row.get("rotation"), dict) else ():
+            by_body.setdefault(body, []).append(row["model_type"])
+    chosen = [next((k for k in KNOWN if k in names), min(names, key=len)) for names in by_body.values()]
+    return list(dict.fromkeys([*KNOWN, *chosen, *ALSO]))
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the times and counts of one model type, or why there are none."""
+    from laboratory.zoo.shrink import config_classes, quick_weights
+
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    if name not in config_classes():
+        return {"reason": "not in this transformers"}
+    with quick_weights():
+        stock, guarded, layers, protection = models(name, options.layers)
+    if stock is None:
+        return {"reason": "cannot be built small"}
+    for model in (stock, guarded):
+        model.to(options.device, torch.bfloat16).eval()
+    found: dict[str, Any] = {"layers": layers, **protection, "cases": []}
+    wanted = options.cases.split(",")
+    for batch in map(int, options.batches.split(",")):
+        for case in cases(stock, batch, wanted, options.device):
+            row: dict[str, Any] = {"what": case.what, "batch": batch}
+            try:
+                row |= compare(case, stock, guarded, options)
+            except Exception as error:  # one case says why, the others go on
+                row["reason"] = f"{type(error).__name__}: {str(error)[:160]}"
+            found["cases"].append(row)
+    return found
+
+
+def models(name: str, layers: int) -> tuple[Any, Any, int, dict[str, Any]]:
+    """Return the model without the guard and with it, how many layers they have, and how it is protected."""
+    import safe_rope
+    from laboratory.zoo.shrink import build, buildable, config_classes, model_class
+
+    cls = model_class(config_classes()[name])
+    config, _ = buildable(config_classes()[name], cls, LARGEST) if cls is not None else (None, "")
+    if cls is None or config is None:
+        return None, None, 0, {}
+    deep = deepened(config, layers)
+    try:
+        build(cls, deep)
+    except Exception:
+        deep, layers = config, 2
+    with torch.no_grad():
+        stock = build(cls, deep)
+        with safe_rope.guard() as session:
+            guarded = build(cls, deep)
+    levels = [entry.level for entry in session.report.protected]
+    shares = {"full": levels.count("full"), "pinned": levels.count("pinned")}
+    return stock, guarded, layers, shares
+
+
+def deepened(config: Any, layers: int) -> Any:
+    """Return a copy of a config of two layers that has more of them, of the same kinds."""
+    config = copy.deepcopy(config)
+    for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+        if vars(config).get(config.attribute_map.get(name, name)) == 2:
+            setattr(config, name, layers)
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == 2 and name.endswith("_types"):
+            setattr(config, name, value * (layers // 2))
+    return config
+
+
+def cases(model: Any, batch: int, wanted: list[str], device: str) -> Iterator[Case]:
+    """Yield what can be timed of a model: decoding where it keeps a cache, else its own forward."""
+    inputs = _text(batch, device)
+    step = _text(batch, device, 1)
+    try:
+        with torch.no_grad():
+            decodes = getattr(model(**inputs, use_cache=True), "past_key_values", None) is not None
+    except Exception:
+        decodes = False
+    if decodes and "decode" in wanted:
+        yield Case("decode", batch, lambda m: _decoding(m, inputs, step, None))
+    if decodes and "static" in wanted:
+        yield Case("static", batch, lambda m: _decoding(m, inputs, step, _static))
+    if decodes and "compiled" in wanted:
+        yield Case("compiled", batch, lambda m: _decoding(m, inputs, step, _static, compiled=True))
+    if not decodes:
+        found = own_inputs(model, device) if batch == 1 else None
+        if found is not None:
+            yield Case("forward", batch, lambda m: _forward(m, found))
+        return
+    if "prefill" in wanted:
+        yield Case("prefill", batch, lambda m: _forward(m, inputs))
+    if "training" in wanted:
+        yield Case("training", batch, lambda m: _training(m, inputs))
+
+
+def own_inputs(model: Any, device: str) -> dict[str, Any] | None:
+    """Return an input that a model without a cache takes, floating tensors in bfloat16."""
+    from laboratory.zoo.run import _candidates
+
+    for inputs in _candidates(model):
+        low = {
+            name: v.to(device, torch.bfloat16) if v.is_floating_point() else v.to(device)
+            for name, v in inputs.items()
+        }
+        try:
+            with torch.no_grad():
+                model(**low)
+        except Exception:
+            continue
+        return low
+    return None
+
+
+def _text(batch: int, device: str, length: int = PROMPT) -> dict[str, Any]:
+    return {"input_ids": torch.randint(5, 100, (batch, length), device=device)}
+
+
+def _static(model: Any, batch: int) -> Any:
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=4 * PROMPT)
+
+
+def _decoding(model: Any, inputs: Any, step: Any, cache: Any, compiled: bool = False) -> Callable[[], Any]:
+    state: dict[str, Any] = {"left": 0}
+    run = torch.compile(model, dynamic=False) if compiled else model
+
+    def one() -> Any:
+        position = torch.full_like(step["input_ids"], PROMPT)  # as generate() gives them
+        return run(**step, position_ids=position, past_key_values=state["cache"], use_cache=True)
+
+    def prepare() -> None:
+        kept = cache(model, len(step["input_ids"])) if cache is not None else None
+        given = {} if kept is None else {"past_key_values": kept}
+        state["cache"] = model(**inputs, **given, use_cache=True).past_key_values
+
+    @torch.no_grad()
+    def call() -> Any:
+        if state["left"] == 0:
+            prepare()
+            state["left"] = 64
+        state["left"] -= 1
+        return one()
+
+    call.before = prepare  # type: ignore[attr-defined]
+    return call
+
+
+def _forward(model: Any, inputs: Any) -> Callable[[], Any]:
+    @torch.no_grad()
+    def call() -> Any:
+        return model(**inputs)
+
+    return call
+
+
+def _training(model: Any, inputs: Any) -> Callable[[], Any]:
+    def call() -> None:
+        model.zero_grad()
+        model(**inputs, use_cache=False)[0].float().pow(2).mean().backward()
+
+    return call
+
+
+def compare(case: Case, stock: Any, guarded: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Time one case of both models in turns, and count its operators.
+
+    Returns:
+        medians in milliseconds, the ratio of medians, the median of the pairs' ratios, operators per call.
+    """
+    calls = [case.make(stock), case.make(guarded)]
+    for call in calls * 3:
+        call()
+    with stock_functions():
+        counts = [operators(calls[0])]
+    counts.append(operators(calls[1]))
+    now = clock(options.device)
+    times: list[list[float]] = [[], []]
+    gc.collect()
+    gc.disable()
+    for index in range(options.rounds):
+        for which in (0, 1) if index % 2 else (1, 0):
+            with stock_functions() if which == 0 else contextlib.nullcontext():
+                wait(options.device)
+                began = now()
+                calls[which]()
+                wait(options.device)
+                times[which].append(now() - began)
+    gc.enable()
+    medians = [statistics.median(t) for t in times]
+    pairs = statistics.median(b / a for a, b in zip(*times, strict=True))
+    best = [min(t) for t in times]
+    return {
+        "stock_ms": round(1e3 * medians[0], 4),
+        "guarded_ms": round(1e3 * medians[1], 4),
+        "ratio": round(medians[1] / medians[0], 4),
+        "pairs": round(pairs, 4),
+        "best": round(best[1] / best[0], 4),
+        "operators": [count[0] for count in counts],
+        "leaves": [count[1] for count in counts],
+    }
+
+
+@contextlib.contextmanager
+def stock_functions() -> Iterator[None]:
+    """Let functions that are FP32-aware for the guarded model be what they are without it."""
+    from safe_rope.rotation import _installed
+
+    ours = [r for r in _installed._installed.values() if isinstance(r, _installed._OwnCode)]
+    for one in ours:
+        one.function.__code__ = one.code
+    try:
+        yield
+    finally:
+        for one in ours:
+            one.function.__code__ = one.ours
+
+
+def operators(call: Callable[[], Any]) -> tuple[int, int]:
+    """Return how many operators a call runs from outside of any operator, and how many run no other."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        call()
+    events = [e for e in profiler.events() if e.name.startswith(("aten::", "safe_rope::"))]
+    outer = [e for e in events if e.cpu_parent is None or not e.cpu_parent.name.startswith("aten::")]
+    leaves = [e for e in events if not any(c.name.startswith("aten::") for c in e.cpu_children)]
+    return len(outer), len(leaves)
+
+
+def show(rows: list[dict[str, Any]]) -> int:
+    """Print the comparison; return 1 if a target is missed."""
+    table = Table(
+        "model", "level", "what", "batch", "stock ms", "ratio", "pairs", "best", "operators", "leaves"
+    )
+    missed = False
+    for row in rows:
+        if "reason" in row:
+            table.add_row(row["model_type"], "", row["reason"][:60])
+        level = "pinned" if row.get("pinned") else "full"
+        for case in row.get("cases", ()):
+            if "reason" in case:
+                table.add_row(row["model_type"], level, case["what"], str(case["batch"]), case["reason"][:60])
+                continue
+            late = case["pairs"] > (PINNED if row["pinned"] else FULLY)
+            missed |= late
+            table.add_row(
+                row["model_type"],
+                level,
+                case["what"],
+                str(case["batch"]),
+                f"{case['stock_ms']:.3f}",
+                f"{case['ratio']:.3f}",
+                f"{case['pairs']:.3f}{' !' if late else ''}",
+                f"{case['best']:.3f}",
+                "{} / {}".format(*case["operators"]),
+                "{} / {}".format(*case["leaves"]),
+            )
+    wide_console().print(table)
+    sys.stdout.flush()
+    return int(missed)
