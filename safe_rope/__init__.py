@@ -1,7 +1,26 @@
-"""Position embeddings that stay what a model's authors meant, whatever casts and partitions the model.
+"""Keep rotary position embeddings exact through DeepSpeed ZeRO, dtype casts and device moves.
 
     with safe_rope.guard():
         model = AutoModelForCausalLM.from_pretrained(...)
+
+What is here:
+
+    guard(...)       a context manager for the lines that build or load a model
+    protect(model)   the same for a model that exists already
+    audit(model)     measure every position table; returns an AuditReport
+    initialize(...)  deepspeed.initialize with torch.autocast checked and corrected
+
+    tables           cos and sin of any position: RotaryTable
+    rotation         q and k rotated in FP32: apply_rotary
+    frequencies      what a config says about RoPE: RopeSpec
+    registry         names for an architecture of your own: RopePatch, register
+    integrations     callbacks for transformers' Trainer and for Lightning
+    autocast         which parameters may travel in low precision
+    constructors     the dtype that was asked for, under deepspeed.zero.Init
+
+    SafeRopeError    the base of every error: ConfigError, DamagedTablesError, IncompatibleVersionError,
+                     MissingDependencyError, PrecisionError, UnsupportedModelError
+    PrecisionWarning what is not protected
 
 Importing this package imports neither torch nor transformers nor deepspeed; the names below are loaded when
 they are first used.
@@ -96,7 +115,7 @@ def load(module: str, name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_SUBMODULES})
+    return [*__all__, *_SUBMODULES, *(name for name in globals() if name.startswith("__"))]
 
 
 if os.environ.get("SAFE_ROPE"):

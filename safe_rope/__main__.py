@@ -1,6 +1,7 @@
 """``python -m safe_rope [--strict] [--tables T] [--report FILE] train.py ...``: guard a script as it is.
 
-``python -m safe_rope scan ...`` and the other commands' names do what ``safe-rope scan ...`` does.
+``python -m safe_rope scan ...`` and the other commands' names do what ``safe-rope scan ...`` does, as do
+``--help`` and ``--version``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from safe_rope.cli.run import check_interpreter, python_command
 
 if __name__ == "__main__":
     # A script has a suffix or a folder; one that is called like a command is still reachable as ./scan.
-    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+    if not sys.argv[1:] or sys.argv[1] in (*COMMANDS, "-h", "--help", "--version", "--debug"):
         main(sys.argv[1:])
     try:
         check_interpreter(sys.flags)

@@ -1,7 +1,7 @@
 """Which classes hold positions, and how each architecture applies them: `RopePatch` and its discovery.
 
-A patch is data. It is found through the entry-point group ``safe_rope.patches``, so that a package of
-its own can add an architecture:
+A patch is data. It is found through the entry-point group ``safe_rope.patches``, so another
+package can add an architecture:
 
     [project.entry-points."safe_rope.patches"]
     my_model = "my_package.my_model:PATCH"

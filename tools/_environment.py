@@ -50,6 +50,12 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 from deepspeed.comm.torch import build_shm_op
 build_shm_op()
 """
+# setuptools' import hook, by which an editable install is found, is nothing that a type checker follows.
+NAME_SOURCES = """
+import pathlib, sys, sysconfig
+file = pathlib.Path(sysconfig.get_path("purelib"), "safe_rope_source.pth")
+file.write_text("".join(f"{folder}\\n" for folder in sys.argv[1:]))
+"""
 DEFAULTS = {
     "DS_ACCELERATOR": "cpu",
     "HF_HUB_OFFLINE": "1",
@@ -201,7 +207,10 @@ class Environment:
                 # DeepSpeed is built from source and must see the torch that is installed.
                 [*pip, "--no-build-isolation", "-r", pinned],
             ],
-            "library": [[*pip, "--no-build-isolation", "-c", pinned, "-e", f"{ROOT}[{EXTRAS}]"]],
+            "library": [
+                [*pip, "--no-build-isolation", "-c", pinned, "-e", f"{ROOT}[{EXTRAS}]"],
+                [self.python, "-c", NAME_SOURCES, ROOT, ROOT / "patches"],
+            ],
             "helper": [[self.python, "-c", BUILD_HELPER]],
         }
         # Which steps are missing is asked again: whoever held the lock before may have done them.

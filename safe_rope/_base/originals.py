@@ -21,7 +21,7 @@ tensor: Callable[..., torch.Tensor] = TRUE_CONSTRUCTORS.tensor
 
 
 def vector(values: Iterable[float], dtype: torch.dtype) -> torch.Tensor:
-    """Return ``values``, each rounded once to ``dtype``, as a CPU tensor ``[len(values)]`` of its own memory.
+    """Return ``values``, each rounded once to ``dtype``, as a CPU tensor ``[len(values)]`` with fresh memory.
 
     ``torch.frombuffer`` reads memory that already exists, so that no context redirects it. Integers below
     2**53 are rounded as ``torch.arange(..., dtype=torch.int64).float()`` rounds them.

@@ -29,6 +29,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return best
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun, "1 module" or "2 modules"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def aligned(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> list[str]:
     """Return the lines of a table."""
     rows = [header, *rows]

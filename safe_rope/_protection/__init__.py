@@ -1,4 +1,4 @@
-"""`guard` and `protect`: the two ways to make a model's position tables right and keep them so.
+"""`guard` and `protect`: the two ways to make a model's position tables correct and keep them so.
 
 `guard` is a context manager around the lines that build or load a model. While it is open, zero.Init's
 constructors tell the truth (`safe_rope.constructors`), and every module that holds positions is protected as
@@ -8,29 +8,66 @@ soon as it is built. `protect` does the same for a model that exists already.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
+import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import nn
 
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
-from safe_rope._protection.report import ProtectionReport, warn_unprotected
+from safe_rope._protection.report import ProtectionReport, is_main_rank, warn_unprotected
 from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._protection.watch import ConstructionWatch
 from safe_rope._recognition.reference import References, stock_class
 from safe_rope.constructors import ConstructorGuard
-from safe_rope.errors import ConfigError, UnsupportedModelError
+from safe_rope.errors import ConfigError, PrecisionWarning, UnsupportedModelError
 
 Tables = Literal["exact", "fp32"]
 Apply = Literal["fp32", "stock"]
 InvFreq = Literal["checkpoint", "exact"]
 
 
-class Guard(contextlib.ContextDecorator):
-    """An open or closed guard; `guard` makes one. Also its own session: `report` tells what it has done."""
+class _Class(type):
+    """The class of `Guard`: what a ``with`` statement finds that got the class and no guard."""
+
+    def __enter__(cls) -> NoReturn:
+        raise TypeError("the parentheses are missing: write with safe_rope.guard(): ...")
+
+    def __exit__(cls, *error: object) -> None:
+        """Never called; ``with`` looks for it before it calls `__enter__`."""
+
+
+class Guard(contextlib.ContextDecorator, metaclass=_Class):
+    """Keep the position tables of every model that is built or loaded inside correct, for its whole life.
+
+        with safe_rope.guard() as session:
+            model = AutoModelForCausalLM.from_pretrained(...)
+        print(session.report)
+
+    Works around, inside or between ``deepspeed.zero.Init`` contexts, as a decorator, and as
+    ``session = guard().start()`` … ``session.stop()``. What it cannot protect is in ``session.report`` and
+    is warned about once. A guard that saw no module being built warns, too.
+
+    Args:
+        tables: ``"exact"``: cos and sin within 1 ulp of FP32 at every position, the same bits on every
+            device. ``"fp32"``: bit-identical to what the stock model computes in FP32 on CPU.
+        apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos
+            and sin are rounded to the activations' dtype, as the stock model does.
+        strict: raise UnsupportedModelError instead of a warning.
+        inv_freq: ``"checkpoint"``: the frequencies that the stock code computes in FP32, which the model was
+            trained with, the same bits on every machine. ``"exact"``: the config's formula in float64,
+            rounded once; up to two units in the last place from the checkpoint's, and only with exact
+            tables.
+        built: called with every position module, just before it is protected.
+
+    Raises:
+        ConfigError: an option is not one of the above.
+        IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
+    """
 
     def __init__(
         self,
@@ -46,12 +83,27 @@ class Guard(contextlib.ContextDecorator):
         self.apply = apply
         self.strict = strict
         self.inv_freq = inv_freq
-        self.report = ProtectionReport(tables=tables, apply=apply)
-        self._built = built  # told of every position module, just before it is protected
+        self._report = ProtectionReport(tables=tables, apply=apply)
+        self._built = built
         self._depth = 0
         self._lock = threading.RLock()
         self._constructors = ConstructorGuard()
         self._watch: ConstructionWatch | None = None
+
+    def __repr__(self) -> str:
+        options = f"tables={self.tables!r}, apply={self.apply!r}, strict={self.strict}"
+        return f"<safe_rope.guard({options}), {'open' if self._depth else 'closed'}>"
+
+    @property
+    def report(self) -> ProtectionReport:
+        """What was built inside and still exists, how it is protected, and what is not; open or closed."""
+        with self._lock:
+            if self._watch is None:
+                return self._report
+            self._watch.catch_up()
+            report = copy.deepcopy(self._report)
+            self._watch.complete(report)
+            return report
 
     def start(self) -> Guard:
         """Open the guard without a ``with`` statement; every `start` needs one `stop`."""
@@ -72,18 +124,10 @@ class Guard(contextlib.ContextDecorator):
         """Close the guard that `start` opened; put back everything that it replaced.
 
         Raises:
-            UnsupportedModelError: the guard is strict and a position module was built that it cannot protect.
+            UnsupportedModelError: the guard is strict, and cannot protect a position module that was built,
+                or saw no module being built.
         """
-        self._close(raise_unsupported=True)
-
-    def so_far(self) -> ProtectionReport:
-        """Return what was built, and still exists, since the open guard was opened."""
-        report = ProtectionReport(tables=self.tables, apply=self.apply)
-        with self._lock:
-            if self._watch is not None:
-                self._watch.catch_up()
-                self._watch.complete(report)
-        return report
+        self._close(is_checked=True)
 
     def __enter__(self) -> Guard:
         return self.start()
@@ -91,13 +135,13 @@ class Guard(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(raise_unsupported=error is None)
+        self._close(is_checked=error is None)
 
     def _recreate_cm(self) -> Guard:
         # As a decorator, every call gets a guard of its own.
         return Guard(self.tables, self.apply, self.strict, self.inv_freq, built=self._built)
 
-    def _close(self, *, raise_unsupported: bool) -> None:
+    def _close(self, *, is_checked: bool) -> None:
         with self._lock:
             if self._depth == 0:
                 raise ConfigError("stop() without start(): this guard is not open; call start() first")
@@ -110,43 +154,14 @@ class Guard(contextlib.ContextDecorator):
                 watch.close()
             finally:
                 self._constructors.close()
-            watch.complete(self.report)
-        if raise_unsupported:
-            _settle(self.report, self.strict, stacklevel=5)
+            watch.complete(self._report)
+        if is_checked:
+            _settle(self._report, self.strict, stacklevel=5)
+            if not watch.has_seen_a_module:
+                _settle_nothing(self.strict, stacklevel=5)
 
 
-def guard(
-    tables: Tables = "exact",
-    apply: Apply = "fp32",
-    strict: bool = False,
-    inv_freq: InvFreq = "checkpoint",
-) -> Guard:
-    """Keep the position tables of every model that is built or loaded inside right, for its whole life.
-
-        with safe_rope.guard() as session:
-            model = AutoModelForCausalLM.from_pretrained(...)
-        print(session.report)
-
-    Works around, inside or between ``deepspeed.zero.Init`` contexts, as a decorator, and as
-    ``session = guard().start()`` … ``session.stop()``. What it cannot protect is in ``session.report`` and
-    is warned about once.
-
-    Args:
-        tables: ``"exact"``: cos and sin within 1 ulp of FP32 at every position, the same bits on every
-            device. ``"fp32"``: bit-identical to what the stock model computes in FP32 on CPU.
-        apply: ``"fp32"``: q and k are rotated in FP32 and rounded once to their own dtype. ``"stock"``: cos
-            and sin are rounded to the activations' dtype, as the stock model does.
-        strict: raise UnsupportedModelError for what cannot be protected, instead of a warning.
-        inv_freq: ``"checkpoint"``: the frequencies that the stock code computes in FP32, which the model was
-            trained with, the same bits on every machine. ``"exact"``: the config's formula in float64,
-            rounded once; up to two units in the last place from the checkpoint's, and only with exact
-            tables.
-
-    Raises:
-        ConfigError: an option is not one of the above.
-        IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
-    """
-    return Guard(tables, apply, strict, inv_freq)
+guard = Guard
 
 
 def protect(
@@ -216,6 +231,17 @@ def _settle(report: ProtectionReport, strict: bool, stacklevel: int) -> None:
     if strict:
         raise UnsupportedModelError(report.describe_unprotected())
     warn_unprotected(report, stacklevel)
+
+
+def _settle_nothing(strict: bool, stacklevel: int) -> None:
+    said = (
+        "no module was built inside safe_rope.guard(), so that nothing is protected; build or load the model "
+        "inside it, or call safe_rope.protect(model) on one that exists"
+    )
+    if strict:
+        raise UnsupportedModelError(said)
+    if is_main_rank():
+        warnings.warn(said, PrecisionWarning, stacklevel=stacklevel - 1)
 
 
 def _check_options(tables: Any, apply: Any, inv_freq: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.text import Report, counted
 from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope.errors import PrecisionWarning
@@ -37,6 +38,11 @@ class ModuleEntry:
     tables: tuple[str, ...] = ()
     apply: str | None = None
 
+    def said(self, tables: str) -> str:
+        """Say in a few words what is true of a protected module, whose own tables are of kind ``tables``."""
+        kept = f"{tables} tables" if self.level == "full" else "own tables kept"
+        return f"{self.family}: {kept}, {'rotated in FP32' if self.apply == 'fp32' else 'applied as stock'}"
+
     def __str__(self) -> str:
         if self.level is None:
             what = f"not protected: {self.reason}"
@@ -50,8 +56,8 @@ class ModuleEntry:
         return f"{self.path or '(the module itself)'} ({self.module_class}): {what}"
 
 
-@dataclass
-class ProtectionReport:
+@dataclass(repr=False)
+class ProtectionReport(Report):
     """What was protected, with which options, and what was not. ``str()`` is one line a module.
 
     ``left`` names position tables that are parts of the model like any other: frozen parameters.
@@ -97,7 +103,7 @@ class ProtectionReport:
     def describe_unprotected(self) -> str:
         """Say in one message which position modules are not protected, and what to do."""
         lines = "; ".join(str(entry) for entry in self.unprotected)
-        return f"{len(self.unprotected)} position module(s) keep their stock tables: {lines}"
+        return f"{counted(len(self.unprotected), 'position module')} with stock tables: {lines}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, for JSON."""
@@ -111,8 +117,8 @@ class ProtectionReport:
 
     def __str__(self) -> str:
         head = (
-            f"{len(self.protected)} position module(s) protected (tables={self.tables}, apply={self.apply}), "
-            f"{len(self.unprotected)} not"
+            f"{counted(len(self.protected), 'position module')} protected, {len(self.unprotected)} not "
+            f"(tables={self.tables}, apply={self.apply})"
         )
         entries = (*self.protected, *self.unprotected, *self.left)
         return "\n".join([head, *(f"  {entry}" for entry in entries)])

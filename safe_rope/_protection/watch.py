@@ -100,6 +100,7 @@ class ConstructionWatch:
             weakref.WeakKeyDictionary()
         )
         self._stop_hearing: Callable[[], None] = lambda: None
+        self.has_seen_a_module = False
 
     def open(self) -> None:
         """Start watching."""
@@ -404,6 +405,8 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(inner)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(self, *args, **kwargs)
+        for one in _watches:
+            one.has_seen_a_module = True
         if _is_torchs(self):
             return
         watch = None if rebuilding() else _watch_of_this_thread()

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List the architectures that are protected, and how.",
     ),
     "run": ("safe_rope.cli.run", "Guard an unmodified training script in every process."),
+    "env": ("safe_rope.cli.env", "Print what a bug report needs: versions, devices, settings."),
 }
 
 

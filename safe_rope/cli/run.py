@@ -1,12 +1,13 @@
 """`safe-rope run`: start a training script as it is, and guard every Python process that it starts.
 
-The command takes this process's place (exec): signals, stdin, the terminal and the exit status are its own.
+The command replaces this process (exec): signals, stdin, the terminal and the exit status are the command's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 import uuid
@@ -18,7 +19,7 @@ from typing import Any
 import click
 
 from safe_rope.integrations import run_report
-from safe_rope.integrations.options import TABLES, Options
+from safe_rope.integrations.options import TABLES, Options, read
 
 _VALUED = ("--tables", "--report")
 
@@ -43,35 +44,41 @@ class _Command(click.Command):
 
 
 @click.command("run", cls=_Command, options_metavar="[OPTIONS] -- COMMAND...")
-@click.option("--strict", is_flag=True, help="Fail where a position module cannot be protected.")
-@click.option("--tables", type=click.Choice(TABLES), default="exact", show_default=True)
+@click.option("--strict/--no-strict", default=None, help="Fail if a position module cannot be protected.")
+@click.option("--tables", type=click.Choice(TABLES), help="What cos and sin are.  [default: exact]")
 @click.option(
-    "--autocast", is_flag=True, help="deepspeed.initialize is safe_rope.initialize: torch_autocast corrected."
+    "--autocast/--no-autocast",
+    default=None,
+    help="deepspeed.initialize is safe_rope.initialize: torch_autocast corrected.",
 )
 @click.option("--report", metavar="FILE", help="Rank 0 writes there, as JSON, what was protected.")
-@click.option("--print-env", is_flag=True, help="Print the environment that does the same; run nothing.")
+@click.option(
+    "--print-env",
+    type=click.Choice(("sh", "file")),
+    is_flag=False,
+    flag_value="sh",
+    help="Print the environment that does the same, and run nothing: for eval in a shell (the default), "
+    "or as lines of a file (--print-env=file).",
+)
 @click.pass_context
-def command(
-    context: click.Context, strict: bool, tables: str, autocast: bool, report: str | None, print_env: bool
-) -> None:
+def command(context: click.Context, /, print_env: str | None, **given: Any) -> None:
     """Guard an unmodified training script, in every process that it starts.
 
     COMMAND is what you would type without safe-rope: torchrun, deepspeed, accelerate launch, python ...
     For a Python script `python -m safe_rope [OPTIONS] train.py ...` is the same.
-    Exit status: the command's; 2 where it could not be started.
+    An option that is left out is what SAFE_ROPE_TABLES, _STRICT, _AUTOCAST and _REPORT say.
+    Exit status: the command's; 2 if it could not be started.
     """
     arguments = context.meta["safe_rope.command"]
-    options = Options(
-        tables=tables,
-        strict=strict,
-        autocast=autocast,
-        report=os.path.abspath(report) if report else None,
-    )
+    if given["report"]:
+        given["report"] = os.path.abspath(given["report"])
+    asked = {name: value for name, value in given.items() if value is not None}
+    options = replace(read(os.environ), **asked, run=None)
     if print_env:
         if arguments:
             raise click.ClickException("--print-env runs nothing; leave the command out")
         for name, value in options.environment(os.environ).items():
-            click.echo(f"{name}={value}")
+            click.echo(f"export {name}={shlex.quote(value)}" if print_env == "sh" else f"{name}={value}")
         return
     if not arguments:
         raise click.ClickException(

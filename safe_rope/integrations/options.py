@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from safe_rope._base.text import nearest
 from safe_rope.errors import ConfigError
 
 STARTUP = Path(__file__).parent / "startup"
 """The folder that makes every Python whose PYTHONPATH starts with it guard itself."""
 
 TABLES = ("exact", "fp32")
+
+_PREFIX = "SAFE_ROPE_"
+_OURS = ("TABLES", "STRICT", "AUTOCAST", "REPORT", "RUN")
+_TOOLS = ("VENV", "TEST_SLACK", "FULL_GRID")  # of the commands in tools/ and of the tests
 
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
@@ -65,8 +70,13 @@ def read(environment: Mapping[str, str]) -> Options:
     """Read the options from the environment.
 
     Raises:
-        ConfigError: a variable has a value that means nothing.
+        ConfigError: a variable has a value that means nothing, or begins with SAFE_ROPE_ and is none of ours.
     """
+    for name in environment:
+        if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) not in (*_OURS, *_TOOLS):
+            near = nearest(name.removeprefix(_PREFIX), _OURS)
+            remedy = f"did you mean {_PREFIX}{near}?" if near else f"there are {_PREFIX}{', _'.join(_OURS)}"
+            raise ConfigError(f"{name} is no variable of safe-rope; {remedy}")
     _switch(environment, "SAFE_ROPE")
     tables = environment.get("SAFE_ROPE_TABLES") or "exact"
     if tables not in TABLES:

@@ -1,29 +1,29 @@
 """A guard that is open for as long as the process lives: says once what it protects, and keeps the report.
 
-It speaks when a model is first called, not when its first module is built: by then the model is whole, the
+It speaks when a model is first called, not when its first module is built. By then the model is whole, the
 paths of its modules are known, and training has not begun.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.metadata
 import os
 import socket
 import sys
 import threading
+from collections import Counter
 from typing import Any, cast
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from safe_rope._base.text import counted
+from safe_rope._base.version import installed
 from safe_rope._protection import Guard, Tables
 from safe_rope._protection.report import ModuleEntry, ProtectionReport, is_main_rank, warn_unprotected
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.integrations import run_report
 from safe_rope.integrations.options import Options
-
-_LIBRARIES = ("safe-rope", "torch", "transformers", "deepspeed", "accelerate")
 
 
 class ProcessGuard:
@@ -72,13 +72,13 @@ class ProcessGuard:
             warn_unprotected(report, stacklevel=5)
         if is_main_rank():
             if not self._summarised:
-                print(f"safe-rope: {_summary(report)}", file=sys.stderr, flush=True)
+                _say(f"safe-rope: {_summary(report)}")
             self._summarised = True
             self._write(report, ended=False)
 
     def _so_far(self) -> ProtectionReport:
         """What was built until now, with what is gone by now."""
-        report = self._guard.so_far()
+        report = self._guard.report
         counts: dict[tuple[str, str], int] = {}
         for entry in (*report.protected, *report.unprotected):
             kind = (entry.path, entry.module_class)
@@ -107,7 +107,7 @@ class ProcessGuard:
             "rank": int(os.environ.get("RANK") or 0),
             "argv": sys.argv,
             "python": sys.version.split()[0],
-            "versions": _versions(),
+            "versions": installed(),
             "autocast": self.options.autocast,
             "ended": ended,
             "error": f"{type(error).__name__}: {error}" if error is not None else None,
@@ -119,19 +119,19 @@ class ProcessGuard:
             print(f"safe-rope: the report cannot be written: {failure}", file=sys.stderr, flush=True)
 
 
+def _say(line: str) -> None:
+    """Write a line to stderr: above the progress bar, if one stands there."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is None:
+        print(line, file=sys.stderr, flush=True)
+    else:
+        bars.write(line, file=sys.stderr)
+        sys.stderr.flush()
+
+
 def _summary(report: ProtectionReport) -> str:
-    families = sorted({entry.family for entry in report.protected if entry.family})
-    protected = f"{len(report.protected)} position module(s) protected"
-    named = f"{', '.join(families)}; " if families else ""
+    kinds = Counter(entry.said(report.tables) for entry in report.protected)
+    each = ", ".join(f"{number} {kind}" if len(kinds) > 1 else kind for kind, number in kinds.items())
+    protected = f"{counted(len(report.protected), 'position module')} protected"
     unprotected = f", {len(report.unprotected)} NOT protected" if report.unprotected else ""
-    return f"{protected} ({named}tables={report.tables}, apply={report.apply}){unprotected}"
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    return f"{protected}{f' ({each})' if each else ''}{unprotected}"

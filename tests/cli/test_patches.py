@@ -1,4 +1,4 @@
-"""`safe-rope patches`: the table is the registry's, the README's is the command's, and the record is true."""
+"""`safe-rope patches`: the table is the registry's, the page's is the command's, and the record is true."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_every_patch_is_listed_in_every_format(capsys: pytest.CaptureFixture[str
 
 
 def test_the_readme_holds_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     table = output(capsys, "--format", "markdown")
-    assert f"begin -->\n{table}<!--" in readme, "run: safe-rope patches --update README.md"
+    assert f"begin -->\n{table}<!--" in page, "run: safe-rope patches --update docs/architectures.md"
 
 
 def test_the_record_is_what_the_installed_release_has() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -73,6 +74,11 @@ def test_python_m_safe_rope_runs_a_script_and_a_module_as_python_does(
 
 
 def test_python_m_safe_rope_knows_the_commands(tmp_path: Path, environment: dict[str, str]) -> None:
+    for option in ("--help", "--version"):
+        began = (SAFE_ROPE, (PYTHON, "-m", "safe_rope"))
+        told = [call(*command, option, env=environment).stdout for command in began]
+        assert told[0] == told[1]
+        assert "safe-rope" in told[0]
     done = call(PYTHON, "-m", "safe_rope", "rule", "SR001", env=environment, cwd=tmp_path)
     assert done.stdout.startswith("SR001 ")
     (tmp_path / "scan").write_text("print('the script')")
@@ -107,6 +113,38 @@ def test_a_signal_reaches_the_command_itself(
 def test_a_command_that_a_signal_ends_ends_so(environment: dict[str, str]) -> None:
     done = call(*RUN, "--", "bash", "-c", "kill -KILL $$", env=environment)
     assert done.returncode == -signal.SIGKILL
+
+
+def test_the_environment_is_honoured_and_an_option_wins_over_it(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    shown = "import os; print(*(os.environ.get(f'SAFE_ROPE_{n}') for n in ('TABLES', 'STRICT', 'REPORT')))"
+    report = str(tmp_path / "report.json")
+    asked = {"SAFE_ROPE_TABLES": "fp32", "SAFE_ROPE_STRICT": "1", "SAFE_ROPE_REPORT": report}
+    for options, expected in (
+        ((), f"fp32 1 {report}"),
+        (("--tables", "exact", "--no-strict"), f"exact 0 {report}"),
+    ):
+        done = call(*RUN, *options, "--", PYTHON, "-c", shown, env=environment | asked, cwd=tmp_path)
+        assert done.stdout == expected + "\n", done.stderr
+    assert json.loads(Path(report).read_text())["processes"] == []
+    assert call(*RUN, "--", PYTHON, "-c", shown, env=environment).stdout == "exact 0 None\n"
+
+
+def test_the_printed_environment_guards_a_shell_whose_paths_have_spaces(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    folder = tmp_path / "a b $HOME"
+    folder.mkdir()
+    script(folder, "VALUE = 5", "beside.py")
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(folder)])
+    source = (
+        "import beside, os, sys; print(beside.VALUE, os.environ['SAFE_ROPE_STRICT'], "
+        "any(type(f).__name__ == '_FirstLook' for f in sys.meta_path))"
+    )
+    printing = shlex.join([*RUN, "--print-env", "--strict"])
+    done = call("bash", "-c", f'eval "$({printing})"; {shlex.join([PYTHON, "-c", source])}', env=environment)
+    assert done.stdout == "5 1 True\n", done.stderr
 
 
 # ---- what it costs others ------------------------------------------------------------------------------
@@ -157,7 +195,7 @@ def test_run_inside_run_names_its_folder_once(environment: dict[str, str]) -> No
 def test_a_python_without_safe_rope_says_so_where_it_has_torch(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    printed = call(*RUN, "--print-env", env=environment).stdout
+    printed = call(*RUN, "--print-env=file", env=environment).stdout
     variables = dict(line.split("=", 1) for line in printed.splitlines())
     startup = variables["PYTHONPATH"].split(os.pathsep)[0]
     foreign = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([startup, str(tmp_path)])}
@@ -209,6 +247,7 @@ def refused(
         (["--report", "report.json", "--", "no-such-program"], ["no-such-program", "not found"]),
         (["--report", "no/such/folder/report.json", "--", "true"], ["report", "cannot be written"]),
         (["--report", ".", "--", "true"], ["cannot be written"]),
+        (["--print-env", "--", "true"], ["leave the command out"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )
@@ -254,6 +293,18 @@ def test_a_variable_that_means_nothing_fails_the_import_of_torch(
     assert f"ConfigError: {name} must be" in done.stderr
 
 
+def test_a_misspelled_variable_is_refused_with_the_nearest_name(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    for name, remedy in (("SAFE_ROPE_TABLE", "mean SAFE_ROPE_TABLES?"), ("SAFE_ROPE_APPLY", "_STRICT, ")):
+        variables = environment | {name: "fp32"}
+        refused(call(*RUN, "--", "true", env=variables), name, remedy, folder=tmp_path)
+    source = "import safe_rope, torch"
+    done = call(PYTHON, "-c", source, env=environment | {"SAFE_ROPE": "1", "SAFE_ROPE_TABLE": "fp32"})
+    assert "did you mean SAFE_ROPE_TABLES?" in done.stderr
+    assert done.returncode == 1
+
+
 # ---- the guard itself ----------------------------------------------------------------------------------
 
 BUILD = """
@@ -284,6 +335,9 @@ class Model(nn.Module):
 
 model = Model()
 print("built", flush=True)
+if "--bar" in sys.argv:
+    from tqdm.auto import tqdm
+    bar = tqdm(total=2)
 model(torch.zeros(1))
 model(torch.zeros(1))
 print("called", flush=True)
@@ -311,11 +365,20 @@ def test_what_cannot_be_protected_is_said_once_on_rank_0_and_reported(
     assert report_of(report) == []
 
 
+def test_what_is_protected_is_said_above_a_progress_bar(tmp_path: Path, environment: dict[str, str]) -> None:
+    file = script(tmp_path, BUILD.replace("built > 1", "built > 9").replace("ones(4)", "arange(4) / 4"))
+    shown = call(*RUN, "--", PYTHON, file, "--bar", env=environment).stderr
+    assert "it/s]" in shown
+    (line,) = (line for line in shown.split("\n") if "safe-rope: " in line)
+    said = "safe-rope: 1 position module protected (pinned: own tables kept, applied as stock)"
+    assert line.rpartition("\r")[2] == said, "the line begins where a line begins"
+
+
 def test_strict_fails_at_the_first_call(tmp_path: Path, environment: dict[str, str]) -> None:
     report = tmp_path / "report.json"
     done = call(*RUN, "--strict", "--report", report, "--", PYTHON, script(tmp_path, BUILD), env=environment)
     assert (done.returncode, done.stdout) == (1, "built\n")
-    assert "UnsupportedModelError: 1 position module(s) keep their stock tables: rotary" in done.stderr
+    assert "UnsupportedModelError: 1 position module with stock tables: rotary" in done.stderr
     (process,) = report_of(report)
     assert process["error"].startswith("UnsupportedModelError")
 

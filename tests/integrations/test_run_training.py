@@ -103,7 +103,7 @@ def test_environment_alone_guards_and_the_report_tells_of_a_failure(
 ) -> None:
     report = tmp_path / "report.json"
     printed = subprocess.run(
-        [*SAFE_ROPE, "run", "--print-env", "--tables", "fp32", "--report", str(report)],
+        [*SAFE_ROPE, "run", "--print-env=file", "--tables", "fp32", "--report", str(report)],
         env=environment,
         capture_output=True,
         text=True,

@@ -47,7 +47,7 @@ def test_a_protected_model_trains(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     model.to(torch.bfloat16)
     callback = SafeRopeCallback()
     training = trainer(model, callback, tmp_path)
-    with caplog.at_level(logging.INFO, logger="safe_rope.integrations.trainer"):
+    with caplog.at_level(logging.INFO, logger="safe_rope.integrations.checked"):
         training.train()
     assert training.state.global_step == 2
     assert callback.report is not None

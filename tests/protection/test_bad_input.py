@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -191,6 +192,39 @@ def test_strict_guard_accepts_what_it_can_protect() -> None:
     with safe_rope.guard(strict=True) as session:
         model = families.build("llama")
     assert len(session.report.protected) == len(families.rotary_modules(model))
+
+
+def test_a_guard_around_nothing_warns_and_is_refused_when_strict() -> None:
+    build = functools.partial(families.build, "llama")
+    with pytest.warns(PrecisionWarning, match="no module was built inside") as record, safe_rope.guard():
+        pass
+    assert _the_one_warning(list(record)).filename == __file__
+    with pytest.raises(UnsupportedModelError, match="no module was built inside"):
+        safe_rope.guard(strict=True).start().stop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        safe_rope.guard(strict=True)(lambda: build() and None)()  # built, used, and gone
+        with safe_rope.guard(strict=True), safe_rope.guard(strict=True):
+            nn.Linear(2, 2)
+
+
+def test_a_guard_without_its_parentheses_says_so() -> None:
+    with pytest.raises(TypeError, match=r"with safe_rope\.guard\(\)"), safe_rope.guard:
+        pass
+
+
+def test_the_report_of_an_open_guard_says_what_is_protected_by_then() -> None:
+    for session in (safe_rope.guard(), safe_rope.guard().start()):
+        with session:
+            assert not session.report.protected
+            model = families.build("llama")
+            expected = sorted(families.rotary_modules(model))
+            assert sorted(entry.path for entry in session.report.protected) == expected
+            assert repr(session).endswith(", open>")
+        assert sorted(entry.path for entry in session.report.protected) == expected
+    session.stop()
+    assert sorted(entry.path for entry in session.report.protected) == expected
+    assert repr(session).endswith(", closed>")
 
 
 def _contradict(model: nn.Module, what: str) -> None:

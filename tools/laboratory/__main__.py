@@ -16,7 +16,17 @@ from typing import Any
 from _process import ToolError, exit_on_sigterm, say
 
 COMMANDS = (
-    *("autocast-fuzz", "bench", "deepspeed-tests", "gpu", "libraries", "quality", "scan-eval"),
+    *(
+        "autocast-fuzz",
+        "bench",
+        "chart",
+        "deepspeed-tests",
+        "docs",
+        "gpu",
+        "libraries",
+        "quality",
+        "scan-eval",
+    ),
     *("verify-tables", "wheel", "zoo"),
 )
 

@@ -1,8 +1,8 @@
 """Makes a Python process guard itself: `safe-rope run` puts this file's folder first on PYTHONPATH.
 
 Python imports the first `sitecustomize` that it finds when it starts. This one imports neither torch nor
-anything that does, leaves its own folder out of sys.path again, and hands on to the next `sitecustomize`,
-the one that would have been found without it.
+anything that does. It takes its own folder off sys.path and hands on to the next `sitecustomize`, the one
+that would have been found without it.
 """
 
 from __future__ import annotations

@@ -61,9 +61,17 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What "my-model" is to the pages: a tiny Llama's checkpoint."""
     from support import families
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("checkpoint")
     families.build("llama", layers=1).save_pretrained(folder)
+    known = ("<unk>", "<pad>", "<s>", "</s>", "where", "a", "token", "is", "cos", "sin")
+    words = {word: index for index, word in enumerate(known)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
     return folder
 
 
@@ -78,6 +86,9 @@ def reader(
         (home / folder).mkdir(parents=True)
         (home / folder / "rotary.py").write_text(SOURCE, encoding="utf-8")
     (home / "train.py").write_text(TRAIN, encoding="utf-8")
+    for file in ("tests/data/configs/mistral-7b.json", "examples/zero3.json"):
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, home / file)
     (home / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 1}\n', encoding="utf-8")
     shutil.copytree(checkpoint, home / "my-model")
     programs = tmp_path / "bin"

@@ -14,7 +14,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = sorted((ROOT / "requirements").glob("transformers-*.txt"))
 SCRIPTS = ("demo", "test", "lab")
-LAB = ("bench", "gpu", "libraries", "matrix", "quality", "scan-eval", "verify-tables", "wheel", "zoo")
+LAB = (
+    "bench",
+    "chart",
+    "docs",
+    "gpu",
+    "libraries",
+    "matrix",
+    "quality",
+    "scan-eval",
+    "verify-tables",
+    "wheel",
+    "zoo",
+)
 COMMANDS = [*SCRIPTS[:2], "lab", *(f"lab {name}" for name in LAB)]
 
 
@@ -73,6 +85,34 @@ def test_every_version_pair_pins_what_is_installed_first() -> None:
         assert all("==" in line for line in pins), path.name
         assert {"torch==2.13.0", path.stem.replace("-", "==")} <= set(pins), path.name
         assert any(line.startswith("deepspeed==") for line in pins), path.name
+
+
+def test_the_sources_are_named_where_a_type_checker_looks(tmp_path: Path) -> None:
+    from _environment import NAME_SOURCES
+
+    (tmp_path / "user.py").write_text("import safe_rope\nreveal_type(safe_rope.guard())\n")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
+    python = venv / "bin" / "python"
+    subprocess.run([python, "-c", NAME_SOURCES, ROOT, ROOT / "patches"], check=True, timeout=60)
+    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    seen = subprocess.run(
+        [python, "-c", "import safe_rope, safe_rope_patches"],
+        env=bare,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "No module named 'safe_rope" not in seen.stderr
+    mypy = [sys.executable, "-m", "mypy", "--follow-imports", "silent", "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run(
+        [*mypy, "--python-executable", python, "user.py"],
+        cwd=tmp_path,
+        env=bare,
+        capture_output=True,
+        text=True,
+    )
+    assert '"safe_rope._protection.Guard"' in done.stdout, done.stdout
 
 
 def test_what_is_tested_once_is_there() -> None:

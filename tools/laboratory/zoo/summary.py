@@ -168,13 +168,13 @@ def summarize(rows: list[Row]) -> str:
 _HEAD = """\
 # Coverage of transformers' architectures
 
-Every config class of a transformers release is shrunk (fewer layers, narrower, the same structure), and the
-base model that belongs to it is built, with and without the guard, through six ways of building or loading
-that damage position tables. Every table that a model stores, and cos and sin as its rotary modules return
+Every config class of a transformers release is shrunk (fewer layers, narrower, the same structure). The base
+model that belongs to it is built, with and without the guard, through six ways of building or loading that
+damage position tables. Every table that a model stores, and cos and sin as its rotary modules return
 them up to position 4,095, is compared with a clean FP32 model on CPU.
 
 *Fully protected*: cos and sin come from the library's own tables, and q and k are rotated in FP32. *Pinned*:
-the tables stay as the stock constructor makes them in FP32 on CPU, and the stock code computes with them, in
+the tables stay as the stock constructor makes them in FP32 on CPU. The stock code computes with them, in
 FP32 where it rotates q and k: [how, for each family](contracts.md#how-each-familys-application-is-protected).
 
 This page is what `tools/lab zoo --summary --markdown` makes of the files in [docs/data](data), one line of
@@ -184,7 +184,7 @@ choice, which `tests/system/zoo/conftest.py` lists: 40 and one of every patch on
 the older ones."""
 
 _ASIDE = """\
-A scenario counts where it runs without the guard: some architectures cannot be built under a direct zero.Init
+A scenario counts if it runs without the guard. Some architectures cannot be built under a direct zero.Init
 (a weight is initialised after it has been partitioned), or cannot read the checkpoint that they saved."""
 
 
@@ -230,9 +230,10 @@ def _section(pair: str, rows: list[Row]) -> str:
         lines += [
             "",
             "How the guarded model rotates q and k in BF16 was measured in "
-            f"{len({m[0] for m in measured})} of them ({len({m[1] for m in measured})} distinct functions): "
-            f"at most {max(m[2] for m in measured):.3f} units in the last place from float64, where one "
-            "rounding is 0.5.",
+            f"{len({m[0] for m in measured})} of them ({len({m[1] for m in measured})} distinct "
+            "functions). "
+            f"They are at most {max(m[2] for m in measured):.3f} units in the last place from float64, "
+            "where one rounding is 0.5.",
         ]
     wrong = [f"- {row['model_type']}, {problem}" for row in rows for problem in problems(row)]
     if wrong:
