@@ -13,6 +13,7 @@ from safe_rope._audit.reference import TOLERANCE, Errors
 from safe_rope._base import originals
 from safe_rope._base.tensors import tensors_in
 from safe_rope._recognition.ask import UnansweredError, ask, copied
+from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.specs import Convention
 from safe_rope.rotation import plain
 
@@ -23,6 +24,7 @@ class Answers:
     Attributes:
         positions: int64 CPU ``[n]``.
         pairs: each tensor of the answer, FP32 on CPU ``[n, channels]``, with what it should be.
+        rewritten: names of the tables that forward makes anew, whatever they held.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Answers:
         """
         self.positions = originals.tensor(positions, dtype=torch.int64, device="cpu")
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.rewritten: set[str] = set()
         problem = UnansweredError("forward takes positions in a way that is not known")
         for form in self._forms(convention):
             try:
@@ -51,10 +54,14 @@ class Answers:
             x = originals.empty((1, 1, 1, 8), dtype=torch.float32, device=device).zero_()
             asked = form if isinstance(form, int) else form.to(device)
             x = x if isinstance(form, int) else x.new_zeros((*form.shape[-2:], 8))
-            actual = self._rows(ask(isolated(module), asked, layer_type, x=x), form)
+            duplicate = isolated(module)
+            before = dict(entries(duplicate))
+            actual = self._rows(ask(duplicate, asked, layer_type, x=x), form)
             if [a.shape for a in actual] != [e.shape for e in expected]:
                 raise UnansweredError("forward returns other shapes than its constructor's own module does")
             self.pairs = list(zip(actual, expected, strict=True))
+            after = dict(entries(duplicate))
+            self.rewritten = {name for name, table in before.items() if after.get(name) is not table}
             return
         raise problem
 

@@ -169,8 +169,7 @@ class ModuleAuditor:
         """Measure what forward answers; return the names of the tables that were measured with it."""
         formula = self._formula(layer_type, tables, convention)
         if formula is None:
-            self._audit_answers(layer_type, asked, convention)
-            return set()
+            return self._audit_answers(layer_type, asked, convention)
         auditor = EmbeddingAuditor(self, formula, asked)
         auditor.run()
         return auditor.names
@@ -197,16 +196,19 @@ class ModuleAuditor:
         except (SafeRopeError, UnansweredError):
             return None
 
-    def _audit_answers(self, layer_type: str | None, asked: list[int] | None, convention: Convention) -> None:
+    def _audit_answers(
+        self, layer_type: str | None, asked: list[int] | None, convention: Convention
+    ) -> set[str]:
+        """Measure what forward answers; return the names of the tables that it makes anew, and correctly."""
         built = self.reference.module
         if built is None or device_of(self.module) is None:
-            return
+            return set()
         positions = asked or usual_positions(self.result.max_position_embeddings or 2048)
         try:
             answers = Answers(self.module, built, convention, layer_type, positions)
         except UnansweredError as error:
             self.add("forward", "note", f"what it returns is not measured: {error}")
-            return
+            return set()
         errors = answers.errors()
         for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
             self.result.rows.append(MeasuredRow(position, phase, cos, excess <= 1, layer_type))
@@ -222,6 +224,7 @@ class ModuleAuditor:
                 first_bad_position=errors.first(errors.phase > BAD_RADIANS),
                 first_damaged_position=errors.first(errors.excess > 1),
             )
+        return set() if errors.damaged else answers.rewritten
 
     def table_name(self, layer_type: str | None) -> str:
         """What a dump calls one rotary embedding of the module."""

@@ -41,7 +41,8 @@ class Placed(NamedTuple):
     def of(table: torch.Tensor) -> Placed:
         """Note a table that holds the true values, in memory of its own."""
         address = address_of(table)
-        count = min(table.nbytes, _LAST) if address and table.is_cpu else 0
+        can_be_read = address and table.is_cpu and table.is_contiguous()
+        count = min(table.nbytes, _LAST) if can_be_read else 0
         return Placed(table, table._version, address, _last_bytes(table, address, count))
 
     def is_untouched(self, current: Any) -> bool:
@@ -116,7 +117,10 @@ class Keeper:
         """
         placed = self._placed
         is_settled = device is None and len(placed) == self._count
-        if is_settled and all([known.is_right(get_table(module, name)) for name, known in placed.items()]):
+        # Another thread may put a table there meanwhile.
+        if is_settled and all(
+            [known.is_right(get_table(module, name)) for name, known in tuple(placed.items())]
+        ):
             return False
         for name in tuple(self.names(module)):
             current, known = get_table(module, name), placed.get(name)

@@ -83,7 +83,7 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
     own = None if tables is None else {name.partition(".")[0] for name in tables if is_inside(name)}
     attributes = vars(other)
     attributes.update(vars(module))
-    for name in vars(module) if own is None else own & attributes.keys():
+    for name in tuple(attributes) if own is None else own & attributes.keys():
         if type(attributes[name]) not in _PLAIN and name not in _OF_TORCH:
             attributes[name] = _apart(attributes[name])
     attributes["_buffers"] = dict(module._buffers)

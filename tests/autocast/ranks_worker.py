@@ -1,4 +1,4 @@
-"""One rank of `test_ranks`: every part that it is asked for, one after the other, as JSON.
+"""One rank of `test_two_ranks`: every part that it is asked for, one after the other, as JSON.
 
 Run as ``python ranks_worker.py RESULT_FILE PARTS`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 PARTS is JSON: for each module beside this one the arguments of its ``run``. One process builds every engine,

@@ -194,6 +194,7 @@ def test_unprotected_models_are_not_touched_while_protected_ones_live(family: st
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:no module was built")
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_an_unprotected_model_is_not_touched_by_a_guard_that_is_open(family: str) -> None:
     stock = families.build(family, layers=2)
