@@ -65,14 +65,20 @@ def device_of(module: nn.Module) -> torch.device | None:
 
 
 def call(
-    module: nn.Module, reference: PhaseReference, positions: list[int], dtype: torch.dtype
+    module: nn.Module,
+    reference: PhaseReference,
+    positions: list[int],
+    dtype: torch.dtype,
+    owned: bool = False,
 ) -> list[CosSinTable]:
     """Return what ``forward`` gives for ``positions`` and an ``x`` of ``dtype``: one table a call.
+
+    A copy of the module is asked, or the module itself if it is ``owned``.
 
     Raises:
         UnansweredError: ``forward`` raises, or returns something other than cos and sin.
     """
-    duplicate = isolated(module)
+    duplicate = module if owned else isolated(module)
     x = originals.empty((1, 1, 1, 1), dtype=dtype, device=device_of(module) or "cpu").zero_()
     measure = _by_length if reference.convention == "length" else _by_positions
     return measure(duplicate, reference, sorted(positions), x)

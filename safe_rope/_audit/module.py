@@ -188,13 +188,21 @@ class ModuleAuditor:
             formula = PhaseReference(self.module, self.patch, layer_type, convention, base)
             self.result.max_position_embeddings = formula.spec.max_position_embeddings
             if built is None:
-                return formula
+                makes_anew = held is not None and self.patch is None and self._makes_anew(held.name, formula)
+                return None if makes_anew else formula
             true = PhaseReference(built, self.patch, layer_type, convention, base)
             answers = call(built, true, [0, 1, 7, true.max_position - 1], torch.float32)
             wrong = any(compare(true, answer)[0].damaged for answer in answers)
             return None if wrong and not explain_cos_sin("forward", true, answers).certain else formula
         except (SafeRopeError, UnansweredError):
             return None
+
+    def _makes_anew(self, name: str, formula: PhaseReference) -> bool:
+        """Whether forward does not read this table, but puts one of its own in its place."""
+        duplicate = isolated(self.module)
+        before = get_table(duplicate, name)
+        call(duplicate, formula, [0, 1], torch.float32, owned=True)
+        return get_table(duplicate, name) is not before
 
     def _audit_answers(
         self, layer_type: str | None, asked: list[int] | None, convention: Convention

@@ -177,6 +177,8 @@ class ConstructionWatch:
 
     def _look_at_what_was_empty(self, loaded: bool = False) -> None:
         for module, building in list(self._nothing_yet.items()):
+            if not loaded and building.thread != threading.get_ident():
+                continue  # another thread may be filling it
             if _is_pinned_to_nothing(module) and may_hold_positions(module):
                 if not (loaded or building.on_real_device):
                     continue  # what stands there may be what nobody has written yet
