@@ -100,6 +100,7 @@ class ConstructionWatch:
             weakref.WeakKeyDictionary()
         )
         self._stop_hearing: Callable[[], None] = lambda: None
+        self._is_new = False  # something was built since what was empty has been looked at
         self.has_seen_a_module = False
 
     def open(self) -> None:
@@ -137,13 +138,18 @@ class ConstructionWatch:
         for module in list(self._building):
             self._consider(module)
 
-    def before_use(self) -> None:
+    def before_use(self, *, by_call: bool = False) -> None:
         """Protect what this thread has built, before something is called, cast or moved: the last moment."""
+        me = threading.get_ident()
+        waiting = [module for module, building in list(self._building.items()) if building.thread == me]
+        if by_call and not waiting and not self._is_new:
+            return  # calls are many, and what another thread builds may wait for long
         unfinished = set(_under_construction(sys._getframe(1)))
-        for module, building in list(self._building.items()):
-            if building.thread == threading.get_ident() and module not in unfinished:
+        for module in waiting:
+            if module not in unfinished:
                 self._consider(module)
         if not unfinished:
+            self._is_new = False
             self._look_at_what_was_empty()
         with _watches_lock:
             if not any(watch._building for watch in _watches):
@@ -159,6 +165,7 @@ class ConstructionWatch:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
         building = _Building(arguments_in(module, frame), Conditions.now(), thread=threading.get_ident())
         self._building[module] = building
+        self._is_new = True
         _wrap_call()
         conditions, arguments = building.conditions, building.arguments
         if conditions is None or conditions.device != "meta" or arguments is None:
@@ -461,7 +468,7 @@ def _wrap_call() -> None:
             if not (rebuilding() or torch.compiler.is_compiling()):
                 watch = _watch_of_this_thread()
                 if watch is not None:
-                    watch.before_use()
+                    watch.before_use(by_call=True)
             return inner(self, *args, **kwargs)
 
         _call.put(nn.Module, "__call__", call)
