@@ -43,6 +43,8 @@ ZERO3 = {
 ZERO2 = {"5.23": set(), "4.57": {"initialize"}, "4.36": {"initialize"}}
 # Its forward takes inv_freq from an attribute that no cast reaches: cos and sin are those of FP32 to the bit.
 REMADE = {("4.57", "phi-3-mini-128k")}
+# The table is an attribute that no cast reaches, and is computed in the default dtype, which a load lowers.
+BUILT_LOW = {("4.57", "gpt-j-6b"), ("4.36", "gpt-j-6b")}
 # Their tables are ready made, and tell no position from which on they are off by 0.1 rad.
 READY = {"gpt-j-6b"}
 MISSING = {
@@ -177,6 +179,9 @@ def assert_verdict_is_right(name: str, report: dict[str, Any]) -> None:
         assert report["ok"]
         assert [path["stock"]["verdict"] for path in paths] == ["ok"] * len(paths)
         return
+    if (RELEASE, name) in BUILT_LOW:
+        assert [path["stock"]["verdict"] for path in paths] == ["damaged", "ok"]
+        return
     for loaded, cast in zip(loads, casts, strict=True):
         assert (loaded["path"], cast["path"][:20]) == ("from_pretrained", "from_pretrained, .to")
         assert {entry["where"] for entry in cast["stock"]["lost"]} <= {"module cast", "cache rebuild"}
@@ -184,7 +189,7 @@ def assert_verdict_is_right(name: str, report: dict[str, Any]) -> None:
         assert cast["stock"]["first_bad_position"] is not None or name in READY
         if RELEASE != "4.36":
             assert loaded["stock"]["verdict"] == "ok", loaded["stock"]["lost"]
-    assert len(loads) == 1 or name.startswith(("gemma-3", "modernbert"))
+    assert len(loads) == 1 or name.startswith(("gemma-3", "modernbert", "qwen2-vl"))
     cast = casts[0]
     default = {"mistral-7b": (1e4, 128), "gpt-neox-20b": (1e4, 24), "qwen2.5-7b-1m": (1e7, 128)}
     if name in default and RELEASE != "4.36":
