@@ -198,7 +198,7 @@ class ModuleAuditor:
             return None
 
     def _makes_anew(self, name: str, formula: PhaseReference) -> bool:
-        """Whether forward does not read this table, but puts one of its own in its place."""
+        """Whether forward puts another table in the place of this one, whatever it holds."""
         duplicate = isolated(self.module)
         before = get_table(duplicate, name)
         call(duplicate, formula, [0, 1], torch.float32, owned=True)

@@ -137,7 +137,9 @@ def _dynamic(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) ->
     """
     dim, trained_length = spec.rotary_dim, spec.max_position_embeddings
     if length <= trained_length:
-        return _geometric(arithmetic, spec.rope_theta, dim)
+        if as_tensor:
+            return _geometric(arithmetic, spec.rope_theta, dim)
+        length = trained_length  # whose stretch is 1, but for the rounding of a factor that is not whole
     current: Number = vector([length], arithmetic.dtype).reshape(()) if as_tensor else length
     stretch = spec.factor * current / trained_length - (spec.factor - 1)
     return _geometric(arithmetic, spec.rope_theta * arithmetic.power(stretch, dim / (dim - 2)), dim)

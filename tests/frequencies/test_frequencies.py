@@ -123,6 +123,12 @@ def test_longrope_changes_its_factors_at_the_trained_length(
 
 
 @NEEDS_FUNCTIONS
+def test_a_stretch_of_nearly_one_decides_how_a_base_between_two_floats_is_rounded() -> None:
+    scaling = {"rope_type": "dynamic", "factor": 40.47144928036907}
+    assert_like_stock(llama_config(24_900_581, 6, scaling, max_position_embeddings=105_327), None)
+
+
+@NEEDS_FUNCTIONS
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_options_give_the_bits_of_transformers(data: st.DataObject) -> None:
