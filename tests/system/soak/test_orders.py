@@ -1,6 +1,6 @@
 """Guards, zero.Init, foreign replacements and models in any order: what is global is what it must be.
 
-``SAFE_ROPE_SEQUENCES`` says how many sequences are drawn (default: 25).
+``SAFE_ROPE_SEQUENCES`` says how many sequences are drawn (default: 100).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import nn
 
 import safe_rope
 
-SEQUENCES = int(os.environ.get("SAFE_ROPE_SEQUENCES", "25"))
+SEQUENCES = int(os.environ.get("SAFE_ROPE_SEQUENCES", "100"))
 METHODS = ("__init__", "__call__", "_apply", "train", "load_state_dict")
 LENGTH, DIM = 300, 16
 EXACT = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
