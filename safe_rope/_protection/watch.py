@@ -438,11 +438,11 @@ _this_thread = _ThreadState()
 def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        watch = None if rebuilding() or _this_thread.uses else _watch_of_this_thread()
-        if watch is None:
+        if rebuilding() or _this_thread.uses:
             return inner(self, *args, **kwargs)
         stock = type(self)
-        watch.before_use()
+        for watch in tuple(_watches):  # each has seen others being built
+            watch.before_use()
         _this_thread.uses = True  # its children are about to get here, each by itself
         try:
             # What has just been protected may have a method of its own.
@@ -466,8 +466,7 @@ def _wrap_call() -> None:
         @functools.wraps(inner)
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not (rebuilding() or torch.compiler.is_compiling()):
-                watch = _watch_of_this_thread()
-                if watch is not None:
+                for watch in tuple(_watches):
                     watch.before_use(by_call=True)
             return inner(self, *args, **kwargs)
 

@@ -99,6 +99,16 @@ def test_its_tables_are_right_at_the_first_use(
     assert {name: vars(nn.Module)[name] for name in originals} == originals
 
 
+def test_a_guard_inside_does_not_hide_what_was_built_before_it() -> None:
+    exact = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
+    with safe_rope.guard():
+        model = Rotary()
+        with safe_rope.guard():
+            torch.nn.Linear(1, 1)
+            model.to(torch.bfloat16)
+            assert (model.inv_freq.double() - exact).abs().max() < 1e-7
+
+
 def test_what_another_thread_is_building_is_left_to_it() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
