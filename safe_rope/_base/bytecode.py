@@ -11,61 +11,87 @@ from typing import Any, NamedTuple
 
 _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "ndgrid"}
 _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
+PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot"}
+_ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
+_CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}
+_SAME_CHAIN = (
+    "LOAD_CONST", "LOAD_SMALL_INT", "COPY", "DUP_TOP", "BINARY_SUBSCR", "BINARY_OP", "SWAP", "CACHE",
+)  # fmt: skip
 
 
-class _Facts(NamedTuple):
-    counts: bool
-    computes: bool
-    stores: bool
-    turns: bool
-    waves: bool
+_CONSTRUCTORS = ("__init__", "_old_init")  # zero.Init keeps what it has replaced under the other name
 
 
-def counts_in_forward(cls: type) -> bool:
-    """Whether a method of ``cls`` other than its constructor, or a function that it calls, makes a count.
+class Facts(NamedTuple):
+    """What the methods of a class other than its constructor do, and the functions that they call.
 
     Only functions of the package that defines the class are followed, and methods of torch are not.
     """
-    return _facts_of(cls).counts
+
+    counts: bool
+    """They make a count."""
+    computes: bool
+    """They make a count, and take powers, exponentials, sines or outer products."""
+    stores: bool
+    """They may change what is kept between two calls."""
+    turns: bool
+    """They take sines and cosines."""
+    multiplies: bool
+    """They take products of matrices, which autocast lowers."""
+    attends: bool
+    """They take the softmax of attention."""
+    makes_waves: bool
+    """They, or the constructor, take sines and cosines of what they count."""
 
 
-def computes_positions_in_forward(cls: type) -> bool:
-    """Whether such a method makes a count, and takes powers, exponentials, sines or outer products."""
-    return _facts_of(cls).computes
-
-
-def stores_in_forward(cls: type) -> bool:
-    """Whether a method of ``cls`` other than its constructor assigns attributes or registers buffers."""
-    return _facts_of(cls).stores
-
-
-def turns_in_forward(cls: type) -> bool:
-    """Whether a method of ``cls`` other than its constructor takes sines and cosines."""
-    return _facts_of(cls).turns
-
-
-def makes_waves(cls: type) -> bool:
-    """Whether the code of ``cls``, its constructor included, takes sines and cosines of what it counts."""
-    return _facts_of(cls).waves
-
-
-def _facts_of(cls: Any) -> _Facts:
+def facts(cls: Any) -> Facts:
+    """Return the facts of a class."""
     return _facts(cls)
 
 
 @functools.lru_cache(maxsize=4096)
-def _facts(cls: Any) -> _Facts:
+def _facts(cls: Any) -> Facts:
     codes = [function.__code__ for function in _functions(cls, constructors=False)]
     names = set().union(*map(_names, codes))
-    stores = "register_buffer" in names or any(
-        one.opname == "STORE_ATTR" for code in codes for one in dis.get_instructions(code)
-    )
-    turns = {"sin", "cos"} <= names or "polar" in names
     everywhere = set().union(*(_names(f.__code__) for f in _functions(cls, constructors=True)))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
-    waves = bool(counted) and ({"sin", "cos"} <= everywhere or "polar" in everywhere)
     counts = bool(names & _COUNTING)
-    return _Facts(counts, counts and bool(names & _WAVES), stores, turns, waves)
+    return Facts(
+        counts=counts,
+        computes=counts and bool(names & _WAVES),
+        stores="register_buffer" in names or any(map(_changes_what_is_kept, codes)),
+        turns={"sin", "cos"} <= names or "polar" in names,
+        multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
+        attends=bool(names & _ATTENTION),
+        makes_waves=bool(counted) and ({"sin", "cos"} <= everywhere or "polar" in everywhere),
+    )
+
+
+def _has_at(code: types.CodeType) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return any(
+        one.opname == "BINARY_MATRIX_MULTIPLY" or (one.opname == "BINARY_OP" and one.argrepr.startswith("@"))
+        for one in dis.get_instructions(code)
+    ) or any(map(_has_at, inner))
+
+
+def _changes_what_is_kept(code: types.CodeType) -> bool:
+    """Whether a method assigns an attribute, or changes in place what its first argument holds."""
+    first = code.co_varnames[0] if code.co_argcount else None
+    of_first = False  # whether what was loaded last is an attribute of the first argument
+    for one in dis.get_instructions(code):
+        name = one.argval if isinstance(one.argval, str) else ""
+        if one.opname == "STORE_ATTR" or (one.opname == "STORE_SUBSCR" and of_first):
+            return True
+        if one.opname.startswith("LOAD_FAST"):
+            of_first = first is not None and one.argval in (first, (one.argval[0], first))
+        elif one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            writes = name in _CHANGING or (name.endswith("_") and not name.endswith("__"))
+            if of_first and writes:
+                return True
+        elif not one.opname.startswith(_SAME_CHAIN):
+            of_first = False
+    return False
 
 
 def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:
@@ -74,9 +100,9 @@ def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:
     for base in cls.__mro__:
         if base.__module__.startswith("torch.") or base is object:
             continue
-        for name, value in vars(base).items():
+        for name, value in tuple(vars(base).items()):
             function = _function_of(value)
-            if function is not None and (constructors or name != "__init__"):
+            if function is not None and (constructors or name not in _CONSTRUCTORS):
                 waiting.append(function)
     while waiting:
         function = waiting.pop()

@@ -82,7 +82,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         for name, parameter in _own_parameters(module):
             if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            if not (has_position_name(name) or bytecode.makes_waves(type(module))):
+            if not (has_position_name(name) or bytecode.facts(type(module)).makes_waves):
                 continue
             low = is_frequency(name) and parameter.dtype in LOW
             reason = _LOW.format(parameter.dtype) if low else _LEFT

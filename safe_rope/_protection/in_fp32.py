@@ -15,13 +15,24 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import pytree
-from safe_rope._protection.stand_ins import Call, Result, as_it_is, on_twin, rounded, stand_in_for
-from safe_rope._recognition.holdings import get_table, twin
+from safe_rope._protection.stand_ins import (
+    Call,
+    Result,
+    as_it_is,
+    followed,
+    on_twin,
+    rounded,
+    stand_in_for,
+)
+from safe_rope._recognition.alone import copied_arguments, random_states_kept, twin_alone
+from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.untouched import Untouched
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
+from safe_rope.rotation._cos_sin import rounded as rounded_once
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +65,11 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     origins: dict[int, Origin] = {}
     key = _key(call)
     learned = None if call.watched else runner.results.get(key)
-    given = None if learned is not None else _as_stock(call)
+    try:
+        given = None if learned is not None else _as_stock(call)
+    except UnansweredError:
+        logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
+        return run_once(call)
     if runner.as_stock:
         _compare_remembered(call, given)
         return on_twin(call, rounded)
@@ -63,13 +78,24 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     if learned is None:
         learned = _compare(leaves, given, origins)
         if not call.watched:
-            runner.results[key] = learned
+            runner.learn(key, learned)
     if learned is not None and len(learned) == len(leaves):
         leaves = [
             _as_in_stock(leaf, result, applied, call.watched)
             for leaf, result in zip(leaves, learned, strict=True)
         ]
     return pytree.tree_unflatten(leaves, structure)
+
+
+def run_once(call: Call) -> Any:
+    """Run the call as stock, once, on frequencies that stay exact until they meet the model."""
+    result = on_twin(call, rounded if call.state.runner.as_stock else followed)
+    return pytree.tree_map_only(CosSin, _as_returned, result)
+
+
+def _as_returned(table: CosSin) -> torch.Tensor:
+    # A phase is never rounded: what is computed from it is.
+    return table if table.phase is not None else rounded_once(table)
 
 
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
@@ -91,12 +117,18 @@ def _as_stock(call: Call) -> Any:
 
     A class that remembers results outside of its modules is run as stock from then on: what it remembers is
     everybody's.
+
+    Raises:
+        UnansweredError: what it may change cannot be copied.
+
     """
     stand_in, _ = stand_in_for(call, rounded, watched=True)
     remembered = Untouched(stock_class(call.module))
+    asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
+    stand_in = twin_alone(stand_in, type(stand_in))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=()), remembered:
-            return call.on(twin(stand_in, type(stand_in)))
+        with torch.no_grad(), random_states_kept(call.device), remembered:
+            return asked.on(stand_in)
     except Exception:
         logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
         return None
@@ -109,8 +141,9 @@ def _compare_remembered(call: Call, given: Any) -> None:
     """Warn where a class whose results are remembered outside of its modules computes them too coarsely."""
     stock = stock_class(call.module)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=()), Untouched(stock):
-            true = call.in_fp32(twin(call.module, stock))
+        asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
+        with torch.no_grad(), random_states_kept(call.device), Untouched(stock):
+            true = asked.in_fp32(twin_alone(call.module, stock))
     except Exception:
         logger.info("%s cannot be run in FP32", stock.__name__, exc_info=True)
         true = None
@@ -162,5 +195,4 @@ def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool)
 def _key(call: Call) -> tuple[Any, ...]:
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
     dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
-    autocast = call.device != "meta" and torch.is_autocast_enabled(call.device)
-    return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, autocast
+    return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, call.autocast

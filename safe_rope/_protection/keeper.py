@@ -228,8 +228,11 @@ class Keeper:
         """After a load: a checkpoint's own values are kept, unless they are the known ones rounded."""
         for name in tuple(self.names(module)):
             value = module._buffers.get(name) if prefix + name in loaded else None
+            known = self._placed.get(name)
             if value is None or value.is_meta:
                 continue
+            if known is not None and value is not known.tensor and not value.is_complex():
+                self.nominal[name] = value.dtype  # assigned: the stock model has the checkpoint's tensor now
             true = self.make(module, name, torch.device("cpu"))
             if value.shape == true.shape and not is_damage(value.detach().cpu(), true):
                 logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)

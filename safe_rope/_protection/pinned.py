@@ -63,7 +63,7 @@ class PinnedState(Keeper):
         self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = f"{type(module).__module__}.{type(module).__qualname__}"
-        self.stores = bytecode.stores_in_forward(stock_class(module))
+        self.code = bytecode.facts(stock_class(module))  # Dynamo cannot read bytecode
         self.runner = stand_ins.Runner()
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
 

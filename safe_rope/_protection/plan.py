@@ -93,7 +93,7 @@ def concerns(module: nn.Module) -> bool:
     cls = type(module)
     if find(module) is not None or may_hold_positions(module) or only_makes_positions(module, cls):
         return True
-    if not module._buffers and bytecode.makes_waves(cls):
+    if not module._buffers and bytecode.facts(cls).makes_waves:
         return True
     frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
     return any(p.is_floating_point() for p in frozen) and not module._modules

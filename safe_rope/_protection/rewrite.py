@@ -134,12 +134,15 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
     known = _classes.setdefault(stock, {})
     protected = known.get(kind)
     if protected is None:
+        forward: Any = kind.make_forward(stock)
+        # Dynamo keeps a few graphs for each code object: those of one class are not those of another.
+        forward.__code__ = forward.__code__.replace()
         namespace = {
             "__module__": stock.__module__,
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
             "_safe_rope_stock": stock,
-            "forward": kind.make_forward(stock),
+            "forward": forward,
         }
         metaclass: Any = type(stock)
         protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
@@ -262,6 +265,7 @@ class ProtectedModule(_Module):
                 destination[prefix + name] = state.saved(name, table)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        _is_overruled(self)  # what was written to a table before is judged before
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         state_of(self).settle(self, prefix, state_dict)
         keep_up(self)

@@ -18,15 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import pytree
-from safe_rope._protection import in_fp32
+from safe_rope._protection import in_fp32, products
 from safe_rope._protection.stand_ins import (
     Call,
     as_it_is,
-    followed,
     marked,
     on_twin,
     rounded,
@@ -35,7 +33,6 @@ from safe_rope._protection.stand_ins import (
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import only_makes_positions
-from safe_rope.rotation import _cos_sin
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -53,11 +50,11 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     if state.how == "results":
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins)
-    if not low and not (call.has_low and only_makes_positions(module, stock_class(module))):
-        return _run_as_it_is(call)
-    if state.runner.as_stock or _has_weights(module):
-        result = on_twin(call, rounded if state.runner.as_stock else followed)
-        return pytree.tree_map_only(_cos_sin.CosSin, _as_returned, result)
+    if not low and not _is_lowered_by_its_call(call):
+        with products.noticed(call):
+            return _run_as_it_is(call)
+    if state.runner.as_stock or _does_more(module):
+        return in_fp32.run_once(call)
     if _is_ready(state, state.pins, module):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)
@@ -93,19 +90,22 @@ def _run_as_it_is(call: Call) -> Any:
     return result
 
 
-def _as_returned(table: _cos_sin.CosSin) -> torch.Tensor:
-    # A phase is never rounded: what is computed from it is.
-    return table if table.phase is not None else _cos_sin.rounded(table)
+def _is_lowered_by_its_call(call: Call) -> bool:
+    """Whether the arguments or autocast make something coarser of FP32 tables, in a maker of positions."""
+    if not (call.has_low or products.are_lowered(call)) or _does_more(call.module):
+        return False
+    return only_makes_positions(call.module, stock_class(call.module))
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+def _does_more(module: nn.Module) -> bool:
+    """Whether a module does more than making positions: it has weights, or is an attention without any."""
+    return next(module.parameters(), None) is not None or module._safe_rope.code.attends
 
 
 def _is_ready(state: Any, names: Any, module: nn.Module) -> bool:
     """Whether nothing is computed from the tables that is still to be multiplied by a count."""
     is_finished = all(state.pins[name].finished for name in names)
-    return is_finished and not bytecode.counts_in_forward(stock_class(module))
+    return is_finished and not state.code.counts
 
 
 # ---- in a graph ----------------------------------------------------------------------------------------
@@ -122,15 +122,16 @@ def _run_in_graph(call: Call) -> Any:
         with _shown_in_graph(call, marked=True):
             return call.on(module)
     low = [name for name in state.pins if state.differs(name)]
-    if not low:
+    lowered = not low and products.are_lowered(call) and not _does_more(module)
+    if not (low or lowered):
         return call.on(module)
-    if _has_weights(module) or _is_ready(state, low, module):
+    if _does_more(module) or (low and _is_ready(state, low, module)):
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 _told_in_graph(state.owner, name, state.nominal[name])
         with _shown_in_graph(call, marked=False):
             return call.on(module)
-    if state.stores:
+    if state.code.stores or module._modules:
         # It cannot be asked what it returns as stock without being changed by that.
         dtype = next((leaf.dtype for leaf in call.leaves if leaf.dtype in LOW), None)
         result = call.on(module)

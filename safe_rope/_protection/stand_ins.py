@@ -16,6 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import pytree
+from safe_rope._recognition.alone import copied_arguments, random_states_kept, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.reference import stock_class
 from safe_rope.errors import PrecisionWarning
@@ -23,6 +24,10 @@ from safe_rope.rotation import without_autocast
 from safe_rope.rotation._cos_sin import CosSin, plain
 
 logger = logging.getLogger(__name__)
+
+
+_CALLS = 64
+"""How many kinds of calls a module's results are remembered for."""
 
 
 class Call:
@@ -49,6 +54,10 @@ class Call:
         self.watched = watched
         self._leaves: list[torch.Tensor] | None = None
 
+    def with_arguments(self, args: Any, kwargs: Any) -> Call:
+        """Return the call with other arguments."""
+        return Call(self.module, self.state, self.forward, args, kwargs, self.watched)
+
     def on(self, module: nn.Module) -> Any:
         """Run the forward on ``module``."""
         return self.forward(module, *self.args, **self.kwargs)
@@ -73,6 +82,11 @@ class Call:
         return self.leaves[0].device.type if self.leaves else "cpu"
 
     @property
+    def autocast(self) -> bool:
+        """Whether torch.autocast is on where the arguments are."""
+        return self.device != "meta" and torch.is_autocast_enabled(self.device)
+
+    @property
     def has_low(self) -> bool:
         """Whether any tensor among the arguments is of low precision."""
         return any(leaf.dtype in LOW for leaf in self.leaves)
@@ -90,8 +104,15 @@ class Runner:
 
     def __init__(self) -> None:
         self.results: dict[Hashable, tuple[Result | None, ...] | None] = {}
+        self.knows_its_products = False  # whether its matrix products have been looked at under autocast
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
+
+    def learn(self, key: Hashable, results: tuple[Result | None, ...] | None) -> None:
+        """Remember what the stock forward makes of a call."""
+        if len(self.results) >= _CALLS:
+            self.results.clear()  # such as a list that is one longer with each call
+        self.results[key] = results
 
     def view(
         self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any
@@ -222,8 +243,10 @@ def _made_in_fp32(
         # it made for the same positions is no better than what is there.
         return {n: t for n, t in made.items() if t.shape != call.state.pins[n].values.shape}
     try:
-        with torch.no_grad():
-            call.in_fp32(before)
+        asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
+        before = twin_alone(before, type(before))
+        with torch.no_grad(), random_states_kept(call.device):
+            asked.in_fp32(before)
         again = {name: get_table(before, name) for name in made}
     except Exception:
         logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)

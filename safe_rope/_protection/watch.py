@@ -172,7 +172,7 @@ class ConstructionWatch:
             return
         # What has no parent is looked at last, when a setting that its constructor reads may be another.
         has_a_parent = any(owner is not module for owner in _under_construction(frame))
-        if not has_a_parent and bytecode.makes_waves(type(module)):
+        if not has_a_parent and bytecode.facts(type(module)).makes_waves:
             self._run_again(module, arguments, conditions, _key(type(module), arguments, conditions))
 
     def _look_again(self) -> None:

@@ -7,6 +7,8 @@ A name with a dot is an entry of a list, tuple, dict or plain object: ``cache.0`
 from __future__ import annotations
 
 import copy
+import functools
+import types
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -87,7 +89,25 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
         if type(attributes[name]) not in _PLAIN and name not in _OF_TORCH:
             attributes[name] = _apart(attributes[name])
     attributes["_buffers"] = dict(module._buffers)
+    for name in slots(module):
+        object.__setattr__(other, name, getattr(module, name))
     return other
+
+
+def slots(module: nn.Module) -> list[str]:
+    """Names of the ``__slots__`` that are filled."""
+    names = _slots(type(module))
+    return [name for name in names if hasattr(module, name)] if names else []
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(cls: Any) -> tuple[str, ...]:
+    return tuple(
+        name
+        for base in cls.__mro__
+        for name, value in tuple(vars(base).items())  # another thread may add an attribute
+        if isinstance(value, types.MemberDescriptorType)
+    )
 
 
 def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> None:
@@ -100,6 +120,8 @@ def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> Non
             _take_entries(attributes.get(name), value, {n.partition(".")[2] for n in names if is_inside(n)})
         elif name != "_buffers" and name not in names and attributes.get(name, other) is not value:
             attributes[name] = value
+    for name in slots(other):
+        object.__setattr__(module, name, getattr(other, name))
     for name, buffer in other._buffers.items():
         if name not in names and module._buffers.get(name, other) is not buffer:
             module._buffers[name] = buffer

@@ -30,6 +30,8 @@ class Origin(enum.Flag):
     RANDOM = enum.auto()
     FINISHED = enum.auto()
     """Through sin, cos, a logarithm or the like: no phase any more that a position is multiplied with."""
+    KEPT = enum.auto()
+    """From a table that was noted so before."""
 
 
 _COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}

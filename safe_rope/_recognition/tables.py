@@ -60,7 +60,7 @@ def may_hold_positions(module: nn.Module) -> bool:
 
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters computes positions in the forward of its class ``stock``."""
-    return next(module.parameters(), None) is None and bytecode.computes_positions_in_forward(stock)
+    return next(module.parameters(), None) is None and bytecode.facts(stock).computes
 
 
 def made_later(module: nn.Module) -> list[str]:
@@ -72,7 +72,7 @@ def is_finished(cls: type, name: str, origin: Origin) -> bool:
     """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of."""
     if origin & Origin.FINISHED:
         return True
-    return not is_frequency(name) and not (origin & Origin.COUNTED and bytecode.turns_in_forward(cls))
+    return not is_frequency(name) and not (origin & Origin.COUNTED and bytecode.facts(cls).turns)
 
 
 def is_frequency(name: str) -> bool:

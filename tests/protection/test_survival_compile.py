@@ -14,6 +14,8 @@ from support import families, survival
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import safe_rope
+
 pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.fresh]
 
 
@@ -204,3 +206,24 @@ def test_a_fake_forward_gives_shapes_and_leaves_the_tables_real(family: str, tab
         assert {type(buffer) for buffer in module.buffers()} == {torch.Tensor}
     survival.assert_runs(model)
     survival.assert_right(model, family, tables)
+
+
+def test_more_classes_than_dynamo_keeps_graphs_for_one_code() -> None:
+    """Dynamo keeps eight graphs for a code object, and a ninth class has one of its own."""
+    torch._dynamo.reset()
+    for index in range(10):
+
+        class Rotary(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 32, 2).float() / 32))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.outer(torch.arange(x.shape[1]).to(self.inv_freq), self.inv_freq).cos()
+
+        with safe_rope.guard():
+            module = Rotary()
+        module.to(torch.bfloat16)
+        cos = torch.compile(module, fullgraph=True, backend="eager")(torch.zeros(1, 600, 32))
+        true = (torch.arange(600).double()[:, None] * module._buffers["inv_freq"].double()).cos()
+        assert (cos.double() - true).abs().max() < 2**-8, index

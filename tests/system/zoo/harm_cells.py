@@ -163,7 +163,7 @@ def _right_table(
     path: LoadPath,
     tables: str | None,
 ) -> bool:
-    reaches = path.dtype if style.widens and path.dtype in LOW else got.dtype
+    reaches = path.lowest if style.widens and path.lowest in LOW else got.dtype
     if got.is_complex():
         got, true = torch.view_as_real(got), torch.view_as_real(true)
         exact = torch.view_as_real(exact) if exact is not None and exact.is_complex() else exact
@@ -185,8 +185,8 @@ OUTPUT_ROUNDINGS = 4
 
 def _close_output(got: torch.Tensor, true: torch.Tensor, path: LoadPath, tables: str | None) -> bool:
     scale = float(true.abs().max().clamp(min=1e-3))
-    if path.dtype in LOW:
-        slack = OUTPUT_ROUNDINGS * torch.finfo(path.dtype).eps / 2 * scale
+    if path.lowest in LOW:
+        slack = OUTPUT_ROUNDINGS * torch.finfo(path.lowest).eps / 2 * scale
     elif tables == "fp32":
         return torch.equal(got, true)
     else:

@@ -56,6 +56,7 @@ class LoadPath:
         build: builds the model; a guard is open meanwhile.
         load: what happens afterwards; returns what is called.
         held: whether the model is built inside `Held`.
+        computes: what the model computes in, where that is not ``dtype``.
 
     """
 
@@ -64,6 +65,12 @@ class LoadPath:
     build: Callable[[Make], nn.Module] = alone
     load: Callable[[nn.Module], Callable[..., Any]] = as_it_is
     held: bool = False
+    computes: torch.dtype | None = None
+
+    @property
+    def lowest(self) -> torch.dtype:
+        """The dtype that outputs are rounded to."""
+        return self.computes or self.dtype
 
 
 def zero_init() -> Any:
@@ -112,6 +119,31 @@ def initialized(model: nn.Module, stage: int) -> Callable[..., Any]:
     return engine
 
 
+def autocast(model: nn.Module) -> Callable[..., Any]:
+    """Return the model, called under torch.autocast."""
+
+    def call(*args: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(*args)
+
+    return call
+
+
+def assigned(model: nn.Module) -> nn.Module:
+    """Have the model take the tensors of a BF16 checkpoint for its own."""
+    state = {
+        name: value.bfloat16() if value.is_floating_point() else value.clone()
+        for name, value in model.state_dict().items()
+    }
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def inference(model: nn.Module) -> Callable[..., Any]:
+    """Return the model in BF16, called in inference mode."""
+    return torch.inference_mode()(model.to(torch.bfloat16))
+
+
 PLAIN = LoadPath("plain", torch.float32)
 ZERO_INIT = LoadPath("zero.Init", torch.bfloat16, build=inside_zero_init)
 CAST = LoadPath("to(bfloat16)", torch.bfloat16, load=lambda model: model.to(torch.bfloat16))
@@ -122,7 +154,11 @@ ZERO_2 = LoadPath("ZeRO-2", torch.bfloat16, load=functools.partial(initialized, 
 ZERO_3 = LoadPath(
     "ZeRO-3", torch.bfloat16, inside_zero_init, functools.partial(initialized, stage=3), held=True
 )
+AUTOCAST = LoadPath("autocast", torch.float32, load=autocast, computes=torch.bfloat16)
+ASSIGNED = LoadPath("assigned", torch.bfloat16, load=assigned)
+INFERENCE = LoadPath("inference mode", torch.bfloat16, load=inference)
 PATHS = (PLAIN, ZERO_INIT, CAST, DEFAULT_DTYPE, HALF_AND_BACK, META, ZERO_2, ZERO_3)
+MORE = (AUTOCAST, ASSIGNED, INFERENCE)
 
 
 @contextlib.contextmanager

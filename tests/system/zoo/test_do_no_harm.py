@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import harm_cells
 import pytest
-from harm_paths import PATHS
+from harm_paths import MORE, PATHS
 from styles import STYLES
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
 # Every sixth style: a sample for the older releases.
 CASES = [
-    pytest.param(name, index % 2, marks=[] if index % 6 else pytest.mark.contract)
+    pytest.param(name, index, marks=[] if index % 6 else pytest.mark.contract)
     for index, name in enumerate(STYLES)
 ]
 
@@ -24,7 +24,8 @@ CASES = [
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_no_style_comes_to_harm(name: str, turn: int, request: pytest.FixtureRequest) -> None:
     """Every load path with ``--all``; without, one style meets half of them and the next the other half."""
-    paths = PATHS if request.config.getoption("--all") else PATHS[turn::2]
+    some = (*PATHS[turn % 2 :: 2], MORE[turn % 3])
+    paths = (*PATHS, *MORE) if request.config.getoption("--all") else some
     cells = harm_cells.cells(STYLES[name], paths=paths)
     harm_cells.COLLECTED.extend(cells)
     bad = [cell for cell in cells if cell.kind in harm_cells.BAD]

@@ -1,0 +1,90 @@
+"""Run a module's own code for its answer alone: nothing that it writes to is anybody else's.
+
+A forward may count its calls, make a cache longer or draw numbers. A copy of the module and of the arguments
+takes all that, and the random states are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from safe_rope._base.torch_private import pytree
+from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.holdings import slots, twin
+
+_SHARED = (types.ModuleType, type(threading.Lock()), type(threading.RLock()))
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+def twin_alone(module: nn.Module, stock: type[nn.Module]) -> nn.Module:
+    """Return a ``stock`` with copies of the module's attributes, its parameters excepted.
+
+    Raises:
+        UnansweredError: an attribute cannot be copied, as a Python generator.
+
+    """
+    other = twin(module, stock)
+    attributes = vars(other)
+    memo = _memo(attributes.values())
+    for name, value in attributes.items():
+        if not isinstance(value, (*_PLAIN, *_SHARED)):
+            attributes[name] = _copy(value, memo)
+    for name in slots(other):
+        object.__setattr__(other, name, _copy(getattr(other, name), memo))
+    return other
+
+
+def copied_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return copies of a call's arguments, without autograd.
+
+    Raises:
+        UnansweredError: one of them cannot be copied.
+
+    """
+    copies: tuple[Any, Any] = _copy((args, kwargs), _memo([args, kwargs]))
+    return copies
+
+
+@contextlib.contextmanager
+def random_states_kept(device: str = "cpu") -> Iterator[None]:
+    """Put the random states of torch, Python and NumPy back at the end."""
+    numpy = sys.modules.get("numpy.random")
+    before = random.getstate(), numpy.get_state() if numpy is not None else None
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(before[0])
+        if numpy is not None:
+            numpy.set_state(before[1])
+
+
+def _memo(values: Iterable[Any]) -> dict[int, Any]:
+    """Return what `copy.deepcopy` is told: parameters stay themselves, other tensors lose their graph."""
+    memo: dict[int, Any] = {}
+    for leaf in pytree.tree_leaves(list(values)):
+        if isinstance(leaf, nn.Module):
+            memo.update({id(parameter): parameter for parameter in leaf.parameters()})
+        elif isinstance(leaf, nn.Parameter):
+            memo[id(leaf)] = leaf
+        elif isinstance(leaf, torch.Tensor):
+            memo[id(leaf)] = leaf.detach().clone()
+    return memo
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:
+        raise UnansweredError(f"{type(value).__name__} cannot be copied: {error}") from error
