@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection.stand_ins import (
     Call,
@@ -24,7 +25,7 @@ from safe_rope._protection.stand_ins import (
     rounded,
     stand_in_for,
 )
-from safe_rope._recognition.alone import copied_arguments, random_states_kept, twin_alone
+from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance

@@ -37,7 +37,7 @@ LOST = "it was written to while it stood on meta, and nobody can say what it is 
 
 def shared(values: torch.Tensor) -> torch.Tensor:
     """Return the tensor that stands for all pins with these values: layers often have the same table each."""
-    digest = hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).digest()
+    digest = hashlib.sha256(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).digest()
     return _values.setdefault((tuple(values.shape), values.dtype, digest), values)
 
 

@@ -97,7 +97,7 @@ def _is_lowered_by_its_call(call: Call) -> bool:
     return only_makes_positions(call.module, stock_class(call.module))
 
 
-def _does_more(module: nn.Module) -> bool:
+def _does_more(module: Any) -> bool:
     """Whether a module does more than making positions: it has weights, or is an attention without any."""
     return next(module.parameters(), None) is not None or module._safe_rope.code.attends
 

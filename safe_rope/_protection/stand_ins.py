@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.torch_private import pytree
-from safe_rope._recognition.alone import copied_arguments, random_states_kept, twin_alone
+from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.reference import stock_class
 from safe_rope.errors import PrecisionWarning

@@ -1,18 +1,14 @@
 """Run a module's own code for its answer alone: nothing that it writes to is anybody else's.
 
-A forward may count its calls, make a cache longer or draw numbers. A copy of the module and of the arguments
-takes all that, and the random states are put back.
+A forward may count its calls or make a cache longer: a copy of the module and of the arguments takes that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random
-import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -53,21 +49,6 @@ def copied_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
     copies: tuple[Any, Any] = _copy((args, kwargs), _memo([args, kwargs]))
     return copies
-
-
-@contextlib.contextmanager
-def random_states_kept(device: str = "cpu") -> Iterator[None]:
-    """Put the random states of torch, Python and NumPy back at the end."""
-    numpy = sys.modules.get("numpy.random")
-    before = random.getstate(), numpy.get_state() if numpy is not None else None
-    devices = [torch.cuda.current_device()] if device == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(before[0])
-        if numpy is not None:
-            numpy.set_state(before[1])
 
 
 def _memo(values: Iterable[Any]) -> dict[int, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope import constructors
+from safe_rope._base.random_states import random_states_kept
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.specs import calling_convention
 
@@ -96,7 +97,7 @@ def undisturbed() -> Iterator[None]:
         constructors.pristine(follow=False),
         torch.inference_mode(False),
         torch.no_grad(),
-        torch.random.fork_rng(devices=()),  # in training some jitter their positions
+        random_states_kept(),  # in training some jitter their positions
     ):
         yield
 

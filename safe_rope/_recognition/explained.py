@@ -82,9 +82,9 @@ def is_unfilled(current: torch.Tensor, true: torch.Tensor) -> bool:
     values, known = current.double(), true.double()
     if bool((known.isfinite() & ~values.isfinite()).any()):
         return True
-    if bool((known == known.reshape(-1)[0]).all()):
+    if values.numel() > 1 and bool((known == known.reshape(-1)[0]).all()):
         return False
-    if bool((values == values.reshape(-1)[0]).all()):
+    if bool((values == values.reshape(-1)[0]).all()) and (values.numel() > 1 or not values.any()):
         return True
     values, known = values[known.isfinite()].abs(), known[known.isfinite()].abs()
     if not len(values):

@@ -96,7 +96,8 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
 
 def slots(module: nn.Module) -> list[str]:
     """Names of the ``__slots__`` that are filled."""
-    names = _slots(type(module))
+    cls: Any = type(module)
+    names = _slots(cls)
     return [name for name in names if hasattr(module, name)] if names else []
 
 

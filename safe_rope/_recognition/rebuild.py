@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import sys
 import threading
 import warnings
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 from safe_rope import constructors
+from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.registrations import on_parameter
 from safe_rope._base.torch_private import storage_key
 from safe_rope._recognition.arguments import Arguments
@@ -57,7 +57,7 @@ class Rebuilt(NamedTuple):
         for name, tensor in own_tensors(module):
             origin = self.origins.get((path, name), Origin.NONE)
             if is_position_table(name, tensor, origin):
-                ready = is_finished(type(module), name, origin)
+                ready = tensor.numel() > 1 and is_finished(type(module), name, origin)
                 found[name] = (tensor.detach(), ready)
         return found
 
@@ -110,13 +110,12 @@ def _rebuild(
             stack.enter_context(torch.no_grad())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(random_states_kept())
             stack.enter_context(constructors.pristine(follow=False))
             stack.enter_context(constructors.unpartitioned())
             stack.enter_context(parameters())
             stack.enter_context(_nothing_remembered(cls))
             stack.enter_context(Untouched(cls, anew=anew))
-            stack.enter_context(_global_state_kept())
             if conditions is not None:
                 stack.enter_context(replaying(conditions))
             stack.enter_context(provenance)
@@ -152,20 +151,6 @@ def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
         and storage_key(tensor) not in places
         for tensor, origin in provenance.alive()
     )
-
-
-@contextlib.contextmanager
-def _global_state_kept() -> Iterator[None]:
-    """Put back Python's and NumPy's random state, which a constructor may use for its weights."""
-    state = random.getstate()
-    numpy: Any = sys.modules.get("numpy")
-    numpys = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        if numpys is not None:
-            numpy.random.set_state(numpys)
 
 
 def _without_device(value: Any) -> Any:

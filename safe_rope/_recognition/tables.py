@@ -27,7 +27,7 @@ _SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
 _FREQUENCIES = re.compile(r"(^|_)inv_freq$")
 _ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(
-    r"pos|freq|rope|rotary|(^|_)pe(_|$)|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance"
+    r"pos|freq|rope|rotary|(^|_)pe(_|$)|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance|logn"
 )
 # What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
@@ -41,8 +41,16 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         if isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
         and (value.is_floating_point() or value.is_complex() or _may_be_buckets(name, value))
-        and value.numel() > 1
+        and (value.numel() > 1 or _may_be_a_base(module, value))
     ]
+
+
+def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
+    """Whether a number in a tensor is part of a formula: it is kept by what only makes positions."""
+    if value.numel() != 1 or not value.is_floating_point():
+        return False
+    stock = getattr(type(module), "_safe_rope_stock", type(module))
+    return only_makes_positions(module, stock)
 
 
 def _may_be_buckets(name: str, value: torch.Tensor) -> bool:
@@ -84,6 +92,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor that a constructor made is a position table: by origin, supplemented by name."""
     if origin & Origin.RANDOM or tensor.is_meta or _NO_POSITION.search(name.lower()):
         return False
+    if tensor.numel() == 1:
+        return not isinstance(tensor, nn.Parameter) and bool(torch.isfinite(tensor).all())
     if _ALWAYS.search(name):
         values = tensor.reshape(-1)
         return bool(torch.isfinite(tensor.abs()).all()) and not bool((values == values[0]).all())

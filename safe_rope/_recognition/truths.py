@@ -113,7 +113,7 @@ def _is_shared(current: object, rebuilt: torch.Tensor) -> bool:
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     """Names of the tables of a module that cannot be built again, and whether they are ready for use."""
     return {
-        name: not is_frequency(name)
+        name: tensor.numel() > 1 and not is_frequency(name)
         for name, tensor in own_tensors(module)
         if is_position_table(name, tensor, Origin.NONE)
         or is_empty_table(name, tensor)
