@@ -61,10 +61,10 @@ def command(context: click.Context, /, **options: Any) -> None:
     """Measure the position tables of a model on every load path, stock and inside safe_rope.guard().
 
     MODEL is a checkpoint folder or a config.json; no weights are read. A skeleton of the model, with one
-    layer of each kind, is taken through the load paths that the DeepSpeed config implies (without one: those
-    of transformers alone), with the versions that are installed, and measured against float64.
+    layer of each kind, is measured against float64 with the installed versions. It goes through the load
+    paths that the DeepSpeed config implies, or without one through those of transformers alone.
 
-    Exit status: 0 the tables are right, 1 some are damaged, 2 an error, 3 it cannot be told of some.
+    Exit status: 0 the tables are correct, 1 some are damaged, 2 an error, 3 some cannot be judged.
     """
     if options["positions"] and options["longest"]:
         raise click.UsageError("give --positions or --max, not both")

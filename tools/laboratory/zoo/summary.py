@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -194,7 +195,12 @@ def markdown(rows: list[Row]) -> str:
     for pair in sorted({row["pair"] for row in rows}, key=_release, reverse=True):
         found = sorted((row for row in rows if row["pair"] == pair), key=lambda row: row["model_type"])
         sections.append(_section(pair, found))
-    return "\n\n".join(sections)
+    text = "\n\n".join(sections)
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in text.split("\n"))
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def _release(pair: str) -> list[int]:
