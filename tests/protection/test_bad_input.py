@@ -236,9 +236,7 @@ def test_a_kept_table_that_nobody_can_judge_is_listed_once() -> None:
 
         def forward(self, x: Any, position_ids: Any) -> None: ...
 
-    with pytest.warns(
-        PrecisionWarning, match="with stock tables: rope .*: kept, cannot be judged"
-    ):
+    with pytest.warns(PrecisionWarning, match="with stock tables: rope .*: kept, cannot be judged"):
         report = safe_rope.protect(nn.ModuleDict({"rope": Rotary(1e4)}))
     assert not report.protected
     (entry,) = report.unprotected

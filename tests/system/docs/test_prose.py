@@ -89,6 +89,10 @@ def test_lines_of_prose_fit() -> None:
     assert not wide
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 750
+
+
 def wide_lines(page: Path) -> Iterator[int]:
     """Yield the numbers of the lines that are too long, outside of code, tables and HTML."""
     fenced = False
