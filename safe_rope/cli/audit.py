@@ -22,7 +22,7 @@ from safe_rope.errors import ConfigError, MissingDependencyError
 LONGEST = 2**31 - 1
 PLOTS = (".png", ".svg", ".pdf")
 UNKNOWN = 3
-"""The exit status where nothing is known to be damaged, and not everything to be right."""
+"""The exit status if nothing is known to be damaged, and some tables cannot be judged."""
 
 
 def read_positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 @click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
 @click.option("--path", "judged", multiple=True, metavar="PART", help="Judge the load paths named like that.")
-@click.option("--strict", is_flag=True, help="Exit 1 where it cannot be told whether tables are right.")
+@click.option("--strict", is_flag=True, help="Exit 1 also if some tables cannot be judged.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--plot", metavar="FILE", help="Draw the error against the position (.png, .svg or .pdf).")
 @click.option("--dump", metavar="FILE", help="Write the tables as safetensors, for safe-rope compare.")
