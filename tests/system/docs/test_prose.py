@@ -94,7 +94,7 @@ def test_the_readme_is_short() -> None:
 
 
 def wide_lines(page: Path) -> Iterator[int]:
-    """Yield the numbers of the lines that are too long, outside of code, tables and HTML, or a heading by accident."""
+    """Yield the lines that are too long, outside of code and tables, or are a heading by accident."""
     fenced = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
