@@ -32,11 +32,11 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     attention_scaling.
 
     A phase error, in radians, is the largest over the frequencies and over the positions. For ``*inv_freq``,
-    and for a ``forward`` that computes from a damaged one, it is |error of inv_freq| * position, however
-    often that turns around: for the tensor at the largest measured position below max_position_embeddings,
-    for ``forward`` at the largest that is damaged. `ModuleAudit.rows` count the turns too, wherever the
-    frequencies that the module multiplied explain the angle that was measured. Of a ready table only the
-    angle between the measured pair and the true one is known, which is at most pi.
+    and for a ``forward`` that computes from a damaged one, it is |error of inv_freq| * position, with full
+    turns counted. The position is the largest measured one below max_position_embeddings for the tensor, and
+    the largest damaged one for ``forward``. `ModuleAudit.rows` count the turns too, if the frequencies that
+    the module multiplied explain the measured angle. Of a ready table only the angle between the measured
+    pair and the true one is known, which is at most pi.
 
     A table is damaged when its phases are off by more than 2**-20 of the phase (2**-20 rad for phases below
     1), or its values by as much. Correct FP32 arithmetic stays below that at every position, one rounding of

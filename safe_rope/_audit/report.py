@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from safe_rope._base.text import Report, aligned, shortened, wrapped
+from safe_rope._base.text import Report, aligned, counted, shortened, wrapped
 from safe_rope.errors import DamagedTablesError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class AuditReport(Report):
         verdicts = [module.verdict for module in self.modules]
         counts = {verdict: verdicts.count(verdict) for verdict in ("ok", "damaged", "unknown")}
         said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-        lines = [*wrapped(f"{begin}: {len(self.modules)} module(s) with positions: {said}"), ""]
+        lines = [*wrapped(f"{begin}: {counted(len(self.modules), 'module')} with positions: {said}"), ""]
         rows = _merged(_cells(module) for module in self.modules)
         lines += aligned([(*rest, shortened(path, _PATH)) for path, *rest in rows], _HEADER)
         if self.findings:

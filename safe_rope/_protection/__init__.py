@@ -78,7 +78,7 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         *,
         built: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        _check_options(tables, apply, inv_freq)
+        _check_options(tables, apply, strict, inv_freq)
         self.tables = tables
         self.apply = apply
         self.strict = strict
@@ -106,7 +106,20 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
             return report
 
     def start(self) -> Guard:
-        """Open the guard without a ``with`` statement; every `start` needs one `stop`."""
+        """Open the guard without a ``with`` statement, until `stop`.
+
+        Raises:
+            ConfigError: this guard is open already.
+        """
+        with self._lock:
+            if self._depth:
+                raise ConfigError(
+                    "start() of a guard that is open already; call stop() first, or open another with "
+                    "safe_rope.guard()"
+                )
+            return self._open()
+
+    def _open(self) -> Guard:
         with self._lock:
             if self._depth == 0:
                 self._constructors.open()
@@ -130,7 +143,7 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         self._close(is_checked=True)
 
     def __enter__(self) -> Guard:
-        return self.start()
+        return self._open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -189,7 +202,7 @@ def protect(
             protected.
         ConfigError: an option, or a position module's configuration, contradicts itself.
     """
-    _check_options(tables, apply, inv_freq)
+    _check_options(tables, apply, strict, inv_freq)
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
             f"protect() needs a torch.nn.Module, got {type(model).__name__}; "
@@ -235,7 +248,7 @@ def _settle(report: ProtectionReport, strict: bool, stacklevel: int) -> None:
 
 def _settle_nothing(strict: bool, stacklevel: int) -> None:
     said = (
-        "no module was built inside safe_rope.guard(), so that nothing is protected; build or load the model "
+        "no module was built inside safe_rope.guard(), and nothing is protected; build or load the model "
         "inside it, or call safe_rope.protect(model) on one that exists"
     )
     if strict:
@@ -244,7 +257,9 @@ def _settle_nothing(strict: bool, stacklevel: int) -> None:
         warnings.warn(said, PrecisionWarning, stacklevel=stacklevel - 1)
 
 
-def _check_options(tables: Any, apply: Any, inv_freq: Any) -> None:
+def _check_options(tables: Any, apply: Any, strict: Any, inv_freq: Any) -> None:
+    if not isinstance(strict, bool):
+        raise ConfigError(f"strict must be True or False, got {strict!r}")
     if tables not in ("exact", "fp32"):
         raise ConfigError(f'tables must be "exact" or "fp32", got {tables!r}')
     if apply not in ("fp32", "stock"):

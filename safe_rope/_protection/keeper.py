@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
     @staticmethod
     def of(table: torch.Tensor) -> Placed:
-        """Note a table that holds the true values, in memory of its own."""
+        """Note a table that holds the true values, in separate memory."""
         address = address_of(table)
         can_be_read = address and table.is_cpu and table.is_contiguous()
         count = min(table.nbytes, _LAST) if can_be_read else 0
@@ -87,7 +87,7 @@ class Keeper:
         raise NotImplementedError
 
     def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
-        """Return a tensor of its own memory that holds the true values, on ``device``."""
+        """Return a tensor in new memory that holds the true values, on ``device``."""
         raise NotImplementedError
 
     def stock(self, name: str) -> Iterable[torch.Tensor]:

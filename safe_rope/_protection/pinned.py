@@ -1,7 +1,7 @@
 """What a pinned module knows: the true values of its tables, and how its forward is run on them.
 
-The module keeps computing as it does; its tables are put back, in the precision that its constructor gives
-them on CPU in FP32, whenever they have been cast, moved, lost or damaged. How its forward sees them is the
+The module keeps computing as it does. Its tables are put back whenever they have been cast, moved, lost or
+damaged, in the precision that its constructor gives them on CPU in FP32. How its forward sees them is the
 business of `safe_rope._protection.running`.
 """
 

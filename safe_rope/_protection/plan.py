@@ -1,10 +1,9 @@
 """Decide how a module is protected, and do it: fully where it can be, pinned where it holds positions.
 
 Shared by `safe_rope.guard`, which sees modules being built, and `safe_rope.protect`, which finds them built.
-Every module takes the same path, whether a `RopePatch` covers it or not: what its tables should hold is told
-by its constructor; if the stock module answers with cos and sin that our own tables give to the bit, these
-take over; else its own computation stays, on tables that stay right. Nothing is changed before
-`Protection.carry_out`.
+Every module takes the same path, whether a `RopePatch` covers it or not. Its constructor tells what its
+tables should hold. If our own tables give the stock module's cos and sin to the bit, they take over. If not,
+the module's computation stays, on tables that stay correct. Nothing is changed before `Protection.carry_out`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Full protection: find out by asking the stock module whether our own tables give its cos and sin.
 
 The module as its constructor makes it is asked for cos and sin at a few positions. Each channel of its answer
-is looked for among the channels of our own table for its config; only if all of them are found, to the bit,
-is the module protected with that table and that order of channels. So half and interleaved layouts, tables
-of half the width, several position axes (mrope) and whatever order a new release thinks of are one case.
+is looked for among the channels of our own table for its config. If all of them are found, to the bit, the
+module is protected with that table and that order of channels. So half and interleaved layouts, tables of
+half the width, several position axes (mrope) and whatever order a new release thinks of are one case.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class ModuleEntry:
     """One position module: its path, its class, and how it is protected or why it is not.
 
     ``level`` is "full" (own tables), "pinned" (the stock computation on tables that stay what the
-    constructor makes in FP32 on CPU; ``tables`` names them) or None. ``apply`` is "fp32" where q and k are
+    constructor makes in FP32 on CPU; ``tables`` names them), "kept" (``tables`` hold what they held, in full
+    precision, and nobody can say whether that is correct) or None. ``apply`` is "fp32" where q and k are
     rotated in FP32, "stock" where cos and sin are rounded and applied as the stock model does it. ``reason``
     says why a module is not protected, or which of its tables hold values that its constructor does not
     give.
@@ -46,6 +47,8 @@ class ModuleEntry:
     def __str__(self) -> str:
         if self.level is None:
             what = f"not protected: {self.reason}"
+        elif self.level == "kept":
+            what = f"kept, cannot be judged: {self.reason}"
         else:
             tables = ", ".join(self.tables) or "what its forward makes"
             what = (
@@ -78,21 +81,28 @@ class ProtectionReport(Report):
         notes = {table: why for table, why in state.notes.items() if why != UNTOLD}
         exact = {n: why for n, why in notes.items() if full or (n in pins and not _is_low(pins[n]))}
         reason = _listed(exact, "; kept in full precision") if exact else None
+        others = {table: why for table, why in state.notes.items() if table not in exact}
+        kept = {table: why for table, why in others.items() if table in pins}
         if not full:
             family, apply = family or "pinned", "stock" if state.applied is None else "fp32"
-            entry = ModuleEntry(path, name, family, reason, "pinned", tuple(pins), apply)
+            entry = ModuleEntry(
+                path, name, family, reason, "pinned", tuple(name for name in pins if name not in kept), apply
+            )
         else:
             entry = ModuleEntry(path, name, family, reason, "full", apply=state.apply)
-        if pins or full or state.applied is not None:
+        if entry.tables or full or (not kept and state.applied is not None):
             self.protected.append(entry)
-        others = {table: why for table, why in state.notes.items() if table not in exact}
-        if others:
-            self.add_unprotected(path, module, _listed(others, ""))
+        if kept:
+            self.add_unprotected(path, module, _listed(kept, ""), tuple(kept))
+        if len(others) > len(kept):
+            lost = {table: why for table, why in others.items() if table not in kept}
+            self.add_unprotected(path, module, _listed(lost, ""))
 
-    def add_unprotected(self, path: str, module: nn.Module, reason: str) -> None:
-        """Add a position module that cannot be protected."""
+    def add_unprotected(self, path: str, module: nn.Module, reason: str, kept: tuple[str, ...] = ()) -> None:
+        """Add a position module that cannot be protected, or whose tables ``kept`` nobody can judge."""
         reason = f"{reason}; register a RopePatch for its class (safe_rope.registry.register)"
-        self.unprotected.append(ModuleEntry(path, _class_name(module), reason=reason))
+        level = "kept" if kept else None
+        self.unprotected.append(ModuleEntry(path, _class_name(module), None, reason, level, kept))
 
     def add_frozen(self, path: str, found: Frozen) -> None:
         """Add a position table that is a frozen parameter."""

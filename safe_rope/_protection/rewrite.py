@@ -1,9 +1,9 @@
 """Turn a rotary module into a protected one: its positions come from a spec, not from its buffers.
 
 The instance keeps its identity, its attributes and its buffers' names; its class becomes a subclass of the
-stock class with the same name. What changes is where cos and sin come from (`safe_rope.tables`, shared by
-all layers) and that the buffers which outside code reads are put back, right and FP32, after whatever was
-done to them.
+stock class with the same name. Two things change. cos and sin come from `safe_rope.tables`, shared by all
+layers. And the buffers that outside code reads are put back, correct and FP32, after whatever was done to
+them.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ Make = Callable[[torch.device], torch.Tensor]
 class Frequencies:
     """One set of frequencies of a module, and the table that belongs to it.
 
-    ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from; they differ in
-    nothing but linear scaling before transformers 4.43, where the position was divided and inv_freq was not.
+    ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from. They differ only
+    for linear scaling before transformers 4.43, which divides the position and not inv_freq.
     """
 
     spec: RopeSpec

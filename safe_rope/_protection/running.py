@@ -1,12 +1,10 @@
 """Run a pinned module's own forward on its true tables, with the dtypes that the stock model has.
 
-as it is    The tables have the dtype that they have in the stock model.
-rounded     Tables that are ready for use (sin and cos, coordinates) enter in the dtype that they would have
-            had, rounded once.
-in FP32     A module that makes positions and nothing else computes in FP32; each result is rounded once to
-            the dtype that the stock forward gives it (`safe_rope._protection.in_fp32`).
-followed    A module with weights computes from frequencies that stay exact until they meet the model
-            (`safe_rope.rotation._cos_sin`).
+There are four ways. *As it is*: the tables have the dtype that they have in the stock model. *Rounded*:
+tables that are ready for use (sin and cos, coordinates) enter in the dtype of the stock model, rounded once.
+*In FP32*: a module that makes only positions computes in FP32. Each result is rounded once to the dtype that
+the stock forward gives it (`safe_rope._protection.in_fp32`). *Followed*: a module with weights computes from
+frequencies that stay exact until they meet the model (`safe_rope.rotation._cos_sin`).
 """
 
 from __future__ import annotations

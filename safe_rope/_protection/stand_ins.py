@@ -1,7 +1,7 @@
 """Run a forward on a stand-in for a pinned module, which has its tables as the call needs them.
 
-Nothing of a call is kept in the module: a call that needs other tables than the module shows runs on a
-`twin`, an object of the stock class with the same attributes.
+Nothing of a call is kept in the module. A call that needs other tables than the module shows runs on a
+`twin`. That is an object of the stock class with the same attributes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Watch modules being built while a guard is open, and protect each as soon as it is complete.
 
 Two hooks. `torch.nn.Module.__init__` tells what every module is built with, so that its constructor can be
-run again with nothing intercepted, whatever its class is and wherever that was defined. And PyTorch's own
-hook for registered submodules tells when a module is complete, and its path; what has no parent is looked at
+run again with nothing intercepted, whatever its class is and wherever that was defined. PyTorch's hook for
+registered submodules tells when a module is complete, and its path. A module that has no parent is looked at
 when something is called, cast or moved, or when the guard closes.
 """
 

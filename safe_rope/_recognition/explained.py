@@ -1,8 +1,8 @@
 """Whether the values of a table are explained by what its constructor gives and what happened to them since.
 
-A table is replaced only where that is so: its values are the constructor's to the bit, or those after the
-casts that happened, or what the same constructor gives under the conditions that it ran in. Whatever else
-stands there is somebody's intent.
+A table is replaced only if its values are explained. They are the constructor's to the bit, or those after
+the casts that happened. Or the same constructor gives them under the conditions that it ran in. Any other
+values are somebody's intent.
 """
 
 from __future__ import annotations

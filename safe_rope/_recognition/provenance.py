@@ -1,9 +1,9 @@
 """Where a tensor comes from: whether its values were counted out, and what was made of the count.
 
 A position table is recognised by what it is computed from, not by its name: from a count (``arange``,
-``linspace``, a running sum, a literal list) by arithmetic. What comes from a random generator is none,
-and what went through sin, cos or a logarithm is a table that is ready to be used, where a frequency still
-has to be multiplied by positions.
+``linspace``, a running sum, a literal list) by arithmetic. A tensor from a random generator is none. A tensor
+that went through sin, cos or a logarithm is ready to be used; a frequency still has to be multiplied by
+positions.
 """
 
 from __future__ import annotations

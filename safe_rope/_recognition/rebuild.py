@@ -1,8 +1,8 @@
 """Run a module's own constructor again, with nothing intercepted, to learn what its authors meant.
 
-`rebuild` runs a stock constructor on CPU, in FP32, with parameters on the meta device (none of theirs is
-wanted, and a whole model may be asked for), and tells of every tensor that the module keeps where its values
-come from.
+`rebuild` runs a stock constructor on CPU, in FP32, and tells of every tensor that the module keeps where its
+values come from. Parameters are on the meta device, because none of their values is wanted, and a whole model
+may be asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a rotary module says of itself: how it is called, which specs it holds, which buffers are tables.
 
-Recognised by what the module has (signatures, attributes, buffers), so that one reading serves every
-release of transformers: 4.36's per-layer ``forward(x, seq_len)`` with ``cos_cached``, and the model-level
-``forward(x, position_ids)`` that came after, with per-layer-type parameters in 5.x.
+A module is recognised by what it has (signatures, attributes, buffers), so one reading serves every release
+of transformers. 4.36 has a per-layer ``forward(x, seq_len)`` with ``cos_cached``. Later releases have a
+model-level ``forward(x, position_ids)``, with per-layer-type parameters in 5.x.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The one place for what is private in DeepSpeed, found by capability; its absence is an error that says so.
 
-Releases 0.17.2 to 0.19.8 differ in names, not in structure: a parameter that carries an attribute is gathered
-and reduced in the dtype it holds, and a module-global flag says whether any engine has autocast on.
+Releases 0.17.2 to 0.19.8 differ in names, not in structure. A parameter that carries an attribute is gathered
+and reduced in the dtype that the attribute holds. A module-global flag says whether any engine has autocast
+on.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         engine.step()
     print(seen)
 
-Every collective of c10d is an operator that torch dispatches, below all its Python names, so that each is
+Every collective of c10d is an operator that torch dispatches, below all its Python names. Each is therefore
 seen once and in one place, and nothing is replaced that would have to be put back.
 """
 
@@ -131,11 +131,11 @@ class Traffic:
 def traffic() -> Iterator[Traffic]:
     """Count every collective that this thread, and a backward that it starts, calls meanwhile.
 
-    Bytes are those of the whole payload that the call is about, as one rank sees it: of an all-reduce or a
-    broadcast the tensor, of an all-gather what it gathers (the output), of a reduce-scatter what it reduces
-    (the input), each whatever the number of ranks. A ring moves (n - 1) / n of that through each rank,
-    and an all-reduce twice as much. A call is counted when it is made, whether it is waited for or not; one
-    that coalesces several tensors is one call.
+    Bytes are those of the whole payload as one rank sees it, whatever the number of ranks. The payload is the
+    tensor of an all-reduce or a broadcast, the output of an all-gather, or the input of a reduce-scatter. A
+    ring moves (n - 1) / n of that through each rank, and an all-reduce twice as much. A call
+    is counted when it is made, whether it is waited for or not; one that coalesces several tensors is one
+    call.
 
     Can be nested: every open one counts everything. Collectives inside compiled graphs are counted where the
     compiler leaves them to torch.

@@ -46,13 +46,13 @@ def initialize(
     example_inputs: Any = None,
     low_precision_gather: bool = True,
 ) -> Built:
-    """Build a DeepSpeed engine, with torch.autocast made right where the config asks for it.
+    """Build a DeepSpeed engine, with torch.autocast corrected if the config asks for it.
 
-    Takes what ``deepspeed.initialize`` takes and returns what it returns. With the section
-    ``torch_autocast`` the parameters stay as they are, the forward runs under torch.autocast, and FP32
-    parameters of which autocast uses nothing but a cast are gathered and reduced in its dtype. Without the
-    section the engine is DeepSpeed's, but for a forward under somebody else's torch.autocast: it warns, and
-    raises ConfigError in float16.
+    Takes what ``deepspeed.initialize`` takes and returns what it returns. With the section ``torch_autocast``
+    the parameters stay as they are, and the forward runs under torch.autocast. FP32 parameters that autocast
+    only ever uses after a cast are gathered and reduced in its dtype. Without the section the engine is
+    DeepSpeed's, with one addition: a forward under somebody else's torch.autocast warns, and raises
+    ConfigError in float16.
 
     Args:
         args: as for ``deepspeed.initialize``, like all that have no other description.
@@ -253,9 +253,9 @@ def _for_deepspeed(config: Mapping[str, Any], reduce_bucket_size: int) -> dict[s
 def _bucket_size(settings: AutocastSettings, dtypes: set[torch.dtype]) -> int:
     """Return the reduce_bucket_size, in elements, that costs no more memory than FP32 would.
 
-    ZeRO keeps one buffer for each dtype of reduction: ZeRO 1 and 2 in FP32 whatever the dtype, ZeRO 3 in
-    the dtype itself. One buffer of the size that the user asked for takes 4 bytes for each element, and
-    this is what all of them get together (twice that where overlap_comm doubles them).
+    ZeRO keeps one buffer for each dtype of reduction: ZeRO 1 and 2 in FP32 whatever the dtype, ZeRO 3 in the
+    dtype itself. One buffer of the size that the user asked for takes 4 bytes for each element. All of them
+    together get that, or twice that if overlap_comm doubles them.
     """
     asked = settings.reduce_bucket_size
     if settings.stage == 3:

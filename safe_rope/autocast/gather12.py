@@ -1,8 +1,8 @@
-"""ZeRO 1 and 2: gather updated weights in the autocast dtype where that changes no result.
+"""ZeRO 1 and 2: gather updated weights in the autocast dtype if that changes no result.
 
-After a step every rank holds its own partition of the FP32 weights and needs the others'. Of a safe parameter
-the forward uses nothing but a cast to the autocast dtype, so the cast may come before the gather: what the
-forward computes is the same to the bit. A rank's own partition, the optimizer's master weights and everything
+After a step every rank holds its partition of the FP32 weights and needs the others'. The forward uses a safe
+parameter only after a cast to the autocast dtype, so the cast can come before the gather. The forward's
+results are the same to the bit. A rank's own partition, the optimizer's master weights and everything
 that is not safe stay FP32. reads.py keeps FP32 readers away from rounded weights.
 """
 

@@ -1,8 +1,8 @@
 """The loss scale of float16: one for the engine, agreed on by all ranks, updated once for each step.
 
 DeepSpeed gives each ZeRO optimizer a torch GradScaler, and steps it once for each parameter group, after the
-norm and the clipping. Here the optimizer's own loss scaler does the work, as it does for the fp16 section:
-it unscales before the norm and the clipping, and all ranks decide together whether a step is skipped.
+norm and the clipping. Here the optimizer's loss scaler does the work, as it does for the fp16 section. It
+unscales before the norm and the clipping, and all ranks decide together whether a step is skipped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CLIENT_STATE = "safe_rope_loss_scale"
 class StepLossScaler(DynamicLossScaler):  # type: ignore[misc]
     """A loss scale that starts, halves and doubles as torch.amp.GradScaler's does, but grows between steps.
 
-    ZeRO updates the scale before it unscales the gradients, which would then be divided by a scale that
-    their loss was never multiplied with: a larger one waits for the next loss.
+    ZeRO updates the scale before it unscales the gradients. They would then be divided by a scale that their
+    loss was never multiplied with. A larger scale therefore waits for the next loss.
     """
 
     cur_scale: float

@@ -1,8 +1,8 @@
 """Stops FP32 readers from seeing weights gathered in the autocast dtype.
 
 Saving, loading and evaluating through the engine restore the FP32 weights first; other readers are refused.
-torch.autocast that the user enters around an engine is refused where the engine has none of its own, because
-its communication would not follow, and mentioned once where it has. DeepSpeed asks CUDA whether autocast is
+A user can enter torch.autocast around an engine. If the engine has no autocast, this is refused, because its
+communication would not follow. If it has one, this is mentioned once. DeepSpeed asks CUDA whether autocast is
 on, whatever device is used, and only warns.
 """
 

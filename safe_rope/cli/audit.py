@@ -22,7 +22,7 @@ from safe_rope.errors import ConfigError, MissingDependencyError
 LONGEST = 2**31 - 1
 PLOTS = (".png", ".svg", ".pdf")
 UNKNOWN = 3
-"""The exit status where nothing is known to be damaged, and not everything to be right."""
+"""The exit status if nothing is known to be damaged, and some tables cannot be judged."""
 
 
 def read_positions(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 @click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
 @click.option("--path", "judged", multiple=True, metavar="PART", help="Judge the load paths named like that.")
-@click.option("--strict", is_flag=True, help="Exit 1 where it cannot be told whether tables are right.")
+@click.option("--strict", is_flag=True, help="Exit 1 also if some tables cannot be judged.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--plot", metavar="FILE", help="Draw the error against the position (.png, .svg or .pdf).")
 @click.option("--dump", metavar="FILE", help="Write the tables as safetensors, for safe-rope compare.")
@@ -61,10 +61,10 @@ def command(context: click.Context, /, **options: Any) -> None:
     """Measure the position tables of a model on every load path, stock and inside safe_rope.guard().
 
     MODEL is a checkpoint folder or a config.json; no weights are read. A skeleton of the model, with one
-    layer of each kind, is taken through the load paths that the DeepSpeed config implies (without one: those
-    of transformers alone), with the versions that are installed, and measured against float64.
+    layer of each kind, is measured against float64 with the installed versions. It goes through the load
+    paths that the DeepSpeed config implies, or without one through those of transformers alone.
 
-    Exit status: 0 the tables are right, 1 some are damaged, 2 an error, 3 it cannot be told of some.
+    Exit status: 0 the tables are correct, 1 some are damaged, 2 an error, 3 some cannot be judged.
     """
     if options["positions"] and options["longest"]:
         raise click.UsageError("give --positions or --max, not both")

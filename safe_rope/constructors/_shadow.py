@@ -3,11 +3,11 @@
 A truthful constructor returns FP32 where zero.Init would have returned BF16. A buffer should stay so; a
 parameter must not, or partitions, memory and optimizer groups change. So such a tensor is marked with its
 *shadow dtype*. A torch function mode applies torch's rules of type promotion to the shadow dtypes of every
-operation with a marked input, marks the outputs whose dtype comes out different, and ``nn.Parameter`` casts
-marked data once.
+operation with a marked input. It marks the outputs whose dtype comes out different, and ``nn.Parameter``
+casts marked data once.
 
-The rules, and not the operation itself on meta tensors: on first use torch imports the Python code of its
-meta kernels, and that import fails half way while zero.Init has ``torch.Tensor.__new__`` replaced.
+The mode applies the rules, and does not run the operation on meta tensors. On first use torch imports the
+Python code of its meta kernels, and that import fails while zero.Init has ``torch.Tensor.__new__`` replaced.
 """
 
 from __future__ import annotations

@@ -223,9 +223,9 @@ def _trained_length(
 ) -> dict[str, Any]:
     """Return original_max_position_embeddings and the factor, each as the config's form defines them.
 
-    transformers 4 reads the trained length of yarn and llama3 from rope_scaling only, and that of longrope
-    from the config only, where it also overrides the factor. transformers 5 lets the config's value win
-    over that of flat rope_parameters, ignores it beside nested ones, and prefers an explicit factor.
+    transformers 4 reads the trained length of yarn and llama3 from rope_scaling only. It reads that of
+    longrope from the config only, where it also overrides the factor. In transformers 5 the config's value
+    wins over that of flat rope_parameters, and is ignored beside nested ones. An explicit factor wins there.
     """
     key = "original_max_position_embeddings"
     inner = _integer(key, params.get(key)) or None

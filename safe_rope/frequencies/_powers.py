@@ -1,6 +1,6 @@
 """Powers of rope_theta whose bits do not depend on the machine.
 
-``torch.pow`` in FP32 on CPU is the C library's ``powf`` in scalar code and SLEEF's in vector code, and they
+``torch.pow`` in FP32 on CPU is the C library's ``powf`` in scalar code and SLEEF's in vector code. The two
 differ by one unit in the last place in a few frequencies of a model. Three ways to raise a base are here:
 
 * ``vector_power``: the bits of the vector code, which is what a model built on any current CPU gets;

@@ -1,9 +1,9 @@
 """Apply the rotary embedding to q and k in FP32, with one rounding at the end.
 
 The tables that a protected module returns are `CosSin` tensors (`safe_rope.rotation._cos_sin`), which the
-application function recognises. So an unprotected model, whose tables are plain tensors, gets
-the stock function's result to the bit, and a protected one is rotated in FP32 wherever its tables travel
-(ZeRO-3's module hooks, activation checkpointing, accelerate's moves, FSDP's input casts, compiled regions).
+application function recognises. So an unprotected model, whose tables are plain tensors, gets the stock
+function's result to the bit. A protected one is rotated in FP32 wherever its tables travel: ZeRO-3's module
+hooks, activation checkpointing, accelerate's moves, FSDP's input casts, compiled regions.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def apply_rotary(
 def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an architecture's application function so that it rotates protected tables in FP32.
 
-    Called with plain tensors only, the result is the stock function's own. Called with `CosSin` tables, every
-    floating argument of lower precision is raised to FP32 (exact), the stock function runs with
-    autocast off, and each result is rounded once to the dtype of the argument it was made from. A function
+    Called with plain tensors only, it returns the stock function's result. Called with `CosSin` tables, it
+    raises every floating argument of lower precision to FP32 (exact) and runs the stock function with
+    autocast off. Each result is rounded once to the dtype of the argument that it was made from. A function
     that `safe_rope.rotation._bodies` has recognised is not run at all then: a kernel gives the same bits.
 
     Raises:

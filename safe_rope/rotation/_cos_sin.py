@@ -1,9 +1,9 @@
 """`CosSin`: a table on its way from a position module to whoever uses it, exact until it meets the model.
 
 A protected module returns cos and sin as `CosSin`. An FP32-aware application function (`safe_rope.rotation`)
-takes the FP32 table out of it; any other code sees a tensor that computes in FP32 as long as only positions
-take part, and that is rounded once, to the dtype that the stock model has at that place, when it meets a
-tensor of the model.
+takes the FP32 table out of it. Any other code sees a tensor that computes in FP32 as long as only positions
+take part. When it meets a tensor of the model, it is rounded once, to the dtype that the stock model has at
+that place.
 """
 
 from __future__ import annotations

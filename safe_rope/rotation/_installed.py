@@ -2,8 +2,8 @@
 
 This is the one change that outlives the guard. A plain function stays the object that it is, under its name
 and wherever somebody holds a reference to it: what it runs is replaced. So a model that keeps it as an
-attribute is copied and pickled as before, also in a process without a guard. What is no plain function (a
-scripted one, a closure of a kernel library) is replaced under its name.
+attribute is copied and pickled as a stock one, also in a process without a guard. What is no plain
+function (a scripted one, a closure of a kernel library) is replaced under its name.
 
 Every function counts the modules that need it; what it ran before is put back when the last one is gone,
 unless somebody else has changed it meanwhile.

@@ -211,7 +211,7 @@ class StockTable(_Table):
     """cos and sin of ``fl32(position / position_divisor) * inv_freq`` in FP32, times the scaling in FP32.
 
     Bit-identical to the stock model on the same CPU. On another device rows come from a table that is
-    computed on CPU and grown in powers of two; each lookup there waits for the device, to learn the largest
+    computed on CPU and grown in powers of two. Each lookup there waits for the device, to learn the largest
     position. From 2**18 positions on, nothing is kept: the CPU computes and the result is copied.
 
     Args:

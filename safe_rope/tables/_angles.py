@@ -1,7 +1,7 @@
 """cos and sin of ``2**k * inv_freq`` to far more digits than float64 has, from integer arithmetic alone.
 
-Everything here is fixed-point arithmetic on Python integers, so the result is the same on every machine;
-the libm and SLEEF functions behind ``torch.cos`` differ from one instruction set to the next. An FP32
+Everything here is fixed-point arithmetic on Python integers, so the result is the same on every machine. The
+libm and SLEEF functions behind ``torch.cos`` differ from one instruction set to the next. An FP32
 inv_freq is a dyadic rational, hence exact in fixed point.
 """
 

@@ -1,8 +1,8 @@
 """The levels of an exact table: cos and sin of ``row * 2**shift * inv_freq`` for the rows of one digit.
 
 A position is written with three digits, ``top``, ``coarse`` and ``fine``, and its phasor is the product of
-three rows. Every entry is a correctly rounded float64, made from integer and IEEE arithmetic on CPU, so that
-tables are the same bits on every machine and a row does not depend on which other rows were built.
+three rows. Every entry is a correctly rounded float64, made from integer and IEEE arithmetic on CPU. Tables
+therefore have the same bits on every machine, and a row does not depend on which other rows were built.
 """
 
 from __future__ import annotations

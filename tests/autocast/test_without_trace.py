@@ -68,7 +68,7 @@ def test_an_explicit_list_is_told_what_is_unsafe_and_why() -> None:
     report = derive_safe_parameters(model, torch.tensor([[1, 2, 3]]))
     safe, (complaint,) = check_safe_modules(model, [nn.Linear, nn.Conv1d], report)
     assert safe == {n for n in report.safe if n.split(".")[0] in ("plain", "masked", "conv", "scaled")}
-    assert complaint.startswith("3 parameter(s)")
+    assert complaint.startswith("low precision is not safe for 3 parameters of the listed classes")
     for name in ("head.weight", "masked.weight", "scaled.weight"):
         assert f"{name} is read in float32" in complaint
     assert "head.weight is read in float32 by aten.embedding in embed" in complaint

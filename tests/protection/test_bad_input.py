@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -206,6 +207,41 @@ def test_a_guard_around_nothing_warns_and_is_refused_when_strict() -> None:
         safe_rope.guard(strict=True)(lambda: build() and None)()  # built, used, and gone
         with safe_rope.guard(strict=True), safe_rope.guard(strict=True):
             nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("strict", ["yes", 1, None])
+def test_strict_is_a_boolean(strict: Any) -> None:
+    said = re.escape(f"strict must be True or False, got {strict!r}")
+    with pytest.raises(ConfigError, match=said):
+        safe_rope.guard(strict=strict)
+    with pytest.raises(ConfigError, match=said):
+        safe_rope.protect(nn.Linear(2, 2), strict=strict)
+
+
+def test_an_open_guard_is_not_started_again() -> None:
+    session = safe_rope.guard().start()
+    with pytest.raises(ConfigError, match=r"open already; call stop\(\) first"):
+        session.start()
+    nn.Linear(2, 2)
+    session.stop()
+    with pytest.raises(ConfigError, match="not open"):
+        session.stop()
+
+
+def test_a_kept_table_that_nobody_can_judge_is_listed_once() -> None:
+    class Rotary(nn.Module):
+        def __init__(self, base: float) -> None:  # base is not kept
+            super().__init__()
+            self.register_buffer("inv_freq", base ** -(torch.arange(4) / 4))
+
+        def forward(self, x: Any, position_ids: Any) -> None: ...
+
+    with pytest.warns(PrecisionWarning, match="with stock tables: rope .*: kept, cannot be judged"):
+        report = safe_rope.protect(nn.ModuleDict({"rope": Rotary(1e4)}))
+    assert not report.protected
+    (entry,) = report.unprotected
+    assert (entry.path, entry.level, entry.tables) == ("rope", "kept", ("inv_freq",))
+    assert len(str(report).splitlines()) == 2
 
 
 def test_a_guard_without_its_parentheses_says_so() -> None:

@@ -15,6 +15,7 @@ from safe_rope._audit.command.skeleton import Skeleton
 from safe_rope._audit.model import audit
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import Tables
+from safe_rope._base.text import counted
 from safe_rope._protection import protect
 from safe_rope.errors import ConfigError, UnsupportedModelError
 
@@ -113,7 +114,8 @@ def _paired(
         return [(name, first[name], second[name]) for name in first]
     if len(first) != len(second):
         raise ConfigError(
-            f"{sides[0]['name']} has {len(first)} rotary embedding(s), {sides[1]['name']} has {len(second)}: "
+            f"{sides[0]['name']} has {counted(len(first), 'rotary embedding')}, "
+            f"{sides[1]['name']} has {len(second)}: "
             f"{', '.join(first)}; {', '.join(second)}; compare models of one layout"
         )
     return [(a if a == b else f"{a} / {b}", first[a], second[b]) for a, b in zip(first, second, strict=True)]

@@ -19,7 +19,7 @@ from safe_rope._protection import guard
 def measure_path(job: Job, material: Material, path: str, kind: str, dump: Path | None) -> AuditReport:
     """Return the audit after the last step of the path; findings say which step did it.
 
-    To be called in a process of its own. The model's tables are written to ``dump``.
+    To be called in a separate process. The model's tables are written to ``dump``.
     """
     if material.deepspeed is not None:
         start_deepspeed()

@@ -1,4 +1,4 @@
-"""The ways that a model is loaded: each is run in a process of its own, and audited after every step.
+"""The ways that a model is loaded: each is run in a separate process, and audited after every step.
 
 Private names of DeepSpeed and transformers that this needs are all here.
 """

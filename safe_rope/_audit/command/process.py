@@ -33,7 +33,7 @@ class MeasurementError(SafeRopeError):
 def measure(
     asked: Job | dict[str, Any], listen: Listener, collect: Callable[[Path], None] = lambda folder: None
 ) -> Any:
-    """Do in a process of its own what was asked, and return its result.
+    """Do in a separate process what was asked, and return its result.
 
     Args:
         asked: a `Job`, which results in an `Outcome`; or what `compare_sides` takes.

@@ -1,8 +1,8 @@
 """The process that `safe-rope audit` and `compare` measure in, run with ``-m`` and the folder of a job.
 
-It reads what was asked from ``FOLDER/job``, imports the libraries once and forks: every load path, stock and
-guarded, has a process of its own, so that none sees what another left behind. Pickled messages on stdout say
-how far it is; one with "result" or "error" is the last. It ends when its stdin does.
+It reads what was asked from ``FOLDER/job``, imports the libraries once and forks. Every load path, stock and
+guarded, has a separate process, and none sees what another left behind. Pickled messages on stdout say how
+far it is; one with "result" or "error" is the last. It ends when its stdin does.
 """
 
 from __future__ import annotations

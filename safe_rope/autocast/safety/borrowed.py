@@ -16,7 +16,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 
 @contextlib.contextmanager
 def borrowed(model: nn.Module, stand_ins: StandIns, training: bool | None) -> Iterator[None]:
-    """Put stand-ins in the place of parameters and buffers; on exit every module is as before.
+    """Put stand-ins in the place of parameters and buffers; on exit every module is restored.
 
     What ``forward`` binds to a module, or puts into a list or dict that a module holds, is taken away again.
     DeepSpeed's own hooks, which gather partitioned parameters, are off meanwhile. Every module is in the mode

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safe_rope._base.text import counted
 from safe_rope.autocast import _deepspeed
 from safe_rope.autocast.safety.derive import derive_safe_parameters
 from safe_rope.autocast.safety.inputs import ExampleInputs, example_inputs
@@ -46,8 +47,8 @@ def choose_parameters(
         ConfigError: the example inputs are not what the model's forward takes.
 
     Warns:
-        PrecisionWarning: nothing could be traced, so that modules' classes decide; or the config lists
-            classes that the model does not have, or with a parameter that it reads in FP32, which stays FP32.
+        PrecisionWarning: nothing could be traced, and modules' classes decide. Or the config lists classes
+            that the model does not have, or with a parameter that it reads in FP32, which stays FP32.
 
     """
     found = traced(model, settings.dtype, *sources)
@@ -132,8 +133,8 @@ def check_safe_modules(
 ) -> tuple[frozenset[str], list[str]]:
     """Compare the parameters of ``classes``, which stand for their subclasses too, with what ``report`` says.
 
-    Returns the names of the safe ones, and a complaint for each class of which the model has no module, and
-    one about all parameters that are not safe, with what reads them.
+    Returns the names of the safe ones, and complaints. There is one for each class of which the model has no
+    module, and one about all parameters that are not safe, with what reads them.
     """
     listed = tuple(cls for cls in classes if any(isinstance(module, cls) for module in model.modules()))
     complaints = [_unknown(model, cls) for cls in classes if cls not in listed]
@@ -143,8 +144,8 @@ def check_safe_modules(
     if unsafe:
         more = f"; and {len(unsafe) - _SHOWN} more" if len(unsafe) > _SHOWN else ""
         complaints.append(
-            f"{len(unsafe)} parameter(s) of the listed classes are not safe in low precision and "
-            f"stay as they are: {'; '.join(unsafe[:_SHOWN])}{more}"
+            f"low precision is not safe for {counted(len(unsafe), 'parameter')} of the listed classes, "
+            f"and FP32 stays there: {'; '.join(unsafe[:_SHOWN])}{more}"
         )
     return frozenset(entry.name for entry in entries if entry.safe), complaints
 

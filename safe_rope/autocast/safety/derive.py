@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._base.tensors import tensors
+from safe_rope._base.text import counted
 from safe_rope._base.torch_private import pytree
 from safe_rope.autocast._operators import Watch
 from safe_rope.autocast.safety.borrowed import borrowed
@@ -46,17 +47,17 @@ def derive_safe_parameters(
 ) -> SafetyReport:
     """Trace one step of ``model(*args, **kwargs)`` under autocast and say which parameters are safe.
 
-    A parameter is safe when every use of it in the forward and the backward goes through a cast to
-    ``dtype``, with nothing but views and pure movement of data before the cast. Gathering it in ``dtype``
-    is then bit-identical. Whatever else reads it (an embedding lookup, a norm, an operator that autocast does
-    not know) makes it unsafe, for all the names it is tied under. What holds for the traced path and device
-    holds for others only as far as these use the same operators.
+    A parameter is safe if every use of it in the forward and the backward goes through a cast to ``dtype``.
+    Only views and pure movement of data may come before the cast. Gathering it in ``dtype`` is then
+    bit-identical. Any other reader (an embedding lookup, a norm, an operator that autocast does not know)
+    makes it unsafe, for all the names it is tied under. What holds for the traced path and device holds for
+    others only as far as these use the same operators.
 
-    The trace runs on fake tensors, which hold no memory, so that a model on the meta device and one that
-    ZeRO-3 has partitioned are traced from their shapes and nothing is gathered. Where the path depends on
-    values (experts that loop over the tokens routed to them), it is run for real: on the parameters' own
-    memory, or on constants where that is not all here. A model in eval mode is traced in train mode too.
-    The model, its buffers, gradients and modes and the random state are afterwards what they were.
+    The trace runs on fake tensors, which hold no memory. A model on the meta device and one that ZeRO-3 has
+    partitioned are therefore traced from their shapes, and nothing is gathered. If the path depends on values
+    (experts that loop over the tokens routed to them), the step is run for real. It then uses the parameters'
+    memory, or constants if not all of that is here. A model in eval mode is traced in train mode too. The
+    model, its buffers, gradients and modes and the random state are restored.
 
     Args:
         model: a model with FP32 parameters.
@@ -114,8 +115,8 @@ def _trace(
                 _step(model, low, inputs, flow, modules, stand_ins)
             if called:
                 notes.append(
-                    f"the example input does not reach {len(called)} module(s), such as {min(called)}; "
-                    "they were called as their siblings were, with the same arguments"
+                    f"the example input does not reach {counted(len(called), 'module')}, "
+                    f"such as {min(called)}; they were called as their siblings were, with the same arguments"
                 )
     return report_on_flow(model, groups, flow, notes)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from safe_rope._base.text import counted
 from safe_rope.autocast.safety.flow import Flow, Uses
 from safe_rope.autocast.safety.parameters import Shared, full_shape
 from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport, short
@@ -75,8 +76,8 @@ def _by_uses(uses: Uses, dtype: torch.dtype) -> tuple[bool, str]:
 
 def _about_experts(experts: dict[str, list[str]], low: str) -> list[str]:
     return [
-        f"{len(names)} expert parameter(s), such as {names[0]}, go through {operator}, which autocast does "
-        f"not cast to {low}: these experts compute in float32; where the model offers it, choose another "
-        'implementation (experts_implementation="eager" or "batched_mm" in transformers)'
+        f"{operator} computes with {counted(len(names), 'expert parameter')}, such as {names[0]}; autocast "
+        f"does not cast it to {low}: these experts compute in float32; if the model offers it, choose "
+        'another implementation (experts_implementation="eager" or "batched_mm" in transformers)'
         for operator, names in sorted(experts.items())
     ]

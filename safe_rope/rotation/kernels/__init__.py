@@ -5,9 +5,9 @@ For each pair (x1, x2) of elements and its angle, in FP32:
     out1 = x1 * cos - x2 * sin
     out2 = x2 * cos + x1 * sin
 
-Every product and every sum is an IEEE operation of its own (no fused multiply-add, which would give other
-bits on another device), and out1 and out2 are rounded once to x's dtype. The gradient is the rotation of
-the output's gradient by the negative angle, in the same arithmetic.
+Every product and every sum is a separate IEEE operation; a fused multiply-add would give other bits on
+another device. out1 and out2 are rounded once to x's dtype. The gradient is the rotation of the output's
+gradient by the negative angle, in the same arithmetic.
 
 * ``_few``: plain torch, as few operations as it takes. Few tokens on CPU, as in decoding.
 * ``_eager``: plain torch, in blocks that stay in the cache. Any device.

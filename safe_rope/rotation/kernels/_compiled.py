@@ -1,7 +1,7 @@
 """The rotation as one inductor kernel for the CPU.
 
-Inductor compiles C++ with ``-ffp-contract=off`` unless it is told otherwise; here it is told so, which keeps
-every product and every sum an operation of its own.
+Inductor compiles C++ with ``-ffp-contract=off`` unless it is told otherwise. Here it is told so, which keeps
+every product and every sum a separate operation.
 """
 
 from __future__ import annotations

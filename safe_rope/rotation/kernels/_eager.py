@@ -1,7 +1,7 @@
 """The rotation in plain torch: blocks small enough for the cache, no FP32 copy of all of q or k.
 
-A block is held in the order in which x lies in memory, so that the conversions from and to x's dtype, which
-cost more than the arithmetic, run over dense memory whatever the layout is.
+A block is held in the order in which x lies in memory. The conversions from and to x's dtype cost more than
+the arithmetic, and so they run over dense memory whatever the layout is.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ def is_editable(call: Call) -> bool:
 
 
 def through_integers(file: File, call: Call, place: Place, *, keep: bool = True) -> Fix | None:
-    """Count in int64, then cast to the given dtype, or where that is not to be kept, to float32.
+    """Count in int64, then cast to the given dtype, or to float32 if the given dtype is not kept.
 
-    Safe where every bound is provably whole and the given dtype is kept: then the same numbers are rounded
-    to the same dtype, once, whatever the allocating call is intercepted by.
+    The fix is safe if every bound is provably whole and the given dtype is kept. Then the same numbers are
+    rounded to the same dtype, once, whatever intercepts the allocating call.
     """
     bounds = call.bounds
     values = [file.of(bound) for bound in bounds]

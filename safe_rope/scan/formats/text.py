@@ -75,7 +75,8 @@ def _finding(hit: Hit, width: int, style: Style) -> str:
 
 
 def _cut(line: str, start: int, end: int, width: int) -> tuple[str, str, str]:
-    """Return the line as before, span and after, no wider than `width`; the span's start is always seen."""
+    """Return the line in three parts (what precedes, span, what follows), at most `width` wide; the span's
+    start is always seen."""
     before, span, after = (
         printable(part.replace("\t", "    ")) for part in (line[:start], line[start:end], line[end:])
     )

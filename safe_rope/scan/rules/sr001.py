@@ -1,9 +1,9 @@
 """A count or an exponent grid that `torch.arange` makes in a floating dtype.
 
-DeepSpeed's `zero.Init` replaces `torch.arange` while a module is built and casts what it returns to
-bfloat16 or float16 when that is floating, whatever dtype was asked for. bfloat16 holds whole numbers only
-up to 256: 257 becomes 256, and an inverse frequency computed from such exponents is off by half a
-percent, which is several radians at position 4,095.
+DeepSpeed's `zero.Init` replaces `torch.arange` while a module is built. It casts a floating result to
+bfloat16 or float16, whatever dtype was asked for. bfloat16 holds every whole number only up to 256; 257
+becomes 256. An inverse frequency computed from such exponents is off by half a percent, which is several
+radians at position 4,095.
 
 An integer tensor is left alone. Count in int64 and cast afterwards: the FP32 values are the same bit for
 bit, with and without `zero.Init`. The fix is offered only where every bound is provably a whole number:

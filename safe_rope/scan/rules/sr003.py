@@ -1,9 +1,9 @@
 """`torch.arange` with a float bound and no dtype: it counts in the default dtype.
 
 `torch.set_default_dtype(torch.bfloat16)`, as loading in bfloat16 does around a model's constructor, and
-DeepSpeed's `zero.Init` both lower it. Where all bounds are whole numbers, as in `arange(0.0, d, 2.0)`,
-counting in int64 gives the same FP32 values and no default can touch them; where they are fractions there is
-no fix, for integers would change the values.
+DeepSpeed's `zero.Init` both lower it. If all bounds are whole numbers, as in `arange(0.0, d, 2.0)`, counting
+in int64 gives the same FP32 values and no default can touch them. If they are fractions there is no fix,
+because integers would change the values.
 """
 
 from __future__ import annotations

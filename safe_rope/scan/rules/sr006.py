@@ -1,11 +1,12 @@
 """A grid of positions or frequencies from `linspace` or `logspace` in a default or inherited dtype.
 
-`zero.Init` leaves `linspace` alone, the default dtype and an inherited one do not: a pixel's centre k + 0.5
-needs 9 bits above 128, and bfloat16 has 8. Ask for float32; the result's dtype changes, so that the fix needs
+`zero.Init` leaves `linspace` alone; the default dtype and an inherited one do not. A pixel's centre k + 0.5
+needs 9 bits above 128, and bfloat16 has 8. Ask for float32. The result's dtype changes, so the fix needs
 `--unsafe-fixes`.
 
-Not reported: grids that are read back as Python numbers (stochastic depth), ramps within 0 and 1 that are no
-exponents, and grids named as bins, bounds, rates, schedules, windows or filters: none of them are positions.
+Not reported: grids that are read back as Python numbers (stochastic depth), and ramps within 0 and 1 that are
+no exponents. Nor are grids named as bins, bounds, rates, schedules, windows or filters: none of them are
+positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Float scale factors made as tensors while a module is built.
 
 `torch.tensor`, `torch.Tensor`, `torch.full` and `torch.ones` are among the constructors that `zero.Init`
-casts: long factors of LongRoPE, slopes or a scaling kept as such a tensor come out in 8 bits, 1.1 as 1.1016.
+casts. Long factors of LongRoPE, slopes or a scaling kept as such a tensor come out in 8 bits, 1.1 as 1.1016.
 `torch.range` also counts in the default dtype. Keep Python floats, or build the tensor where it is used.
 """
 

@@ -1,8 +1,8 @@
 """Notebooks: their code cells as one Python source, and the way back into the file's bytes.
 
-All code cells of a notebook are analyzed together, so that an import in one cell counts in the next. What
-the analyzer then says about that source is mapped to the `.ipynb` file itself: a line and column of the file
-and edits of its bytes, so that a fix changes nothing but the characters it is about.
+All code cells of a notebook are analyzed together, so that an import in one cell counts in the next. What the
+analyzer says about that source is mapped to the `.ipynb` file: a line and column of the file, and edits of
+its bytes. A fix changes only the characters that it is about.
 """
 
 from __future__ import annotations

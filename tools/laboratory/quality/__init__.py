@@ -7,7 +7,7 @@ loaded
     16,000 questions;
 trained
     the same model is trained from the same start with the tables that stock code made on that path, all else
-    in FP32, and then asked twice: with those tables, and with right ones, as an inference engine has them.
+    in FP32, and then asked twice: with those tables, and with correct ones, as an inference engine has them.
 
 Every part runs in a process of its own (worker.py). The exit status is 0 if all of them ended.
 """
@@ -105,7 +105,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines[0] += f"; {found['stride'] * 2048:,} positions"
     lines += [""]
     lines += ["| loaded through | tables | largest error of cos, sin | accuracy | perplexity |"]
-    lines += ["|---|---|---|---|---|", f"| (FP32, as trained) | right | 0 | {_cells(base)} |"]
+    lines += ["|---|---|---|---|---|", f"| (FP32, as trained) | correct | 0 | {_cells(base)} |"]
     for path, kinds in found["loaded"].items():
         for kind, score in kinds.items():
             lines += [f"| {PATHS[path]} | {kind} | {score['cos_error']:.2g} | {_cells(score)} |"]
@@ -113,7 +113,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines += ["|---|---|---|---|", f"| FP32 | the same | {_cells(base)} |"]
     for path, result in found["trained"].items():
         lines += [f"| {PATHS[path]} | the same | {_cells(result['as_trained'])} |"]
-        lines += [f"| {PATHS[path]} | right ones | {_cells(result['served_right'])} |"]
+        lines += [f"| {PATHS[path]} | correct ones | {_cells(result['served_right'])} |"]
     return "\n".join(lines)
 
 

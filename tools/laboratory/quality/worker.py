@@ -5,7 +5,7 @@ Usage: python -m laboratory.quality.worker train SEED TABLES|none STRIDE FOLDER
        python -m laboratory.quality.worker score CHECKPOINT STRIDE FOLDER
 
 ``train`` writes FOLDER/checkpoint, ``train`` and ``load`` FOLDER/tables.pt (what the rotary module hands
-out), and each FOLDER/result.json. ``score`` evaluates a checkpoint in FP32 with right tables.
+out), and each FOLDER/result.json. ``score`` evaluates a checkpoint in FP32 with correct tables.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -177,7 +178,7 @@ them up to position 4,095, is compared with a clean FP32 model on CPU.
 the tables stay as the stock constructor makes them in FP32 on CPU. The stock code computes with them, in
 FP32 where it rotates q and k: [how, for each family](contracts.md#how-each-familys-application-is-protected).
 
-This page is what `tools/lab zoo --summary --markdown` makes of the files in [docs/data](data), one line of
+This page is what `tools/lab zoo --summary --markdown` makes of the files in `docs/data`, one line of
 JSON for each config class. `tools/lab zoo --output FILE` makes such a file for the installed release; it
 can be interrupted, and takes about a second of one core for each class. CI runs the same code on a fixed
 choice, which `tests/system/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on
@@ -194,7 +195,12 @@ def markdown(rows: list[Row]) -> str:
     for pair in sorted({row["pair"] for row in rows}, key=_release, reverse=True):
         found = sorted((row for row in rows if row["pair"] == pair), key=lambda row: row["model_type"])
         sections.append(_section(pair, found))
-    return "\n\n".join(sections)
+    text = "\n\n".join(sections)
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in text.split("\n"))
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def _release(pair: str) -> list[int]:
