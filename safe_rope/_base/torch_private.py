@@ -108,6 +108,19 @@ def put_function_modes(modes: list[Any]) -> None:
         _push_function_mode(mode)
 
 
+def stays_at_bottom(mode: Any) -> bool:
+    """Whether a mode is that of torch.set_default_device, which from torch 2.5 on ends at the stack's bottom.
+
+    ``with torch.device(...)`` puts one on the stack that was never entered, and takes the top one off.
+    """
+    leave: Any = DeviceContext.__exit__
+    return (
+        isinstance(mode, DeviceContext)
+        and hasattr(mode, "old_device")
+        and "_pop_mode" in leave.__code__.co_names
+    )
+
+
 def device_constructors() -> set[Any]:
     """The functions that a ``torch.device`` context redirects: the set that torch itself keeps and asks."""
     known: set[Any] = _device_constructors()

@@ -97,7 +97,9 @@ def _is_lowered_by_its_call(call: Call) -> bool:
 
 def _does_more(module: Any) -> bool:
     """Whether a module does more than making positions: it has weights, or is an attention without any."""
-    return next(module.parameters(), None) is not None or module._safe_rope.code.attends
+    for _ in module.parameters():  # Dynamo before torch 2.8 takes no ``next`` of it
+        return True
+    return bool(module._safe_rope.code.attends)
 
 
 def _is_ready(state: Any, names: Any, module: nn.Module) -> bool:

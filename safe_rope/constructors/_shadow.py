@@ -25,8 +25,8 @@ from safe_rope._base.replaced import Replaced
 from safe_rope._base.tensors import tensors_in
 from safe_rope._base.torch_private import (
     SET_DATA,
-    DeviceContext,
     put_function_modes,
+    stays_at_bottom,
     take_function_modes,
 )
 from safe_rope.constructors import _surroundings
@@ -219,12 +219,8 @@ def _put_on_stack(mode: _ShadowMode) -> None:
     # At the bottom, so that whoever leaves a mode of theirs pops theirs and not this one. Only the mode of
     # torch.set_default_device insists on being below everything; that of `with torch.device(...)` does not.
     modes = take_function_modes()
-    at = 1 if modes and isinstance(modes[0], DeviceContext) and _insists_on_bottom(modes[0]) else 0
+    at = 1 if modes and stays_at_bottom(modes[0]) else 0
     put_function_modes([*modes[:at], mode, *modes[at:]])
-
-
-def _insists_on_bottom(context: DeviceContext) -> bool:
-    return hasattr(context, "prev_mode") and hasattr(context, "old_device")
 
 
 def _take_off_stack(mode: _ShadowMode) -> bool:
