@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -76,6 +77,8 @@ class CosSin(torch.Tensor):
     phase: str | None
     source: torch.Tensor
     """The table that a view is one of: what writes to the view writes to it."""
+    lent: bool
+    """Whether it is a copy that has not been made yet: its memory is another table's."""
     ready: dict[Any, Any]
     """What an application has made of it, for the next one; good as long as `written` says the same."""
 
@@ -92,8 +95,15 @@ class CosSin(torch.Tensor):
             cls, table.size(), strides=table.stride(), dtype=dtype, device=table.device
         )
         self.table, self.nominal, self.faced, self.phase = table, nominal, faced, phase
-        self.source, self.ready = table, {}
+        self.source, self.ready, self.lent = table, {}, False
         return self
+
+    def own(self) -> None:
+        """Make the copy that it is, before somebody may write to it."""
+        if self.lent:
+            self.table = self.source = self.table.clone()
+            self.lent = False
+            _lents.pop(id(self), None)
 
     def _around(self, table: torch.Tensor) -> CosSin:
         return CosSin(table, self.nominal, self.faced, self.phase)
@@ -105,6 +115,10 @@ class CosSin(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.overloadpacket in _MOVE and type(args[0]) is CosSin:
+            if func.overloadpacket is _aten.repeat and all(count == 1 for count in args[1]):
+                return _lent(args[0], len(args[1]))
+            if func.overloadpacket in _VIEWS:
+                args[0].own()
             result = func(args[0].table, *args[1:], **(kwargs or {}))
             return _moved(result, args[0], func.overloadpacket in _VIEWS)
         kwargs = dict(kwargs or {})
@@ -131,6 +145,7 @@ class CosSin(torch.Tensor):
 
     # What lets torch.compile take such a tensor as an input of a compiled region.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        self.own()
         return ["table"], (self.nominal, self.faced, self.phase)
 
     @staticmethod
@@ -139,28 +154,33 @@ class CosSin(torch.Tensor):
 
     # What torch refuses to subclasses, or answers wrongly for them, is asked of the table itself.
     def numpy(self, **kwargs: Any) -> Any:
+        self.own()
         return self.table.numpy(**kwargs)
 
     def tolist(self) -> Any:
         return self.table.tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self.own()
         array = self.table.numpy() if dtype is None else self.table.numpy().astype(dtype)
         return array.copy() if copy else array
 
     @property
     def data(self) -> torch.Tensor:
         """The table, without autograd; what is assigned or written to it is written to the module's table."""
+        self.own()
         same = self._around(self.table)
         same.source = self.source
         return same
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        self.own()
         self.table.data = plain(value)
         _note_write(self)
 
     def data_ptr(self) -> int:
+        self.own()
         if self.faced and not hasattr(self, "_rounded"):
             self._rounded = rounded(self)  # a kernel reads the dtype that the tensor says it has
         return self._rounded.data_ptr() if self.faced else self.table.data_ptr()
@@ -173,6 +193,10 @@ class CosSin(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
         return self._around(self.table.clone())
+
+
+_lents: dict[int, weakref.ref[CosSin]] = {}
+"""Copies that have not been made: a write to any table makes them first."""
 
 
 def _note_write(table: CosSin) -> None:
@@ -209,6 +233,9 @@ def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tenso
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
     target = args[0] if args else None
+    for reference in tuple(_lents.values()):
+        if (copy := reference()) is not None:
+            copy.own()
     values = pytree.tree_map_only(CosSin, plain, (args, kwargs))
     result = func(*values[0], **values[1])
     if isinstance(target, CosSin):
@@ -240,6 +267,16 @@ def _marked_alike(
     return pytree.tree_map_only(torch.Tensor, mark, result)
 
 
+def _lent(table: CosSin, dims: int) -> CosSin:
+    """Return a copy of a table with more dimensions in front, which is made when somebody needs it."""
+    values = table.table
+    copy = table._around(values.view(*(1,) * (dims - values.dim()), *values.shape).detach())
+    copy.lent = True
+    key = id(copy)
+    _lents[key] = weakref.ref(copy, lambda _: _lents.pop(key, None))
+    return copy
+
+
 def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
     if not isinstance(result, torch.Tensor):
         return type(result)([_moved(one, table, is_view) for one in result])
@@ -251,6 +288,7 @@ def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
 
 def rounded(tensor: CosSin) -> torch.Tensor:
     """Return a plain tensor in the dtype that the stock model has there, rounded once."""
+    tensor.own()
     return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
 
 
