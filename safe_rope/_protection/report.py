@@ -60,7 +60,7 @@ class ModuleEntry:
 
 @dataclass(repr=False)
 class ProtectionReport(Report):
-    """What was protected, with which options, and what was not. ``str()`` is an entry a module, in 98 columns.
+    """What was protected, with which options, and what was not. ``str()`` is an entry a module.
 
     ``left`` names position tables that are parts of the model like any other: frozen parameters.
     """

@@ -241,7 +241,8 @@ def test_the_report_is_a_table_and_json() -> None:
     assert "model.layers.*.self_attn.q_proj.weight (2)" in text
     assert "may travel in bfloat16" in text
     assert max(map(len, text.splitlines())) < 100
-    assert repr(report).startswith("<SafetyReport: ") and len(repr(report)) < 100
+    assert repr(report).startswith("<SafetyReport: ")
+    assert len(repr(report)) < 100
     assert report._repr_html_().startswith("<pre>")
     data = json.loads(json.dumps(report.to_dict()))
     assert data["schema"] == "safe_rope.autocast-safety/1"

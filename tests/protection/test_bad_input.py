@@ -218,7 +218,8 @@ def test_the_report_prints_in_columns_and_has_a_schema() -> None:
     text = str(report := safe_rope.protect(model))
     assert len(text.splitlines()) > len(report.protected)
     assert max(map(len, text.splitlines())) < 100
-    assert repr(report).startswith("<ProtectionReport: ") and len(repr(report)) < 100
+    assert repr(report).startswith("<ProtectionReport: ")
+    assert len(repr(report)) < 100
     assert report._repr_html_().startswith("<pre>")
     assert report.to_dict()["schema"] == "safe_rope.protection/1"
 
