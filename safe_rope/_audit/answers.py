@@ -125,4 +125,4 @@ def may_be_made_anew(module: nn.Module) -> set[str]:
         for form in _forms(convention, originals.tensor([*range(8)], dtype=torch.int64, device="cpu")):
             with contextlib.suppress(UnansweredError, RuntimeError):
                 return _asked(module, form, None, None)[1]
-    return {name for name, _ in entries(module)} if bytecode.stores_in_forward(stock) else set()
+    return {name for name, _ in entries(module)} if bytecode.stores_when_called(stock) else set()

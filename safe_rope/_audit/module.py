@@ -23,7 +23,7 @@ from safe_rope._audit.report import (
     Where,
     worst,
 )
-from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, frozen, is_shared
+from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, frozen, is_replayed, is_shared
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
@@ -246,9 +246,7 @@ class ModuleAuditor:
         elif actual.is_meta:
             self.add(name, "unknown", "it is on the meta device and holds no values yet", dtype=actual.dtype)
         elif expected is None:
-            said = damaged_in_itself(name, plain(actual))
-            if said is not None and name in may_be_made_anew(self.module):
-                said = None
+            said = self._wrong_in_itself(name, plain(actual))
             self.add(name, "damaged" if said else "unknown", said or UNTOLD, dtype=actual.dtype)
         elif (pair := aligned(plain(actual), expected)) is None:
             shapes = f"{list(actual.shape)}, and its constructor makes {list(expected.shape)}"
@@ -262,9 +260,12 @@ class ModuleAuditor:
     def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
         cause = explain_table(actual, expected, self.replays(held.name))
         certain = held.certain or cause.certain
+        if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
+            cause, certain = cause._replace(said=said), True
         if held.frozen:  # a checkpoint may have rounded or scaled it, and it may be meant so
             certain = not bool(actual.isfinite().all()) or is_written_to(actual, expected)
             certain = certain or (is_frequency(held.name) and actual.dtype in LOW)
+            certain = certain or is_replayed(actual, held.name, self.reference)
         last = (self.result.max_position_embeddings or 2048) - 1
         self.add(
             held.name,
@@ -276,6 +277,10 @@ class ModuleAuditor:
             cos_error=found.absolute if held.finished else None,
             first_damaged_position=found.row if held.finished else None,
         )
+
+    def _wrong_in_itself(self, name: str, table: Tensor) -> str | None:
+        said = damaged_in_itself(name, table)
+        return None if said is None or name in may_be_made_anew(self.module) else said
 
     def _check_application(self) -> None:
         if not is_protected(self.module) or state_of(self.module).apply != "fp32":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._base.dtypes import LOW
+from safe_rope._protection.frozen import shard_like
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import is_frequency, is_position_table, oscillates
@@ -98,11 +100,18 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
     A parameter has the model's dtype: a finished table may be rounded to it once, a frequency may not.
     """
     for name, parameter, expected in _frozen(module, reference):
-        if not hasattr(parameter, "ds_tensor"):
-            ready = not is_frequency(name)
-            once = ready and parameter.dtype in LOW
-            true = expected.to(parameter.dtype).to(expected.dtype) if once else expected
-            yield Held(name, parameter, true, ready, certain=False, frozen=True)
+        shard = getattr(parameter, "ds_tensor", None)  # of this rank, under ZeRO-3
+        if shard is not None and shard.numel() < expected.numel() // _ranks():
+            continue  # it was moved to somewhere else
+        actual = parameter if shard is None else shard.data
+        ready = not is_frequency(name)
+        once = ready and actual.dtype in LOW
+        true = expected.to(actual.dtype).to(expected.dtype) if once else expected
+        yield Held(name, actual, shard_like(true, actual), ready, certain=False, frozen=True)
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -149,3 +158,15 @@ def is_shared(one: Tensor, other: Tensor) -> bool:
     if one.device != other.device or one.is_meta:
         return False
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def is_replayed(actual: Tensor, name: str, reference: Reference) -> bool:
+    """Whether a frozen parameter is what its constructor makes under the conditions that damage tables."""
+    for replay in reference.replays_of():
+        with contextlib.suppress(AttributeError):
+            made = replay.module.get_submodule(reference.path).get_parameter(name) if replay else None
+            if made is None or made.is_meta:
+                continue
+            if torch.equal(actual, shard_like(made.detach().to(actual.dtype), actual)):
+                return True
+    return False

@@ -39,6 +39,28 @@ def stores_in_forward(cls: type) -> bool:
     return _facts_of(cls).stores
 
 
+@functools.lru_cache(maxsize=4096)
+def stores_when_called(cls: Any) -> bool:
+    """Whether ``forward``, or a method that it names, assigns attributes or registers buffers."""
+    own: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith("torch."):
+            own.update(vars(base))
+    seen: set[Any] = set()
+    waiting = [_function_of(own.get("forward"))]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        names = _names(function.__code__)
+        stores = (one.opname == "STORE_ATTR" for one in dis.get_instructions(function.__code__))
+        if names & {"register_buffer", "setattr", "__dict__", "vars"} or any(stores):
+            return True
+        waiting += [_function_of(own.get(name)) for name in names]
+    return False
+
+
 def turns_in_forward(cls: type) -> bool:
     """Whether a method of ``cls`` other than its constructor takes sines and cosines."""
     return _facts_of(cls).turns

@@ -22,7 +22,7 @@ from harm_paths import (
     on_meta,
 )
 from harm_runs import run
-from laboratory.zoo.tables import Table, damage, is_computed, position_tables, stored
+from laboratory.zoo.tables import Table, damage, is_computed, stored
 from styles import STYLES, Style
 from torch import nn
 
@@ -127,7 +127,13 @@ def _expected(style: Style) -> tuple[dict[str, Table], dict[str, torch.Tensor]]:
         for name, value in model.named_parameters()
         if not value.requires_grad and is_computed(value, others[name])
     }
-    return position_tables(model, again), frozen
+    second = stored(again)
+    tables = {
+        path: Table(values.detach().clone(), 0.0)
+        for path, values in stored(model).items()
+        if values.numel() > 1 and is_computed(values, second.get(path))
+    }
+    return tables, frozen
 
 
 def _lost_parameters(model: nn.Module, expected: dict[str, torch.Tensor]) -> dict[str, str]:
