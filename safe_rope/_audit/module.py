@@ -23,7 +23,15 @@ from safe_rope._audit.report import (
     Where,
     worst,
 )
-from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, frozen, is_replayed, is_shared
+from safe_rope._audit.tables import (
+    Held,
+    aligned,
+    damaged_in_itself,
+    difference,
+    frozen,
+    is_replayed,
+    is_shared,
+)
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of

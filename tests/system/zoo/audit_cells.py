@@ -1,4 +1,4 @@
-"""What the audit says of a style under a load path, beside what became of its tables: told without the library."""
+"""What the audit says of a style under a load path, beside what has become of its tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from harm_paths import (
     PLAIN,
     ZERO_3,
     ZERO_INIT,
+    Held,
     LoadPath,
     functions_put_back,
     gathered,
-    on_meta,
 )
 from harm_runs import run
 from laboratory.zoo.tables import Table, damage, is_computed, stored
@@ -74,15 +74,18 @@ class Seen(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """Say what of the verdict is wrong, or None."""
-        lost = {name: text for name, text in self.lost.items() if text != UNFILLED}
-        if self.verdict == "unknown" or (self.verdict == "damaged") == bool(lost):
+        """Say what of the verdict is wrong, or None.
+
+        Lost tables may be called right where nothing reads them, and right ones damaged where forward
+        computes wrongly from them.
+        """
+        lost = any(text != UNFILLED for text in self.lost.values())
+        if self.verdict == "unknown" or (self.verdict == "damaged") == lost:
             return None
-        if self.verdict == "ok" and not lost:
+        if lost != _answers_wrong(self.style, self.path):
             return None
-        if bool(lost) == _answers_wrong(self.style, self.path):
-            return f"{self.style}, {self.path}: {self.verdict}, but {self.lost or 'nothing is lost'}\n{self.report}"
-        return None  # a table that nothing reads, or right ones that forward computes wrongly from
+        said = self.lost or "nothing is lost"
+        return f"{self.style}, {self.path}: {self.verdict}, but {said}\n{self.report}"
 
 
 def look(style: Style, path: LoadPath) -> Seen | None:
@@ -105,8 +108,6 @@ def look(style: Style, path: LoadPath) -> Seen | None:
 
 
 def _factory(style: Style, path: LoadPath) -> Callable[[], nn.Module]:
-    from harm_paths import Held
-
     return (lambda: Held(style.make)) if path.held else style.make
 
 
