@@ -107,7 +107,8 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
         ready = not is_frequency(name)
         once = ready and actual.dtype in LOW
         true = expected.to(actual.dtype).to(expected.dtype) if once else expected
-        yield Held(name, actual, shard_like(true, actual), ready, certain=False, frozen=True)
+        true = true if shard is None else shard_like(true, actual)
+        yield Held(name, actual, true, ready, certain=False, frozen=True)
 
 
 def _ranks() -> int:
@@ -137,7 +138,7 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
     """Say what of a table is wrong whatever made it, or None.
 
     No position is NaN. Frequencies that are all representable in 16 bits were rounded, unless they are
-    whole numbers or powers of two.
+    whole numbers, powers of two or evenly spaced.
     """
     values = torch.view_as_real(table) if table.is_complex() else table
     if not values.is_floating_point():
@@ -147,7 +148,8 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
     if not is_frequency(name) or table.is_complex():
         return None
     whole = (values == values.round()) | (values.abs().float().frexp().mantissa == 0.5)
-    if int((~whole).sum()) < _FEWEST:
+    steps = values.double().diff(dim=-1)
+    if int((~whole).sum()) < _FEWEST or bool((steps == steps[..., :1]).all()):
         return None
     low = next((low for low in LOW if torch.equal(values, values.to(low).to(values.dtype))), None)
     return None if low is None else f"{str(low).removeprefix('torch.')}-rounded frequencies"
