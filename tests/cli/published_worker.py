@@ -1,8 +1,8 @@
 """Measures one published config after the other, as the process of `safe-rope audit` does each.
 
 Run as ``python published_worker.py FOLDER DEEPSPEED CONFIG [...]``, with "-" for no DeepSpeed config; prints
-a JSON line for each: the report with what the survey's own comparison finds lost, or the error. Importing
-torch and transformers takes most of the time of an audit, and is done once here.
+a JSON line for each: the report, or the error; under DeepSpeed with what the survey's own comparison finds
+lost. Importing torch and transformers takes most of the time of an audit, and is done once here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ def audited(file: Path, deepspeed: dict[str, Any] | None, folder: Path) -> dict[
         report = worker._audit(job, folder, io.BytesIO()).to_dict()
     except SafeRopeError as error:
         return {"error": str(error)}
-    return report | {
-        "lost": lost(job, folder / "again", list(dict.fromkeys(p["path"] for p in report["paths"])))
-    }
+    if deepspeed is None:
+        return report
+    paths = list(dict.fromkeys(entry["path"] for entry in report["paths"]))
+    return report | {"lost": lost(job, folder / "again", paths)}
 
 
 def lost(job: Job, folder: Path, paths: list[str]) -> dict[str, dict[str, str]]:
-    """Return what of the stock model's tables is lost on each load path, told without the audit's measures."""
+    """Return what of the stock model's tables is lost on each load path, told without the audit."""
     from safe_rope._audit.command.paths import Material
 
     material = Material.prepare(job, folder)
