@@ -164,6 +164,7 @@ def published(tmp_path: Path, deepspeed: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.slow
 def test_every_published_config_gets_a_right_verdict_under_zero_3(tmp_path: Path) -> None:
     """The survey's own comparison says what is lost on each way to load."""
     for report in published(tmp_path, deepspeed_config(tmp_path, 3)):
