@@ -119,19 +119,22 @@ def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tens
     for name, expected in frozen_tables(module, reference):
         yield name, module._parameters[name], expected  # type: ignore[misc]
     built, rebuilt = reference.module, reference.rebuilt
-    for child_name, child in module._modules.items() if built is not None and rebuilt is not None else ():
-        if not isinstance(child, _HOLDERS):
+    if built is None or rebuilt is None:
+        return
+    for child_name, child in module._modules.items():
+        twin = built._modules.get(child_name)
+        if twin is None or not isinstance(child, _HOLDERS):
             continue
         path = ".".join(filter(None, (reference.path, child_name)))
         for name, parameter in child._parameters.items():
-            true = built._modules[child_name]._parameters.get(name)
+            true = twin._parameters.get(name)
             if parameter is None or parameter.requires_grad or true is None or true.is_meta:
                 continue
-            whole, true = f"{child_name}.{name}", true.detach()
+            whole, values = f"{child_name}.{name}", true.detach()
             # An embedding is filled at random before sinusoids are copied into it.
-            origin = Origin.NONE if oscillates(true) else rebuilt.origins.get((path, name), Origin.NONE)
-            if is_position_table(whole, true, origin) or is_frequency(whole):
-                yield whole, parameter, true
+            origin = Origin.NONE if oscillates(values) else rebuilt.origins.get((path, name), Origin.NONE)
+            if is_position_table(whole, values, origin) or is_frequency(whole):
+                yield whole, parameter, values
 
 
 def damaged_in_itself(name: str, table: Tensor) -> str | None:

@@ -39,8 +39,7 @@ def stores_in_forward(cls: type) -> bool:
     return _facts_of(cls).stores
 
 
-@functools.lru_cache(maxsize=4096)
-def stores_when_called(cls: Any) -> bool:
+def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, assigns attributes or registers buffers."""
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
