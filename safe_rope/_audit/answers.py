@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 
 from safe_rope._audit.forward import device_of, isolated
 from safe_rope._audit.reference import TOLERANCE, Errors
-from safe_rope._base import originals
+from safe_rope._base import bytecode, originals
 from safe_rope._base.tensors import tensors_in
 from safe_rope._recognition.ask import UnansweredError, ask, copied
 from safe_rope._recognition.holdings import entries
-from safe_rope._recognition.specs import Convention
+from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.specs import Convention, calling_convention
 from safe_rope.rotation import plain
 
 
@@ -44,7 +46,7 @@ class Answers:
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.rewritten: set[str] = set()
         problem = UnansweredError("forward takes positions in a way that is not known")
-        for form in self._forms(convention):
+        for form in _forms(convention, self.positions):
             try:
                 expected = self._rows(ask(copied(built), form, layer_type), form)
             except UnansweredError as error:
@@ -54,24 +56,13 @@ class Answers:
             x = originals.empty((1, 1, 1, 8), dtype=torch.float32, device=device).zero_()
             asked = form if isinstance(form, int) else form.to(device)
             x = x if isinstance(form, int) else x.new_zeros((*form.shape[-2:], 8))
-            duplicate = isolated(module)
-            before = dict(entries(duplicate))
-            actual = self._rows(ask(duplicate, asked, layer_type, x=x), form)
+            answer, self.rewritten = _asked(module, asked, layer_type, x)
+            actual = self._rows(answer, form)
             if [a.shape for a in actual] != [e.shape for e in expected]:
                 raise UnansweredError("forward returns other shapes than its constructor's own module does")
             self.pairs = list(zip(actual, expected, strict=True))
-            after = dict(entries(duplicate))
-            self.rewritten = {name for name, table in before.items() if after.get(name) is not table}
             return
         raise problem
-
-    def _forms(self, convention: Convention) -> Iterator[Tensor | int]:
-        if convention == "length":
-            yield int(self.positions.max()) + 1
-            return
-        ids = self.positions[None]
-        yield ids
-        yield ids.expand(3, *ids.shape)
 
     def _rows(self, answer: Any, form: Tensor | int) -> list[Tensor]:
         rows = []
@@ -103,3 +94,35 @@ class Answers:
         elif torch.equal(like[:, ::2], like[:, 1::2]):
             cos, sin = cos[:, ::2], sin[:, ::2]
         return {"positions": self.positions, "cos": cos.contiguous(), "sin": sin.contiguous()}
+
+
+def _forms(convention: Convention, positions: Tensor) -> Iterator[Tensor | int]:
+    """The ways to ask for positions: a length; or ids of one axis, or of three."""
+    if convention == "length":
+        yield int(positions.max()) + 1
+        return
+    ids = positions[None]
+    yield ids
+    yield ids.expand(3, *ids.shape)
+
+
+def _asked(
+    module: nn.Module, form: Tensor | int, layer_type: str | None, x: Tensor | None
+) -> tuple[Any, set[str]]:
+    """What a copy of a module answers, and names of the tables that its forward replaces."""
+    duplicate = isolated(module)
+    before = dict(entries(duplicate))
+    answer = ask(duplicate, form, layer_type, x=x)
+    after = dict(entries(duplicate))
+    return answer, {name for name, table in before.items() if after.get(name) is not table}
+
+
+def may_be_made_anew(module: nn.Module) -> set[str]:
+    """Names of the tables that forward puts others in the place of, or may: what they hold says nothing."""
+    stock = stock_class(module)
+    convention = calling_convention(stock)
+    if convention is not None and device_of(module) is not None:
+        for form in _forms(convention, originals.tensor([*range(8)], dtype=torch.int64, device="cpu")):
+            with contextlib.suppress(UnansweredError, RuntimeError):
+                return _asked(module, form, None, None)[1]
+    return {name for name, _ in entries(module)} if bytecode.stores_when_called(stock) else set()

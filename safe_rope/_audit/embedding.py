@@ -24,6 +24,7 @@ from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.reference import own_class, stock_class
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.rotation import plain
 
@@ -94,7 +95,9 @@ class EmbeddingAuditor:
 
     def _severity(self, certain: bool) -> Severity:
         # A class that nobody can build again may have a formula of its own that its config does not tell.
-        known = self._owner.patch is not None or is_protected(self._module)
+        patch, stock = self._owner.patch, own_class(stock_class(self._module))
+        known = patch is not None and stock.__name__ in patch.rotary_classes
+        known = known or is_protected(self._module)
         known = known or self._owner.reference.module is not None
         return "damaged" if certain or known else "unknown"
 

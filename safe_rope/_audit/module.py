@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit.answers import Answers
-from safe_rope._audit.causes import dtype_name, explain_cos_sin, explain_table
+from safe_rope._audit.answers import Answers, may_be_made_anew
+from safe_rope._audit.causes import dtype_name, explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
-from safe_rope._audit.reference import PhaseReference, compare
+from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import (
     BAD_RADIANS,
     AuditReport,
@@ -23,7 +23,15 @@ from safe_rope._audit.report import (
     Where,
     worst,
 )
-from safe_rope._audit.tables import Held, aligned, difference
+from safe_rope._audit.tables import (
+    Held,
+    aligned,
+    damaged_in_itself,
+    difference,
+    frozen,
+    is_replayed,
+    is_shared,
+)
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
@@ -33,7 +41,7 @@ from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
 from safe_rope._recognition.tables import is_frequency
-from safe_rope._recognition.truths import frozen_tables, tables_of
+from safe_rope._recognition.truths import tables_of
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
@@ -85,8 +93,8 @@ class ModuleAuditor:
         convention = calling_convention(stock_class(self.module))
         if next(self.module.parameters(), None) is not None:
             convention = None  # more than a rotary module: it cannot be asked alone
-        frozen = [found for found in frozen_positions((self.module,)) if found.name not in tables]
-        if not tables and not frozen and convention is None:
+        named = [found for found in frozen_positions((self.module,)) if found.name not in tables]
+        if not tables and not named and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -95,7 +103,7 @@ class ModuleAuditor:
                     tables.pop(name, None)
         for held in tables.values():
             self._audit_table(held)
-        for found in frozen:
+        for found in named:
             self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
@@ -152,16 +160,15 @@ class ModuleAuditor:
                     module._parameters.get(name) if name in module._parameters else get_table(module, name)
                 )
                 if current is not None:
+                    if expected is not None and is_shared(current, expected):
+                        expected = None  # the constructor has handed out a table that lives
                     yield Held(name, current, expected, finished, certain)
-        for name, expected in frozen_tables(module, self.reference):
-            parameter: Any = module._parameters[name]
-            if not hasattr(parameter, "ds_tensor"):
-                low = parameter.dtype in LOW and not is_frequency(name)
-                true = expected.to(parameter.dtype).to(expected.dtype) if low else expected
-                yield Held(name, parameter, true, True, certain=False)
+        yield from frozen(module, self.reference)
 
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
-        return tables_of(self.module, self.reference, self.patch)
+        # A constructor that hands out an instance that lives tells nothing of what that should hold.
+        alive = self.reference.module is self.module
+        return tables_of(self.module, Reference(None) if alive else self.reference, self.patch)
 
     def _audit_embedding(
         self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]
@@ -191,6 +198,8 @@ class ModuleAuditor:
                 makes_anew = held is not None and self.patch is None and self._makes_anew(held.name, formula)
                 return None if makes_anew else formula
             true = PhaseReference(built, self.patch, layer_type, convention, base)
+            if not _is_as_told(built, true):
+                return None
             answers = call(built, true, [0, 1, 7, true.max_position - 1], torch.float32)
             wrong = any(compare(true, answer)[0].damaged for answer in answers)
             return None if wrong and not explain_cos_sin("forward", true, answers).certain else formula
@@ -232,7 +241,7 @@ class ModuleAuditor:
                 first_bad_position=errors.first(errors.phase > BAD_RADIANS),
                 first_damaged_position=errors.first(errors.excess > 1),
             )
-        return set() if errors.damaged else answers.rewritten
+        return set() if errors.damaged or self.result.protected else answers.rewritten
 
     def table_name(self, layer_type: str | None) -> str:
         """What a dump calls one rotary embedding of the module."""
@@ -245,7 +254,8 @@ class ModuleAuditor:
         elif actual.is_meta:
             self.add(name, "unknown", "it is on the meta device and holds no values yet", dtype=actual.dtype)
         elif expected is None:
-            self.add(name, "unknown", UNTOLD, dtype=actual.dtype)
+            said = self._wrong_in_itself(name, plain(actual))
+            self.add(name, "damaged" if said else "unknown", said or UNTOLD, dtype=actual.dtype)
         elif (pair := aligned(plain(actual), expected)) is None:
             shapes = f"{list(actual.shape)}, and its constructor makes {list(expected.shape)}"
             self.add(name, "unknown", f"it has the shape {shapes}", dtype=actual.dtype)
@@ -257,7 +267,13 @@ class ModuleAuditor:
 
     def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
         cause = explain_table(actual, expected, self.replays(held.name))
-        certain = held.certain or (cause.certain and held.name not in self.module._parameters)
+        certain = held.certain or cause.certain
+        if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
+            cause, certain = cause._replace(said=said), True
+        if held.frozen:  # a checkpoint may have rounded or scaled it, and it may be meant so
+            certain = not bool(actual.isfinite().all()) or is_written_to(actual, expected)
+            certain = certain or (is_frequency(held.name) and actual.dtype in LOW)
+            certain = certain or is_replayed(actual, held.name, self.reference)
         last = (self.result.max_position_embeddings or 2048) - 1
         self.add(
             held.name,
@@ -270,6 +286,10 @@ class ModuleAuditor:
             first_damaged_position=found.row if held.finished else None,
         )
 
+    def _wrong_in_itself(self, name: str, table: Tensor) -> str | None:
+        said = damaged_in_itself(name, table)
+        return None if said is None or name in may_be_made_anew(self.module) else said
+
     def _check_application(self) -> None:
         if not is_protected(self.module) or state_of(self.module).apply != "fp32":
             return
@@ -281,6 +301,16 @@ class ModuleAuditor:
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
             )
             self.add("application", "unknown", said, "application")
+
+
+def _is_as_told(built: nn.Module, formula: PhaseReference) -> bool:
+    """Whether the frequencies that the constructor makes are those that its config tells."""
+    name = f"{formula.prefix}inv_freq"
+    made = getattr(built, name, None)
+    if not isinstance(made, Tensor):
+        return True
+    expected = formula.expected(name)
+    return expected is None or made.shape != expected.shape or relative_error(made, expected) <= TOLERANCE
 
 
 def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:

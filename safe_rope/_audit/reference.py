@@ -148,7 +148,10 @@ def _window(module: nn.Module, layer_type: str | None) -> int | None:
         ("sliding_attention", "sliding_window"),
         ("chunked_attention", "attention_chunk_size"),
     ):
-        size = getattr(config, name, None)
+        try:
+            size = getattr(config, name, None)
+        except RuntimeError:  # layers that differ have no common one
+            continue
         if types and isinstance(size, int) and all(one == kind for one in types):
             return size
     return None

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
+from safe_rope._base.dtypes import LOW
+from safe_rope._protection.frozen import shard_like
+from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.reference import Reference
+from safe_rope._recognition.tables import is_frequency, is_position_table, oscillates
+from safe_rope._recognition.truths import frozen_tables
+
+_HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
+_FEWEST = 4
 
 
 class Held(NamedTuple):
@@ -19,6 +30,7 @@ class Held(NamedTuple):
         expected: what it should hold, on CPU; None where nobody can say.
         finished: whether it is ready for use, such as sines; else frequencies or the like.
         certain: whether whatever differs from ``expected`` is wrong.
+        frozen: whether it is a parameter, which a checkpoint may have filled.
     """
 
     name: str
@@ -26,6 +38,7 @@ class Held(NamedTuple):
     expected: Tensor | None
     finished: bool
     certain: bool = True
+    frozen: bool = False
 
 
 class Difference(NamedTuple):
@@ -79,3 +92,86 @@ def difference(actual: Tensor, expected: Tensor, *, finished: bool, slack: bool)
     if true.dim() > 1 and bool(beyond.any()):
         row = int(beyond.reshape(-1, *beyond.shape[-2:]).any(0).any(-1).nonzero()[0])
     return Difference(float(error.max()) if error.numel() else 0.0, row, bool(beyond.any()))
+
+
+def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
+    """Yield the frozen parameters that the constructor makes as position tables, those in containers too.
+
+    A parameter has the model's dtype: a finished table may be rounded to it once, a frequency may not.
+    """
+    for name, parameter, expected in _frozen(module, reference):
+        shard = getattr(parameter, "ds_tensor", None)  # of this rank, under ZeRO-3
+        if shard is not None and shard.numel() < expected.numel() // _ranks():
+            continue  # it was moved to somewhere else
+        actual = parameter if shard is None else shard.data
+        ready = not is_frequency(name)
+        once = ready and actual.dtype in LOW
+        true = expected.to(actual.dtype).to(expected.dtype) if once else expected
+        true = true if shard is None else shard_like(true, actual)
+        yield Held(name, actual, true, ready, certain=False, frozen=True)
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for name, expected in frozen_tables(module, reference):
+        yield name, module._parameters[name], expected  # type: ignore[misc]
+    built, rebuilt = reference.module, reference.rebuilt
+    if built is None or rebuilt is None:
+        return
+    for child_name, child in module._modules.items():
+        twin = built._modules.get(child_name)
+        if twin is None or not isinstance(child, _HOLDERS):
+            continue
+        path = ".".join(filter(None, (reference.path, child_name)))
+        for name, parameter in child._parameters.items():
+            true = twin._parameters.get(name)
+            if parameter is None or parameter.requires_grad or true is None or true.is_meta:
+                continue
+            whole, values = f"{child_name}.{name}", true.detach()
+            # An embedding is filled at random before sinusoids are copied into it.
+            origin = Origin.NONE if oscillates(values) else rebuilt.origins.get((path, name), Origin.NONE)
+            if is_position_table(whole, values, origin) or is_frequency(whole):
+                yield whole, parameter, values
+
+
+def damaged_in_itself(name: str, table: Tensor) -> str | None:
+    """Say what of a table is wrong whatever made it, or None.
+
+    No position is NaN. Frequencies that are all representable in 16 bits were rounded, unless they are
+    whole numbers, powers of two or evenly spaced.
+    """
+    values = torch.view_as_real(table) if table.is_complex() else table
+    if not values.is_floating_point():
+        return None
+    if bool(values.isnan().any()):
+        return "it holds what is no number"
+    if not is_frequency(name) or table.is_complex():
+        return None
+    whole = (values == values.round()) | (values.abs().float().frexp().mantissa == 0.5)
+    steps = values.double().diff(dim=-1)
+    if int((~whole).sum()) < _FEWEST or bool((steps == steps[..., :1]).all()):
+        return None
+    low = next((low for low in LOW if torch.equal(values, values.to(low).to(values.dtype))), None)
+    return None if low is None else f"{str(low).removeprefix('torch.')}-rounded frequencies"
+
+
+def is_shared(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are in the same memory."""
+    if one.device != other.device or one.is_meta:
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def is_replayed(actual: Tensor, name: str, reference: Reference) -> bool:
+    """Whether a frozen parameter is what its constructor makes under the conditions that damage tables."""
+    for replay in reference.replays_of():
+        with contextlib.suppress(AttributeError):
+            made = replay.module.get_submodule(reference.path).get_parameter(name) if replay else None
+            if made is None or made.is_meta:
+                continue
+            if torch.equal(actual, shard_like(made.detach().to(actual.dtype), actual)):
+                return True
+    return False

@@ -44,6 +44,27 @@ class Facts(NamedTuple):
     """They, or the constructor, take sines and cosines of what they count."""
 
 
+def stores_when_called(cls: type) -> bool:
+    """Whether ``forward``, or a method that it names, assigns attributes or registers buffers."""
+    own: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith("torch."):
+            own.update(vars(base))
+    seen: set[Any] = set()
+    waiting = [_function_of(own.get("forward"))]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        names = _names(function.__code__)
+        stores = (one.opname == "STORE_ATTR" for one in dis.get_instructions(function.__code__))
+        if names & {"register_buffer", "setattr", "__dict__", "vars"} or any(stores):
+            return True
+        waiting += [_function_of(own.get(name)) for name in names]
+    return False
+
+
 def facts(cls: Any) -> Facts:
     """Return the facts of a class."""
     return _facts(cls)

@@ -41,11 +41,11 @@ def round_once(module: nn.Module, reference: Reference) -> None:
     for name, true in frozen_tables(module, reference):
         parameter: Any = module._parameters[name]
         here = getattr(parameter, "ds_tensor", parameter).data  # the shard of this rank, under ZeRO-3
-        wanted = _shard_like(true.to(here.dtype), here)
+        wanted = shard_like(true.to(here.dtype), here)
         if here.is_meta or torch.equal(here.cpu(), wanted):
             continue
         replays = (_parameter_of(replay, reference.path, name) for replay in reference.replays_of())
-        if any(r is not None and is_cast(here.cpu(), _shard_like(r, here)) for r in replays):
+        if any(r is not None and is_cast(here.cpu(), shard_like(r, here)) for r in replays):
             here.copy_(wanted)
 
 
@@ -57,7 +57,8 @@ def _parameter_of(replay: Rebuilt | None, path: str, name: str) -> torch.Tensor 
     return None if found is None or found.is_meta else found.detach()
 
 
-def _shard_like(values: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+def shard_like(values: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+    """Return what of the values of a parameter belongs into this rank's shard ``here``, in its shape."""
     if values.shape == here.shape:
         return values
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

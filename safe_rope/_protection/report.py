@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.text import Report, counted
+from safe_rope._base.text import Report, counted, wrapped
 from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope.errors import PrecisionWarning
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from safe_rope._protection.frozen import Frozen
+
+SCHEMA = "safe_rope.protection/1"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class ModuleEntry:
 
 @dataclass(repr=False)
 class ProtectionReport(Report):
-    """What was protected, with which options, and what was not. ``str()`` is one line a module.
+    """What was protected, with which options, and what was not. ``str()`` is an entry a module.
 
     ``left`` names position tables that are parts of the model like any other: frozen parameters.
     """
@@ -118,6 +120,7 @@ class ProtectionReport(Report):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, for JSON."""
         return {
+            "schema": SCHEMA,
             "tables": self.tables,
             "apply": self.apply,
             "protected": [vars(entry) | {} for entry in self.protected],
@@ -131,7 +134,7 @@ class ProtectionReport(Report):
             f"(tables={self.tables}, apply={self.apply})"
         )
         entries = (*self.protected, *self.unprotected, *self.left)
-        return "\n".join([head, *(f"  {entry}" for entry in entries)])
+        return "\n".join([head, *(line for entry in entries for line in wrapped(f"  {entry}"))])
 
 
 def _is_low(pin: Any) -> bool:

@@ -68,12 +68,25 @@ class Untold(nn.Module):
 
 
 def test_tables_of_a_constructor_that_cannot_run_again_are_unknown_not_ok() -> None:
-    for model in (Untold(64), Untold(64).bfloat16()):
+    report = safe_rope.audit(Untold(64))
+    assert not report.ok
+    assert [f.severity for f in report.findings] == ["unknown"]
+    assert report.findings[0].source.startswith("its constructor cannot be run again")
+    report.raise_if_damaged()
+
+
+def test_an_even_grid_is_not_taken_for_rounded_frequencies() -> None:
+    for values in (torch.arange(33) / 32, torch.arange(1, 65).float(), 2.0 ** -torch.arange(32)):
+        model = Untold(64)
+        model.inv_freq = values
+        assert [f.severity for f in safe_rope.audit(model).findings] == ["unknown"]
+
+
+def test_rounded_frequencies_are_damaged_whatever_made_them() -> None:
+    for model in (Untold(64).bfloat16(), Untold(64).half().float()):
         report = safe_rope.audit(model)
-        assert not report.ok
-        assert [f.severity for f in report.findings] == ["unknown"]
-        assert report.findings[0].source.startswith("its constructor cannot be run again")
-        report.raise_if_damaged()
+        assert [f.severity for f in report.findings] == ["damaged"]
+        assert "-rounded frequencies" in report.findings[0].source
 
 
 def test_what_the_constructor_makes_is_right_whatever_the_attributes_say() -> None:

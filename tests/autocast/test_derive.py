@@ -240,7 +240,12 @@ def test_the_report_is_a_table_and_json() -> None:
     text = str(report)
     assert "model.layers.*.self_attn.q_proj.weight (2)" in text
     assert "may travel in bfloat16" in text
+    assert max(map(len, text.splitlines())) < 100
+    assert repr(report).startswith("<SafetyReport: ")
+    assert len(repr(report)) < 100
+    assert report._repr_html_().startswith("<pre>")
     data = json.loads(json.dumps(report.to_dict()))
+    assert data["schema"] == "safe_rope.autocast-safety/1"
     assert {entry["name"] for entry in data["parameters"] if entry["safe"]} == report.safe
     total = sum(p.numel() for p in model.parameters())
     safe = sum(p.numel() for n, p in model.named_parameters() if n in report.safe)

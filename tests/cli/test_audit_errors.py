@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from command_line import CONFIGS
 
 from safe_rope._audit.command.job import load_model_config
@@ -125,6 +126,20 @@ def test_values_that_make_no_model_are_one_error_of_ours(values: dict[str, Any],
 
     with pytest.raises(SafeRopeError, match=said):
         Skeleton(load_model_config(LLAMA) | values).build()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Llama4TextConfig"), reason="this release has no Llama 4")
+def test_a_skeleton_has_one_layer_of_each_kind_where_a_config_numbers_its_layers() -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    small = Skeleton(load_model_config(str(CONFIGS / "llama-4-scout.json"))).config
+    assert small.num_hidden_layers == len(small.layer_types) == 2
+    assert small.moe_layers == [0, 1]
+    whole = load_model_config(str(CONFIGS / "llama-4-scout.json"))
+    whole["text_config"] |= {"interleave_moe_layer_step": 2}
+    small = Skeleton(whole).config
+    kinds = {(kind, i in small.moe_layers) for i, kind in enumerate(small.layer_types)}
+    assert len(kinds) == small.num_hidden_layers == 3
 
 
 def test_a_plot_of_a_format_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

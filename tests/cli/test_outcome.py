@@ -51,7 +51,8 @@ def test_a_path_on_which_a_model_cannot_be_loaded_is_unknown_not_ok() -> None:
     found = outcome(plain="ok")
     found.failed = {"zero.Init": "zero.Init (stock): TypeError: no"}
     assert found.verdict(guarded=False) == "unknown"
-    assert found.text().startswith("UNKNOWN on 1 of 2 ways to load this model (zero.Init).")
+    said = "CANNOT BE LOADED by what is installed on 1 of 2 ways; NOT AFFECTED on the others (zero.Init)."
+    assert found.text().replace("\n", " ").startswith(said)
     assert "not measured, as the model cannot be loaded so: zero.Init (stock): TypeError" in found.text()
     found.job = replace(found.job, judged=("plain",))
     assert found.verdict(guarded=False) == "ok"

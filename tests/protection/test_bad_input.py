@@ -249,6 +249,17 @@ def test_a_guard_without_its_parentheses_says_so() -> None:
         pass
 
 
+def test_the_report_prints_in_columns_and_has_a_schema() -> None:
+    model = families.build(families.FAMILIES[0])
+    text = str(report := safe_rope.protect(model))
+    assert len(text.splitlines()) > len(report.protected)
+    assert max(map(len, text.splitlines())) < 100
+    assert repr(report).startswith("<ProtectionReport: ")
+    assert len(repr(report)) < 100
+    assert report._repr_html_().startswith("<pre>")
+    assert report.to_dict()["schema"] == "safe_rope.protection/1"
+
+
 def test_the_report_of_an_open_guard_says_what_is_protected_by_then() -> None:
     for session in (safe_rope.guard(), safe_rope.guard().start()):
         with session:

@@ -250,7 +250,7 @@ def test_the_report_says_that_cos_and_sin_are_applied_as_stock(
     report = reported(BY_HAND, tmp_path, monkeypatch)
     (entry,) = report.protected
     assert "applied as stock" in str(entry)
-    assert "applied as stock" in str(report)
+    assert "applied as stock" in " ".join(str(report).split())
     assert [fields["apply"] for fields in report.to_dict()["protected"]] == ["stock"]
 
 
@@ -285,7 +285,7 @@ def test_the_report_tells_models_of_transformers_apart() -> None:
     with safe_rope.guard() as session:
         model = transformers.LlamaModel(config)
     assert {fields["apply"] for fields in session.report.to_dict()["protected"]} == {"fp32"}
-    assert "applied as stock" not in str(session.report)
+    assert "applied as stock" not in " ".join(str(session.report).split())
     del model
 
 

@@ -145,6 +145,9 @@ class Outcome(Report):
             "unknown": f"UNKNOWN on {len(named)} of {len(paths)} ways to load this model",
             "ok": f"NOT AFFECTED on any of {len(paths)} ways to load this model",
         }[verdict]
+        if verdict == "unknown" and not bad.keys() & set(paths):
+            others = "" if len(named) == len(paths) else "; NOT AFFECTED on the others"
+            on = f"CANNOT BE LOADED by what is installed on {len(named)} of {len(paths)} ways{others}"
         which = "" if verdict == "ok" else f" ({'; '.join(named)})"
         trainer = next((path for path in self.audits if path.endswith("from_pretrained, initialize")), None)
         used = "" if trainer is None else f" HF Trainer with this config: {self._verdict_on(trainer)}."

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -143,18 +144,26 @@ def _shrunk(whole: Any) -> Any:
 
 def _keep_one_layer_of_each_kind(config: Any) -> None:
     count = int(config.num_hidden_layers)
-    by_layer = {
-        name: value
-        for name, value in vars(config).items()
-        if isinstance(value, list | tuple) and len(value) == count
-    }
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple)}
+    numbers = {name: value for name, value in lists.items() if _numbers_layers(name, value, count)}
+    by_layer = {name: value for name, value in lists.items() if len(value) == count and name not in numbers}
     kinds: dict[str, int] = {}
     for layer in range(count):
-        kinds.setdefault(repr([value[layer] for value in by_layer.values()]), layer)
+        said = [value[layer] for value in by_layer.values()], [layer in value for value in numbers.values()]
+        kinds.setdefault(repr(said), layer)
     kept = list(kinds.values())
     for name, value in by_layer.items():
         setattr(config, name, [value[layer] for layer in kept])
+    for name, value in numbers.items():
+        setattr(config, name, [index for index, layer in enumerate(kept) if layer in value])
     config.num_hidden_layers = len(kept)
+
+
+def _numbers_layers(name: str, value: Sequence[Any], count: int) -> bool:
+    """Whether a list of a config has the numbers of some of its layers, as Llama 4's ``moe_layers``."""
+    if "layer" not in name or not value or any(type(number) is not int for number in value):
+        return False
+    return value[0] >= 0 and value[-1] < count and all(a < b for a, b in itertools.pairwise(value))
 
 
 def _specs(config: Any) -> dict[str | None, RopeSpec] | str:

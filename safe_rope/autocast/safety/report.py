@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-from safe_rope._base.text import aligned
+from safe_rope._base.text import Report, aligned, shortened, wrapped
 
+SCHEMA = "safe_rope.autocast-safety/1"
+_NAME = 44
+"""Columns of a parameter's name."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -37,9 +40,9 @@ class ParameterSafety:
     tied_to: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SafetyReport:
-    """What one traced step says about every parameter of a model. ``str()`` is a table.
+@dataclass(frozen=True, repr=False)
+class SafetyReport(Report):
+    """What one traced step says about every parameter of a model. ``str()`` is a table of 98 columns.
 
     Attributes:
         parameters: one entry a name, in the model's order; tied parameters have one under each name.
@@ -75,6 +78,7 @@ class SafetyReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, for JSON."""
         return {
+            "schema": SCHEMA,
             "dtype": self.dtype,
             "safe_share": self.safe_share,
             "parameters": [asdict(entry) | {"tied_to": list(entry.tied_to)} for entry in self.parameters],
@@ -88,7 +92,8 @@ class SafetyReport:
             f"{len(safe)} of {len(counted)} parameters, {self.safe_share:.1%} of the elements, "
             f"may travel in {self.dtype}"
         )
-        return "\n".join([head, *_lines(counted), *(f"warning: {text}" for text in self.warnings)])
+        warnings = [line for text in self.warnings for line in wrapped(f"warning: {text}")]
+        return "\n".join([head, *_lines(counted), *warnings])
 
 
 def _lines(entries: list[ParameterSafety]) -> list[str]:
@@ -103,8 +108,11 @@ def _lines(entries: list[ParameterSafety]) -> list[str]:
             name, reason = members[0].name, members[0].reason
         else:
             name = f"{name} ({len(members)})"
-        rows.append((name, "yes" if safe else "no", f"{sum(entry.bytes for entry in members):,}", reason))
-    return table(("parameter", "safe", "bytes", "why"), rows, numbers={"bytes"})
+        bytes_ = f"{sum(entry.bytes for entry in members):,}"
+        rows.append((shortened(name, _NAME), "yes" if safe else "no", bytes_, reason))
+    header, *lines = table(("parameter", "safe", "bytes", "why"), rows, numbers={"bytes"})
+    indent = " " * header.index("why")
+    return [header, *(part for line in lines for part in wrapped(line, indent))]
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numbers: Collection[str]) -> list[str]:

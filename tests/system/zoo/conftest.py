@@ -62,10 +62,14 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print how many cells of each kind the tests have seen; those of harm go to the file ZOO_CELLS."""
-    mutated = sys.modules.get("test_audit_mutations")
-    if mutated is not None and mutated.SEEN:
-        terminalreporter.section("damages by hand: what the audit says")
-        for said, count in sorted(mutated.SEEN.items()):
+    for name, title in (
+        ("test_audit_mutations", "damages by hand: what the audit says"),
+        ("test_audit_styles", "styles of position modules: their tables, and what the audit says"),
+    ):
+        seen = getattr(sys.modules.get(name), "SEEN", {})
+        if seen:
+            terminalreporter.section(title)
+        for said, count in sorted(seen.items()):
             terminalreporter.write_line(f"{count:6d}  {said}")
     harm_cells = sys.modules.get("harm_cells")
     if harm_cells is None or not harm_cells.COLLECTED:

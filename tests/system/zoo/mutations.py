@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from laboratory.zoo.tables import is_computed, position_tables
@@ -11,9 +11,26 @@ from torch import nn
 
 import safe_rope
 
+Build = Callable[[int], nn.Module]
+"""Makes a model, with a seed for whatever is random in it."""
+Answers = Callable[[nn.Module], list[torch.Tensor]]
 Damage = Callable[[torch.Tensor], torch.Tensor]
 RELATIVE = 2.0**-20
 """What the audit tolerates, of each value or of a sine's phase."""
+
+
+class Cell(NamedTuple):
+    """One damaged table of one model, or the model as it is: what the audit says, and whether that is right.
+
+    ``said`` is a verdict, "put back" or "not read"; ``wrong`` is empty where that is right.
+    """
+
+    where: str
+    said: str
+    wrong: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.said} {self.wrong}".strip()
 
 
 def cast_and_back(table: torch.Tensor) -> torch.Tensor:
@@ -28,14 +45,16 @@ def one_element(table: torch.Tensor) -> torch.Tensor:
 
 
 def rows_swapped(table: torch.Tensor) -> torch.Tensor:
-    dim = next((d for d in (-2, -1, 0) if table.dim() >= -d and table.shape[d] > 2), -1)
+    dims = (d for d in (-2, -1, 0) if table.dim() >= -d and table.shape[d] > 2)
+    dim = next(dims, max(range(table.dim()), key=lambda d: table.shape[d]))
     rows = table.movedim(dim, 0)
     rows[[-2, -1]] = rows[[-1, -2]]
     return table
 
 
 def repeated(table: torch.Tensor) -> torch.Tensor:
-    table[..., 1] = table[..., 0]
+    columns = table.movedim(-1 if table.shape[-1] > 1 else 0, 0)
+    columns[1] = columns[0]
     return table
 
 
@@ -58,14 +77,20 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-def survivors(build: Callable[[], nn.Module]) -> Iterator[tuple[str, str]]:
-    """Yield for each cell what the audit of a model that ``build`` makes says, and what of it is wrong."""
+def cells(build: Build, answers: Answers) -> Iterator[Cell]:
+    """Yield what the audit says of each damage to each table of a stock and of a protected model.
+
+    Args:
+        build: makes the model.
+        answers: what the model computes; a table may be called right where that does not depend on it.
+
+    """
     tables = _tables(build)
     for protected in (False, True):
         how = "protected" if protected else "stock"
         model = _built(build, protected)
         untouched = safe_rope.audit(model).verdict
-        yield f"undamaged: {untouched}", f"{how}, undamaged: damaged" if untouched == "damaged" else ""
+        yield Cell(f"{how}, undamaged", untouched, "is right" if untouched == "damaged" else "")
         for path, name in tables:
             for damage_name, damage in DAMAGES.items():
                 table = _held(model, path, name)
@@ -75,32 +100,44 @@ def survivors(build: Callable[[], nn.Module]) -> Iterator[tuple[str, str]]:
                 damaged = damage(kept.clone())
                 if not _differs(damaged, kept):
                     continue
-                with torch.no_grad():
-                    table.copy_(damaged)
-                verdict = safe_rope.audit(model).verdict
+                _write(table, damaged)
+                said: str = safe_rope.audit(model).verdict
                 now = _held(model, path, name)
-                put_back = now is not None and not _differs(now.detach(), kept)
-                where = f"{how}, {path}.{name}, {damage_name}: not found"
-                yield "put back" if put_back else verdict, where if verdict == "ok" and not put_back else ""
-                with torch.no_grad():
-                    table.copy_(kept)
+                if now is not None and not _differs(now.detach(), kept):
+                    said = "put back"
+                elif said == "ok" and _same_answers(model, table, damaged, kept, answers):
+                    said = "not read"
+                where = f"{how}, {path}.{name}, {damage_name}"
+                yield Cell(where, said, "is damaged" if said == "ok" else "")
+                _write(table, kept)
             if safe_rope.audit(model).verdict != untouched:  # what is protected has learned from it
                 model = _built(build, protected)
 
 
-def _built(build: Callable[[], nn.Module], protected: bool) -> nn.Module:
-    torch.manual_seed(0)
-    model = build()
+@torch.no_grad()
+def _same_answers(
+    model: nn.Module, table: torch.Tensor, damaged: torch.Tensor, kept: torch.Tensor, answers: Answers
+) -> bool:
+    _write(table, damaged)
+    with_damage = answers(model)
+    _write(table, kept)
+    return all(map(torch.equal, with_damage, answers(model)))
+
+
+@torch.no_grad()
+def _write(table: torch.Tensor, values: torch.Tensor) -> None:
+    table.copy_(values)
+
+
+def _built(build: Build, protected: bool) -> nn.Module:
+    model = build(0)
     if protected:
         safe_rope.protect(model)
     return model
 
 
-def _tables(build: Callable[[], nn.Module]) -> list[tuple[str, str]]:
-    torch.manual_seed(0)
-    model = build()
-    torch.manual_seed(1)
-    again = build()
+def _tables(build: Build) -> list[tuple[str, str]]:
+    model, again = build(0), build(1)
     found = [path.rpartition(".") for path in position_tables(model, again)]
     others = dict(again.named_parameters())
     frozen = [

@@ -247,7 +247,7 @@ def present(families: dict[str, Case]) -> list[str]:
     return [family for family, (name, _, _) in families.items() if _class(name) is not None]
 
 
-def build(case: Case) -> Any:
+def build(case: Case, seed: int = 0) -> Any:
     """The model of a family, the same weights every time."""
     name, options, _ = case
     cls = _class(name)
@@ -256,7 +256,7 @@ def build(case: Case) -> Any:
     config_class = (
         getattr(_module(folder, "configuration"), config_name) if ":" in folder else cls.config_class
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return cls(config_class(**copy.deepcopy(options))).eval()
 
 

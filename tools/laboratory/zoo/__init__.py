@@ -20,7 +20,7 @@ from _process import say
 
 from laboratory.forked import in_child, one_rank
 from laboratory.report import progress_bar, read_rows
-from laboratory.zoo.summary import TITLES, fails, markdown, problems, summarize
+from laboratory.zoo.summary import TITLES, fails, markdown, problems, summarize, verdicts
 
 LIMIT = None
 
@@ -45,7 +45,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="GiB for one architecture; what needs more counts as too large to be built",
     )
     parser.add_argument("--budget", type=float, help="seconds after which no further architecture is begun")
-    parser.add_argument("--summary", action="store_true", help="only read the output and summarize it")
+    parser.add_argument(
+        "--summary",
+        action="store_true",
+        help="only read the output and summarize it; with --audit, print the verdicts as JSON lines",
+    )
     parser.add_argument("--more", type=Path, nargs="*", default=[], help="further outputs to summarize")
     parser.add_argument("--markdown", action="store_true", help="the summary as a table for the docs")
 
@@ -55,6 +59,9 @@ def main(options: argparse.Namespace) -> int:
     if options.summary:
         files = [done, *map(_read, options.more)]  # later ones supersede
         rows = list({(row["pair"], name): row for file in files for name, row in file.items()}.values())
+        if options.audit:
+            print("\n".join(json.dumps(verdicts(row)) for row in rows if row["status"] == "built"))
+            return 0
         print(markdown(rows) if options.markdown else summarize(rows))
         return 0
     rows = _survey(options, done)

@@ -113,6 +113,14 @@ def audits(rows: list[Row]) -> Iterator[tuple[str, str, str, str, list[str]]]:
                     yield name, kind, ours, result["audit"]["verdict"], result["audit"]["why"]
 
 
+def verdicts(row: Row) -> Row:
+    """Return what the audit said of an architecture: scenario, kind, our own verdict and the audit's."""
+    found = list(audits([row]))
+    why = [text for *_, verdict, why in found if verdict == "unknown" for text in why[:1]]
+    kept = {name: row[name] for name in ("model_type", "pair", "tables")}
+    return kept | {"cells": [cell[:4] for cell in found]} | ({"unknown": why[0]} if why else {})
+
+
 def _confusion(rows: list[Row]) -> list[str]:
     """The audit's verdicts against our own, with and without the guard, and why it cannot tell."""
     cells = Counter((kind, ours, verdict) for _, kind, ours, verdict, _ in audits(rows))
