@@ -29,8 +29,6 @@ from safe_rope._protection.stand_ins import (
     warn_rounded,
 )
 from safe_rope._recognition.holdings import get_table, set_table
-from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.tables import only_makes_positions
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -53,7 +51,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
             return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
         return in_fp32.run_once(call)
-    if _is_ready(state, state.pins, module):
+    if _is_ready(state, state.pins, module) and (call.watched or _meets_its_dtype(call)):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)
 
@@ -92,7 +90,8 @@ def _is_lowered_by_its_call(call: Call) -> bool:
     """Whether the arguments or autocast make something coarser of FP32 tables, in a maker of positions."""
     if not (call.has_low or products.are_lowered(call)) or _does_more(call.module):
         return False
-    return only_makes_positions(call.module, stock_class(call.module))
+    code, pins = call.state.code, call.state.pins
+    return code.computes or (code.turns and any(not pin.finished for pin in pins.values()))
 
 
 def _does_more(module: Any) -> bool:
@@ -100,6 +99,12 @@ def _does_more(module: Any) -> bool:
     for _ in module.parameters():  # Dynamo before torch 2.8 takes no ``next`` of it
         return True
     return bool(module._safe_rope.code.attends)
+
+
+def _meets_its_dtype(call: Call) -> bool:
+    """Whether the arguments have the dtype that the tables have in the stock model: nothing else is seen."""
+    dtypes = {leaf.dtype for leaf in call.leaves if leaf.is_floating_point()}
+    return len(dtypes) == 1 and dtypes == set(call.state.nominal.values())
 
 
 def _is_ready(state: Any, names: Any, module: nn.Module) -> bool:
@@ -125,13 +130,14 @@ def _run_in_graph(call: Call) -> Any:
     lowered = not low and products.are_lowered(call) and not _does_more(module)
     if not (low or lowered):
         return call.on(module)
-    if _does_more(module) or (low and _is_ready(state, low, module)):
+    keeps = state.code.stores or bool(module._modules)
+    if _does_more(module) or (low and _is_ready(state, low, module) and (keeps or _meets_its_dtype(call))):
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 _told_in_graph(state.owner, name, state.nominal[name])
         with _shown_in_graph(call, marked=False):
             return call.on(module)
-    if state.code.stores or module._modules:
+    if keeps:
         # It cannot be asked what it returns as stock without being changed by that.
         dtype = next((leaf.dtype for leaf in call.leaves if leaf.dtype in LOW), None)
         result = call.on(module)

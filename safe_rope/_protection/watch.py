@@ -229,7 +229,9 @@ class ConstructionWatch:
         except UnsupportedModelError as error:
             self._seen.discard(module)
             result = Unprotectable(module, str(error))
-        self._refused.pop(module, None)
+        refused = self._refused.pop(module, None)
+        if result is None and refused is not None:
+            result = Unprotectable(module, refused)  # nothing new is known
         if result is None:
             self._nothing_yet[module] = building
         if isinstance(result, Unprotectable):

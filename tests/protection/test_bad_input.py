@@ -241,7 +241,7 @@ def test_a_kept_table_that_nobody_can_judge_is_listed_once() -> None:
     assert not report.protected
     (entry,) = report.unprotected
     assert (entry.path, entry.level, entry.tables) == ("rope", "kept", ("inv_freq",))
-    assert len(str(report).splitlines()) == 2
+    assert str(report).count("rope (") == 1
 
 
 def test_a_guard_without_its_parentheses_says_so() -> None:

@@ -31,13 +31,19 @@ UNTOLD = {
 UNPROVEN = {
     "frozen parameters": {
         *("GridOfSinusoids", "AlibiFrozen", "NumpyIntoAWeight", "FrozenFrequencies", "FrozenSinusoids"),
-        *("FrozenEmbedding", "SinusoidalEmbedding", "FrozenParameterList", "FrozenAfterwards"),
+        *(
+            "FrozenEmbedding",
+            "SinusoidalEmbedding",
+            "FrozenParameterList",
+            "FrozenAfterwards",
+            "InAParameterDict",
+        ),
         *("AddedFromAFrozenEmbedding", "PretrainedEmbedding"),
     },
     "complex exponentials of a low default dtype": {"ComplexExponential"},
 }
-# Their tables stand where no list of a module's tensors has them, and are on meta.
-HIDDEN = {"InADataclass", "TablesInANamespace", "BucketsInABuffer"}
+# Their tables are on meta, where no list of a module's tensors has them, or are one number.
+HIDDEN = {"InADataclass", "TablesInANamespace", "BucketsInABuffer", "BaseInABuffer", "ThetaInATensor"}
 
 
 # Every sixth style: a sample for the older releases.

@@ -133,7 +133,7 @@ class InManyBuffers(nn.Module):
         return rows[: x.shape[1]].to(x.dtype)
 
 
-@style("buffer", not_on=("meta",))
+@style("buffer", "unharmed", not_on=("meta",))
 class FixedPoint(nn.Module):
     """Sines as 16-bit integers."""
 
