@@ -82,6 +82,12 @@ def test_an_even_grid_is_not_taken_for_rounded_frequencies() -> None:
         assert [f.severity for f in safe_rope.audit(model).findings] == ["unknown"]
 
 
+def test_random_frequencies_in_16_bits_are_not_taken_for_damaged() -> None:
+    model = Untold(64)
+    model.inv_freq = torch.randn(32, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    assert [f.severity for f in safe_rope.audit(model).findings] == ["unknown"]
+
+
 def test_rounded_frequencies_are_damaged_whatever_made_them() -> None:
     for model in (Untold(64).bfloat16(), Untold(64).half().float()):
         report = safe_rope.audit(model)
