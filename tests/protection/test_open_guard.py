@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.zero_init import zero_init
 from torch import nn
 
 import safe_rope
+from safe_rope._protection.watch import _subclasses
 
 pytestmark = pytest.mark.contract
 LENGTH, DIM = 4096, 64
@@ -130,3 +132,52 @@ def test_what_another_thread_is_building_is_left_to_it() -> None:
     (model,) = models
     exact = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM) / 4
     assert (model.to(torch.bfloat16).inv_freq.double() - exact).abs().max() < 1e-7
+
+
+class Kept(nn.Module):
+    """Has no constructor: zero.Init leaves in it the one that it inherits at that moment."""
+
+    def keep(self, table: torch.Tensor) -> None:
+        self.register_buffer("inv_freq", table, persistent=False)
+
+
+class Made(Kept):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.keep(1.0 / 10000 ** (torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).cos()
+
+
+@pytest.fixture
+def left_by_zero_init(deepspeed_group: None) -> Iterator[Any]:
+    """A constructor of modules that zero.Init has left in every class that has none."""
+    stock = nn.Module.__init__
+
+    def foreign(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+
+    nn.Module.__init__ = foreign  # type: ignore[method-assign]
+    try:
+        with zero_init():
+            pass
+    finally:
+        nn.Module.__init__ = stock  # type: ignore[method-assign]
+    yield foreign
+    for cls in _subclasses(nn.Module):
+        for name in ("__init__", "_old_init"):
+            if vars(cls).get(name) is foreign:
+                setattr(cls, name, stock)
+
+
+def test_a_constructor_that_somebody_replaced_while_zero_init_was_open_hides_nothing(
+    left_by_zero_init: Any,
+) -> None:
+    before = vars(nn.Sigmoid).get("__init__")  # none where zero.Init leaves nothing
+    assert before in (None, left_by_zero_init)
+    with safe_rope.guard():
+        module = Made(32)
+    assert module.to(torch.bfloat16)._buffers["inv_freq"].dtype == torch.float32  # type: ignore[union-attr]
+    assert vars(nn.Sigmoid).get("__init__") is before
+    assert vars(Kept).get("__init__") is before
