@@ -378,7 +378,7 @@ def _wrap_init() -> None:
     if "_old_init_subclass" in vars(nn.Module):
         # A zero.Init that has ended leaves the constructor that a class inherits in the class itself.
         base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
-        left = vars(nn.Sigmoid).get("__init__")  # a class that never had one: somebody's wrapper stays in all
+        left: Any = vars(nn.Sigmoid).get("__init__")  # a class that never had one: somebody's wrapper stays in all
         for cls in _subclasses(nn.Module):
             own = vars(cls).get("__init__")
             if not isinstance(own, types.FunctionType) or _is_deepspeeds(own):
