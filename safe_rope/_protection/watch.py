@@ -378,7 +378,8 @@ def _wrap_init() -> None:
     if "_old_init_subclass" in vars(nn.Module):
         # A zero.Init that has ended leaves the constructor that a class inherits in the class itself.
         base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
-        left: Any = vars(nn.Sigmoid).get("__init__")  # a class that never had one: somebody's wrapper stays in all
+        # Sigmoid has none of its own: what stands there is somebody's wrapper, in all classes without one.
+        left: Any = vars(nn.Sigmoid).get("__init__")
         for cls in _subclasses(nn.Module):
             own = vars(cls).get("__init__")
             if not isinstance(own, types.FunctionType) or _is_deepspeeds(own):
