@@ -175,9 +175,8 @@ def test_a_constructor_that_somebody_replaced_while_zero_init_was_open_hides_not
     left_by_zero_init: Any,
 ) -> None:
     assert nn.Module.__init__ is not left_by_zero_init
-    before = vars(nn.Sigmoid).get(
-        "__init__"
-    )  # an earlier zero.Init may have left another, or none leaves any
+    # An earlier zero.Init may have left another one, and newer releases leave none.
+    before = vars(nn.Sigmoid).get("__init__")
     with safe_rope.guard():
         module = Made(32)
     assert module.to(torch.bfloat16)._buffers["inv_freq"].dtype == torch.float32  # type: ignore[union-attr]
