@@ -17,8 +17,6 @@ _CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add",
 _SAME_CHAIN = (
     "LOAD_CONST", "LOAD_SMALL_INT", "COPY", "DUP_TOP", "BINARY_SUBSCR", "BINARY_OP", "SWAP", "CACHE",
 )  # fmt: skip
-
-
 _CONSTRUCTORS = ("__init__", "_old_init")  # zero.Init keeps what it has replaced under the other name
 
 

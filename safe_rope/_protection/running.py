@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
@@ -51,7 +50,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
             return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
         return in_fp32.run_once(call)
-    if _is_ready(state, state.pins, module) and (call.watched or _meets_its_dtype(call)):
+    if _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)
 
@@ -107,7 +106,7 @@ def _meets_its_dtype(call: Call) -> bool:
     return len(dtypes) == 1 and dtypes == set(call.state.nominal.values())
 
 
-def _is_ready(state: Any, names: Any, module: nn.Module) -> bool:
+def _is_ready(state: Any, names: Any) -> bool:
     """Whether nothing is computed from the tables that is still to be multiplied by a count."""
     is_finished = all(state.pins[name].finished for name in names)
     return is_finished and not state.code.counts
@@ -131,7 +130,7 @@ def _run_in_graph(call: Call) -> Any:
     if not (low or lowered):
         return call.on(module)
     keeps = state.code.stores or bool(module._modules)
-    if _does_more(module) or (low and _is_ready(state, low, module) and (keeps or _meets_its_dtype(call))):
+    if _does_more(module) or (low and _is_ready(state, low) and (keeps or _meets_its_dtype(call))):
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 _told_in_graph(state.owner, name, state.nominal[name])
