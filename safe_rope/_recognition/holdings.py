@@ -117,9 +117,11 @@ def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> Non
     owners = {name.partition(".")[0] for name in names if is_inside(name)}
     attributes = vars(module)
     for name, value in vars(other).items():
+        if attributes.get(name, other) is value or name == "_buffers":
+            continue
         if name in owners and not isinstance(value, torch.Tensor):
             _take_entries(attributes.get(name), value, {n.partition(".")[2] for n in names if is_inside(n)})
-        elif name != "_buffers" and name not in names and attributes.get(name, other) is not value:
+        elif name not in names:
             attributes[name] = value
     for name in slots(other):
         object.__setattr__(module, name, getattr(other, name))

@@ -201,7 +201,7 @@ def recognise(stock: Callable[..., Any]) -> Body | None:
         return None
     gathers = "position_ids" in needed
     with _undisturbed():
-        for unsqueeze, form in itertools.product((1, -2) if default is None else (default,), _FORMS):
+        for unsqueeze, form in itertools.product((1, -2, 2) if default is None else (default,), _FORMS):
             body = Body(names, states, form, False, unsqueeze, gathers, states > 1)
             if _agrees(stock, body, _HEAD_DIM):
                 return replace(body, partial=_agrees(stock, replace(body, partial=True), 2 * _HEAD_DIM))
@@ -234,8 +234,11 @@ def _samples(body: Body) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int
     elif body.unsqueeze == 1:
         yield (2, 3, 5), (2, 5), None
         yield (1, 3, 5), (1, 5), None
-    else:
+    elif body.unsqueeze == -2:
         yield (5, 3), (5,), None
+        yield (2, 5, 3), (2, 5), None
+    else:
+        yield (1, 5, 3), (1, 5), None
         yield (2, 5, 3), (2, 5), None
 
 
@@ -248,7 +251,7 @@ def _agree_on(
     unsqueeze: int | None,
 ) -> bool:
     width = _HEAD_DIM if body.form.table != "shared" else _HEAD_DIM // 2
-    heads = len(shape) - 1 if unsqueeze == 2 or body.unsqueeze == -2 else 1
+    heads = len(shape) - 1 if unsqueeze == 2 or body.unsqueeze in (-2, 2) else 1
     arguments: dict[str, Any] = {}
     for index, name in enumerate(body.names[: body.states]):
         own = list(shape)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,6 +54,35 @@ _MOVE = _VIEWS | {_aten.clone, _aten.gather, _aten.index, _aten.index_select, _a
 # whose nominal dtype is not known, other arithmetic gives plain tensors.
 _KEEP_THE_MARK = _MOVE | {_aten._to_copy, _aten.cat, _aten.cos, _aten.sin, _aten.stack}
 _ENDS_A_PHASE = frozenset({_aten.cos, _aten.sin, _aten.polar, _aten.exp, _aten.log, _aten.tanh})
+
+
+class _Kind(NamedTuple):
+    """What an operator does to a table."""
+
+    moves: bool
+    views: bool
+    repeats: bool
+    converts: bool
+    keeps_the_mark: bool
+    ends_a_phase: bool
+
+
+_kinds: dict[int, _Kind] = {}
+
+
+def _kind_of(func: Any) -> _Kind:
+    known = _kinds.get(id(func))  # operators live as long as the process, and hash slowly
+    if known is None:
+        packet = func.overloadpacket
+        known = _kinds[id(func)] = _Kind(
+            packet in _MOVE,
+            packet in _VIEWS,
+            packet is _aten.repeat,
+            packet is _aten._to_copy,
+            packet in _KEEP_THE_MARK,
+            packet in _ENDS_A_PHASE,
+        )
+    return known
 
 
 class CosSin(torch.Tensor):
@@ -114,18 +143,18 @@ class CosSin(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.overloadpacket in _MOVE and type(args[0]) is CosSin:
-            if func.overloadpacket is _aten.repeat and all(count == 1 for count in args[1]):
+        kind = _kind_of(func)
+        kwargs = kwargs or {}
+        if kind.moves and type(args[0]) is CosSin:
+            if kind.repeats and all(count == 1 for count in args[1]):
                 return _lent(args[0], len(args[1]))
-            if func.overloadpacket in _VIEWS:
+            if kind.views:
                 args[0].own()
-            result = func(args[0].table, *args[1:], **(kwargs or {}))
-            return _moved(result, args[0], func.overloadpacket in _VIEWS)
-        kwargs = dict(kwargs or {})
+            return _moved(func(args[0].table, *args[1:], **kwargs), args[0], kind.views)
+        if kind.converts:
+            return _converted(func, args[0], kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
-        if func.overloadpacket is _aten._to_copy:
-            return _converted(func, args[0], kwargs)
         if func._schema.is_mutable:
             return _written(func, args, kwargs)
         nominal = _common_dtype(tables)
@@ -136,11 +165,11 @@ class CosSin(torch.Tensor):
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(CosSin, plain, (args, kwargs))
         result = func(*args, **kwargs)
-        keeps = not others if nominal is not None else func.overloadpacket in _KEEP_THE_MARK
-        phase = None if func.overloadpacket in _ENDS_A_PHASE else tables[0].phase
+        keeps = not others if nominal is not None else kind.keeps_the_mark
         if not keeps:
             return result
-        moves = func.overloadpacket in _KEEP_THE_MARK and func.overloadpacket not in _ENDS_A_PHASE
+        phase = None if kind.ends_a_phase else tables[0].phase
+        moves = kind.keeps_the_mark and not kind.ends_a_phase
         return _marked_alike(result, tables, nominal, phase, moves=moves)
 
     # What lets torch.compile take such a tensor as an input of a compiled region.

@@ -90,15 +90,24 @@ def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Te
     with torch.inference_mode(False):  # they may be kept for a backward
         if how.order is not None:
             cos, sin = cos.permute(how.order), sin.permute(how.order)
-        cos, sin = _spread(cos, form), _spread(sin, form).clone(memory_format=torch.contiguous_format)
-        planes(sin, form.out, sin.shape[-1])[0].neg_()
-    return cos, sin
+        if form.table == form.out:
+            sin = sin.clone(memory_format=torch.contiguous_format)
+            planes(sin, form.out, sin.shape[-1])[0].neg_()
+            return cos, sin
+        first, second = _halves(sin, form)
+        return _joined(*_halves(cos, form), form), _joined(first.neg(), second, form)
 
 
-def _spread(table: Tensor, form: Form) -> Tensor:
-    if form.table == form.out:
-        return table
-    both = table_planes(table, form.table, form.rotary_dim(table.shape[-1])).unbind(0)
+def _halves(table: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """Return what multiplies the first and the second element of each pair."""
+    if form.table == "shared":
+        return table, table
+    first, second = table_planes(table, form.table, form.rotary_dim(table.shape[-1])).unbind(0)
+    return first, second
+
+
+def _joined(first: Tensor, second: Tensor, form: Form) -> Tensor:
+    both = first, second
     return torch.cat(both, -1) if form.out == "half" else torch.stack(both, -1).flatten(-2)
 
 
