@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_table
+from safe_rope._audit.causes import Explanation, explain_cos_sin, explain_table
 from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
     TOLERANCE,
@@ -21,7 +21,7 @@ from safe_rope._audit.reference import (
     relative_error,
 )
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
-from safe_rope._base.dtypes import LOW
+from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.reference import own_class, stock_class

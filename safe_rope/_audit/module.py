@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.answers import Answers, may_be_made_anew
-from safe_rope._audit.causes import dtype_name, explain_cos_sin, explain_table, is_written_to
+from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
@@ -32,7 +32,7 @@ from safe_rope._audit.tables import (
     is_replayed,
     is_shared,
 )
-from safe_rope._base.dtypes import LOW
+from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError

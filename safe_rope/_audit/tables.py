@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
-from safe_rope._base.dtypes import LOW
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._protection.frozen import shard_like
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -74,7 +74,6 @@ def difference(actual: Tensor, expected: Tensor, *, finished: bool, slack: bool)
         expected: what it should hold.
         finished: whether sines and the like were taken already.
         slack: whether each may come from phases of its own, rounded in FP32, that grow with the row.
-
     """
     wide = torch.complex128 if expected.is_complex() else torch.float64
     true = expected.to(wide)
@@ -156,8 +155,8 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
         return None
     if int((~whole).sum()) < _FEWEST or bool((steps == steps[..., :1]).all()):
         return None
-    low = next((low for low in LOW if torch.equal(values, values.to(low).to(values.dtype))), None)
-    return None if low is None else f"{str(low).removeprefix('torch.')}-rounded frequencies"
+    low = low_dtype_of(values)
+    return None if low is None else f"{dtype_name(low)}-rounded frequencies"
 
 
 def is_shared(one: Tensor, other: Tensor) -> bool:

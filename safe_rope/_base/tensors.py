@@ -14,7 +14,6 @@ def tensors(value: Any, *, everywhere: bool = True) -> Iterator[Tensor]:
     Args:
         value: anything.
         everywhere: look into sets and dataclasses, too.
-
     """
     if isinstance(value, Tensor):
         yield value

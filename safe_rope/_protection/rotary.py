@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,8 +24,6 @@ from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.registry import RopePatch
 from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
-
-logger = logging.getLogger(__name__)
 
 Table = RotaryTable | StockTable
 Make = Callable[[torch.device], torch.Tensor]

@@ -21,7 +21,6 @@ from torch import nn
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, tuple, set, dict)
-_READING = {"get", "items", "keys", "values", "copy"}
 _CHANGING = {"pop", "popitem", "update", "setdefault", "clear", "append", "extend", "insert", "remove"}
 
 

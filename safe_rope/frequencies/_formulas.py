@@ -41,7 +41,6 @@ class Arithmetic:
         dtype: of every tensor.
         wavelengths: ``theta ** (2i / D)`` for i < count, from (theta, count, D).
         power: one number raised to a float exponent.
-
     """
 
     dtype: torch.dtype

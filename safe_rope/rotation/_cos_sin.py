@@ -303,7 +303,6 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     Args:
         tensor: the table.
         nominal: the dtype that the stock model's table has here.
-
     """
     if not torch.compiler.is_compiling():
         return CosSin(tensor, nominal)
