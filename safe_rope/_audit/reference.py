@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from safe_rope._audit.report import BAD_RADIANS, MeasuredRow
 from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rotary import _divides_positions, _shown_spec
@@ -174,6 +175,23 @@ class Errors(NamedTuple):
         """The first position where the mask ``beyond`` is set."""
         found = self.positions[beyond]
         return int(found.min()) if found.numel() else None
+
+    def measured(self) -> dict[str, Any]:
+        """What a `Finding` says of them."""
+        return {
+            "phase_error_rad": float(self.phase.max()),
+            "cos_error": float(self.cos.max()),
+            "first_bad_position": self.first(self.phase > BAD_RADIANS),
+            "first_damaged_position": self.first(self.excess > 1),
+        }
+
+    def rows(self, layer_type: str | None, within: float = math.inf) -> list[MeasuredRow]:
+        """One row a position; those up to ``within`` matter."""
+        columns = (column.tolist() for column in self)
+        return [
+            MeasuredRow(position, phase, cos, excess <= 1, layer_type, position <= within)
+            for position, phase, cos, excess in zip(*columns, strict=True)
+        ]
 
     @staticmethod
     def joined(parts: list[Errors]) -> Errors:

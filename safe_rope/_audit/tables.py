@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -159,20 +158,7 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
     return None if low is None else f"{dtype_name(low)}-rounded frequencies"
 
 
-def is_shared(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are in the same memory."""
-    if one.device != other.device or one.is_meta:
-        return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
 def is_replayed(actual: Tensor, name: str, reference: Reference) -> bool:
     """Whether a frozen parameter is what its constructor makes under the conditions that damage tables."""
-    for replay in reference.replays_of():
-        with contextlib.suppress(AttributeError):
-            made = replay.module.get_submodule(reference.path).get_parameter(name) if replay else None
-            if made is None or made.is_meta:
-                continue
-            if torch.equal(actual, shard_like(made.detach().to(actual.dtype), actual)):
-                return True
-    return False
+    replays = reference.replayed_parameters(name)
+    return any(torch.equal(actual, shard_like(made.to(actual.dtype), actual)) for made in replays)

@@ -15,7 +15,6 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.explained import is_cast
-from safe_rope._recognition.rebuild import Rebuilt
 from safe_rope._recognition.tables import has_position_name, is_frequency
 from safe_rope._recognition.truths import frozen_tables
 
@@ -44,17 +43,9 @@ def round_once(module: nn.Module, reference: Reference) -> None:
         wanted = shard_like(true.to(here.dtype), here)
         if here.is_meta or torch.equal(here.cpu(), wanted):
             continue
-        replays = (_parameter_of(replay, reference.path, name) for replay in reference.replays_of())
-        if any(r is not None and is_cast(here.cpu(), shard_like(r, here)) for r in replays):
+        replays = reference.replayed_parameters(name)
+        if any(is_cast(here.cpu(), shard_like(replay, here)) for replay in replays):
             here.copy_(wanted)
-
-
-def _parameter_of(replay: Rebuilt | None, path: str, name: str) -> torch.Tensor | None:
-    try:
-        found = replay.module.get_submodule(path)._parameters.get(name) if replay is not None else None
-    except AttributeError:
-        return None
-    return None if found is None or found.is_meta else found.detach()
 
 
 def shard_like(values: torch.Tensor, here: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.text import class_name
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
@@ -62,7 +63,7 @@ class PinnedState(Keeper):
         self.applied = applied
         self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
-        self.owner = f"{type(module).__module__}.{type(module).__qualname__}"
+        self.owner = class_name(type(module))
         self.code = bytecode.facts(stock_class(module))  # Dynamo cannot read bytecode
         self.runner = stand_ins.Runner()
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
