@@ -45,12 +45,11 @@ class Again:
         self._arguments = arguments
         self._conditions = tuple(conditions)
         self._replays: list[Rebuilt] | None = None
-        self.error: Exception | None = None
         try:
             self.rebuilt: Rebuilt | None = rebuild(cls, arguments)
-        except Exception as error:
+        except Exception:
             logger.info("%s cannot be built again", cls.__name__, exc_info=True)
-            self.rebuilt, self.error = None, error
+            self.rebuilt = None
 
     def replays(self) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in."""
