@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow
 from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection.rotary import _divides_positions, _shown_spec
-from safe_rope._recognition.specs import Convention, read_spec
+from safe_rope._recognition.specs import Convention, divides_positions, read_spec, shown_spec
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.registry import RopePatch
 
@@ -82,9 +81,9 @@ class PhaseReference:
         self.spec = read_spec(module, patch, layer_type)
         self.prefix = "" if layer_type is None else f"{layer_type}_"
         self.scaling = self.spec.attention_scaling
-        divides = _divides_positions(module, self.spec)
+        divides = divides_positions(module, self.spec)
         self.divisor = (self.spec.factor or 1.0) if divides else 1.0
-        self.base = _shown_spec(module, self.spec).inv_freq()
+        self.base = shown_spec(module, self.spec).inv_freq()
         self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
         if base is not None and base.shape == self.base.shape and relative_error(base, self.base) > TOLERANCE:
             if self.spec.depends_on_length:

@@ -27,12 +27,12 @@ from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.untouched import REMEMBERING
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
-_REMEMBERING = type(functools.lru_cache(lambda: None))
 LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 
 
@@ -138,7 +138,7 @@ def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
     """Return the forward of a pinned ``stock``: its own, on the true tables."""
     inner: Any = stock.forward
     # What a forward that remembers remembers was computed from the tables of then.
-    anew = inner.__wrapped__ if isinstance(inner, _REMEMBERING) else inner
+    anew = inner.__wrapped__ if isinstance(inner, REMEMBERING) else inner
 
     @functools.wraps(inner)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

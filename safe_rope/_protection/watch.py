@@ -22,13 +22,7 @@ from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
 from safe_rope._protection.frozen import frozen_positions
-from safe_rope._protection.plan import (
-    Options,
-    Protection,
-    Unprotectable,
-    concerns,
-    prepare,
-)
+from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
 from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
 from safe_rope._protection.rotary import RotaryState
