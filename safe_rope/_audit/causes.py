@@ -39,12 +39,9 @@ _INTERCEPTED = "constructor intercepted or default dtype"
 
 
 def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | None] = ()) -> Explanation:
-    """Say how ``actual`` came from ``expected``, the same on CPU in FP32.
+    """Say how ``actual``, a damaged table on CPU, came from ``expected``, FP32 of the same shape.
 
-    Args:
-        actual: a table that is damaged, on CPU.
-        expected: what it should hold, of the same shape.
-        replays: what its constructor makes of it under each of the conditions that damage tables.
+    ``replays``: what its constructor makes of it under each of the conditions that damage tables.
     """
     dtype = dtype_name(actual.dtype)
     if expected.is_complex() and not actual.is_complex():
