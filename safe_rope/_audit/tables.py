@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
-from safe_rope._protection.frozen import shard_like
+from safe_rope._protection.frozen import HOLDERS, shard_like
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import is_frequency, is_position_table, oscillates
 from safe_rope._recognition.truths import frozen_tables
 
-_HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 _FEWEST = 4
 
 
@@ -121,7 +120,7 @@ def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tens
         return
     for child_name, child in module._modules.items():
         twin = built._modules.get(child_name)
-        if twin is None or not isinstance(child, _HOLDERS):
+        if twin is None or not isinstance(child, HOLDERS):
             continue
         path = ".".join(filter(None, (reference.path, child_name)))
         for name, parameter in child._parameters.items():

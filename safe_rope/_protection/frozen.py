@@ -21,6 +21,8 @@ from safe_rope._recognition.truths import frozen_tables
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
 
+HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
+"""Modules of torch's whose parameters are their parent's tables."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
@@ -86,5 +88,5 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if parameter is not None:
             yield name, parameter
     for child_name, child in module._modules.items():
-        if isinstance(child, nn.Embedding | nn.ParameterList | nn.ParameterDict):
+        if isinstance(child, HOLDERS):
             yield from ((f"{child_name}.{name}", p) for name, p in child.named_parameters())

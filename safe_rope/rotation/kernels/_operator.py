@@ -54,9 +54,9 @@ def compute(
 ) -> Tensor:
     """Rotate ``x``, one of `rotate`'s xs, with the implementation that fits it. No autograd.
 
-    ``conjugate``: by the negative angle, from ``form.out`` back to ``form.pairs``. ``compiled``: a compiler is
-    in use anyway, so that a compiled kernel may be made for a large x on CPU. ``out``: where to write; a new
-    tensor if None.
+    ``conjugate``: by the negative angle, from ``form.out`` back to ``form.pairs``. ``compiled``: a compiler
+    is in use anyway, so that a compiled kernel may be made for a large x on CPU. ``out``: where to write; a
+    new tensor if None.
     """
     pairs, out_pairs = (form.out, form.pairs) if conjugate else (form.pairs, form.out)
     rotary_dim = form.rotary_dim(cos.shape[-1])
