@@ -285,12 +285,9 @@ def joined(findings: Iterable[Finding]) -> list[Finding]:
             for name, choose in _MEASURED
             if (values := [v for f in (known, one) if (v := getattr(f, name)) is not None])
         }
-        facts[key] = replace(known, what=_both(known.what, one.what), **both)
+        what = known.what if one.what in known.what.split(", ") else f"{known.what}, {one.what}"
+        facts[key] = replace(known, what=what, **both)
     return list(facts.values())
-
-
-def _both(what: str, more: str) -> str:
-    return what if more in what.split(", ") else f"{what}, {more}"
 
 
 _MEASURED: tuple[tuple[str, Any], ...] = (

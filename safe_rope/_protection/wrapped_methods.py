@@ -20,6 +20,7 @@ from torch import nn
 
 from safe_rope._base.replaced import Replaced
 from safe_rope._recognition.rebuild import rebuilding
+from safe_rope.constructors._truthful import is_deepspeeds
 
 if TYPE_CHECKING:
     from safe_rope._protection.watch import ConstructionWatch
@@ -56,7 +57,7 @@ def wrap_methods() -> None:
         left: Any = vars(nn.Sigmoid).get("__init__")
         for cls in _subclasses(nn.Module):
             own = vars(cls).get("__init__")
-            if not isinstance(own, types.FunctionType) or _is_deepspeeds(own):
+            if not isinstance(own, types.FunctionType) or is_deepspeeds(own.__globals__):
                 continue
             if inspect.unwrap(own) is base:
                 _replace(cls, "__init__", own, ours)
@@ -79,10 +80,6 @@ def _subclasses(cls: type) -> Iterator[type]:
                 seen.add(subclass)
                 waiting.append(subclass)
                 yield subclass
-
-
-def _is_deepspeeds(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__")).startswith("deepspeed.")
 
 
 def is_torchs(module: nn.Module) -> bool:

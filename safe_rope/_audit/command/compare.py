@@ -36,7 +36,7 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     loaded = [load(Path(side["dump"])) if "dump" in side else None for side in sides]
     held = [_positions_of(content[0]) for content in loaded if content is not None]
     contents = [
-        content or ({"": _tables(side, request, held)}, environment(_model_of(side)))
+        content or ({"": _tables(side, request, held)}, environment(_name_of(side["model"])))
         for side, content in zip(sides, loaded, strict=True)
     ]
     (first, one), (second, other) = contents
@@ -48,9 +48,8 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     return {"modules": modules, "not_compared": left, "environments": [one, other]}
 
 
-def _model_of(side: dict[str, Any]) -> str:
-    named = side["model"].get("_name_or_path") or side["model"]["model_type"]
-    return str(named)
+def _name_of(model: dict[str, Any]) -> str:
+    return str(model.get("_name_or_path") or model["model_type"])
 
 
 def _left_over(first: dict[str, Tables], second: dict[str, Tables], sides: list[dict[str, Any]]) -> list[str]:
