@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 watches: list[ConstructionWatch] = []
 watches_lock = threading.RLock()
-_wrapped: list[tuple[type, str, Any, Any]] = []  # a class and a name in it, what was there, ours
+_methods = Replaced()
+_CONSTRUCTORS = ("__init__", "_old_init")
+"""zero.Init keeps the constructor that it replaces under the other name, and puts that back when it ends."""
 
 
 def watch_of_this_thread() -> ConstructionWatch | None:
@@ -42,14 +44,13 @@ def watch_of_this_thread() -> ConstructionWatch | None:
 
 
 def wrap_methods() -> None:
-    # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
-    wraps: dict[str, Callable[..., Any]] = {"__init__": _noting, "_old_init": _noting}
+    wraps: dict[str, Callable[..., Any]] = dict.fromkeys(_CONSTRUCTORS, _noting)
     for name in ("_apply", "train", "load_state_dict"):
         wraps[name] = functools.partial(_looking_before, name)
     for name, wrap in wraps.items():
         inner = nn.Module.__dict__.get(name)
-        if inner is not None and not any(inner is ours for _, _, _, ours in _wrapped):
-            _replace(nn.Module, name, inner, wrap(inner))
+        if inner is not None and inner not in _methods:
+            _methods.put(nn.Module, name, wrap(inner))
     if "_old_init_subclass" in vars(nn.Module):
         # A zero.Init that has ended leaves the constructor that a class inherits in the class itself.
         base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
@@ -60,14 +61,9 @@ def wrap_methods() -> None:
             if not isinstance(own, types.FunctionType) or is_deepspeeds(own.__globals__):
                 continue
             if inspect.unwrap(own) is base:
-                _replace(cls, "__init__", own, ours)
+                _methods.put(cls, "__init__", ours)
             elif own is left:
-                _replace(cls, "__init__", own, _noting(own))
-
-
-def _replace(owner: type, name: str, before: Any, ours: Any) -> None:
-    _wrapped.append((owner, name, before, ours))
-    setattr(owner, name, ours)
+                _methods.put(cls, "__init__", _noting(own))
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -153,9 +149,4 @@ def wrap_call() -> None:
 def unwrap_methods() -> None:
     calls.put_back()
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
-    while _wrapped:
-        owner, name, before, ours = _wrapped.pop()
-        # zero.Init moves the constructor that it finds to _old_init, and back.
-        for place in ("__init__", "_old_init") if name in ("__init__", "_old_init") else (name,):
-            if vars(owner).get(place) is ours:
-                setattr(owner, place, before)
+    _methods.put_back(moved=_CONSTRUCTORS)
