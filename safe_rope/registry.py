@@ -12,7 +12,6 @@ Nothing here imports the modelling code that a patch names; it is matched by nam
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import threading
 import warnings
 import weakref
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from safe_rope.frequencies import RopeSpec
-
-logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "safe_rope.patches"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from safe_rope._audit.reference import CosSinTable, PhaseReference, compare, halves, rounded_like
 from safe_rope._audit.report import Where
-from safe_rope._base.dtypes import LOW
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._recognition.explained import is_cast, is_unfilled
 
 _SAMPLED_ROWS = 1024
@@ -38,19 +38,10 @@ _MOVED = 0.5
 _INTERCEPTED = "constructor intercepted or default dtype"
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the dtype's name without "torch."."""
-    return str(dtype).removeprefix("torch.")
-
-
 def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | None] = ()) -> Explanation:
-    """Say how ``actual`` came from ``expected``, the same on CPU in FP32.
+    """Say how ``actual``, a damaged table on CPU, came from ``expected``, FP32 of the same shape.
 
-    Args:
-        actual: a table that is damaged, on CPU.
-        expected: what it should hold, of the same shape.
-        replays: what its constructor makes of it under each of the conditions that damage tables.
-
+    ``replays``: what its constructor makes of it under each of the conditions that damage tables.
     """
     dtype = dtype_name(actual.dtype)
     if expected.is_complex() and not actual.is_complex():
@@ -79,7 +70,7 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
         if replay is not None and replay.shape == actual.shape and is_cast(actual, replay):
             return Explanation(f"{dtype}, computed in 16 bits ({_INTERCEPTED})", "constructor")
     near = bool(((values - true).abs() <= _NEAR * true.abs()).all())
-    low = next((low for low in LOW if _representable(values.float(), low)), None)
+    low = low_dtype_of(values.float())
     if near and low is not None:
         widened = "" if actual.dtype == low else f" and widened to {dtype}"
         return Explanation(f"computed in {dtype_name(low)}{widened} ({_INTERCEPTED})", "constructor")
@@ -129,7 +120,7 @@ def _match(table: CosSinTable, layout: str, reference: PhaseReference) -> str | 
     split_sin = halves(table.sin[rows.to(table.sin.device)], pairs, layout)
     positions = table.positions[rows].repeat(len(split_cos))
     cos, sin = (torch.cat(split).to("cpu", torch.float64) for split in (split_cos, split_sin))
-    held = next((low for low in LOW if _representable(cos, low) and _representable(sin, low)), None)
+    held = low_dtype_of(torch.stack((cos, sin)))
     rounding = 0.0 if held is None else torch.finfo(held).eps / 2
     for how, phases in _hypotheses(positions, table.length, reference):
         slack = 2.0**-18 * phases.abs().clamp(min=1.0) + rounding * reference.scaling
@@ -144,10 +135,6 @@ def _match(table: CosSinTable, layout: str, reference: PhaseReference) -> str | 
         if held is not None:
             return f"hold {dtype_name(held)}-rounded values in {dtype_name(table.cos.dtype)}"
     return None
-
-
-def _representable(values: Tensor, low: torch.dtype) -> bool:
-    return torch.equal(values.to(low).to(values.dtype), values)
 
 
 def _hypotheses(positions: Tensor, length: int, reference: PhaseReference) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from safe_rope._audit.causes import Explanation, dtype_name, explain_cos_sin, explain_table
+from safe_rope._audit.causes import Explanation, explain_cos_sin, explain_table
 from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
     TOLERANCE,
@@ -20,8 +20,8 @@ from safe_rope._audit.reference import (
     halves,
     relative_error,
 )
-from safe_rope._audit.report import BAD_RADIANS, MeasuredRow, Severity
-from safe_rope._base.dtypes import LOW
+from safe_rope._audit.report import BAD_RADIANS, Severity
+from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.reference import own_class, stock_class
@@ -111,7 +111,7 @@ class EmbeddingAuditor:
             relative = relative_error(actual, expected)
             if relative <= TOLERANCE:
                 continue
-            explained = explain_table(actual.cpu(), expected, self._owner.replays(name))
+            explained = explain_table(actual.cpu(), expected, self._owner.reference.replays(name))
             off = (
                 actual.to("cpu", torch.float64) - expected.to(torch.float64)
             ).abs() / self._reference.divisor
@@ -151,29 +151,8 @@ class EmbeddingAuditor:
         errors, _ = compare(self._reference, table)
         if errors.damaged:
             self._cache = explain_cos_sin(what, self._reference, [table])
-            self._add_measured(what, "damaged", self._cache, errors, cos.dtype)
-
-    def _add_measured(
-        self,
-        what: str,
-        severity: Severity,
-        cause: Explanation,
-        errors: Errors,
-        dtype: torch.dtype,
-        phase: float | None = None,
-        bad: int | None = None,
-    ) -> None:
-        self._add(
-            what,
-            severity,
-            cause.said,
-            cause.where,
-            dtype,
-            phase_error_rad=float(errors.phase.max()) if phase is None else phase,
-            cos_error=float(errors.cos.max()),
-            first_bad_position=errors.first(errors.phase > BAD_RADIANS) if bad is None else bad,
-            first_damaged_position=errors.first(errors.excess > 1),
-        )
+            said, where, _ = self._cache
+            self._add(what, "damaged", said, where, cos.dtype, **errors.measured())
 
     def _audit_forward(self) -> None:
         if device_of(self._module) is None:
@@ -185,11 +164,9 @@ class EmbeddingAuditor:
             return
         measured = [compare(self._reference, table) for table in tables]
         errors = Errors.joined([errors for errors, _ in measured])
-        for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
-            # What grows with the distance has no effect beyond the window; rounded positions have.
-            matters = position <= 2 * self._reference.farthest or self._inv_freq is None
-            row = MeasuredRow(position, phase, cos, excess <= 1, self._reference.layer_type, matters)
-            self._owner.result.rows.append(row)
+        # What grows with the distance has no effect beyond the window; rounded positions have.
+        within = math.inf if self._inv_freq is None else 2 * self._reference.farthest
+        self._owner.result.rows += errors.rows(self._reference.layer_type, within)
         self._keep(tables, measured[-1][1])  # at position 0, every layout fits
         if errors.damaged:
             self._add_forward(errors, tables)
@@ -239,15 +216,16 @@ class EmbeddingAuditor:
         if cause is None:
             cause = explain_cos_sin(what, reference, tables)
             certain = cause.certain
-        phase = bad = None
+        measured = errors.measured()
         if cause is inv_freq and not by_length:
             # Computed from a damaged inv_freq, the error is known beyond a full turn, and between positions.
             matter = errors.positions <= max(2 * reference.farthest, int(errors.positions.min()))
             last = int(errors.positions[(errors.excess > 1) & matter].max())
-            phase = self._slope * last
+            measured["phase_error_rad"] = self._slope * last
             bad = None if reference.spec.depends_on_length else _first_bad(self._slope, last)
-        dtype = tables[0].cos.dtype
-        self._add_measured(what, self._severity(certain), cause, errors, dtype, phase, bad)
+            if bad is not None:
+                measured["first_bad_position"] = bad
+        self._add(what, self._severity(certain), cause.said, cause.where, tables[0].cos.dtype, **measured)
 
     def _note_rounding(self, tables: list[CosSinTable]) -> None:
         """Say so where the module rounds right tables to the model's 16-bit dtype when it hands them out."""

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from safe_rope import constructors
-from safe_rope._audit.module import ModuleAuditor, class_name
+from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
 from safe_rope._audit.wrappers import compute_dtype, pending_casts, unwrapped
+from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.plan import concerns
 from safe_rope._protection.rewrite import is_pinned, is_protected

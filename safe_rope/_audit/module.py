@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.answers import Answers, may_be_made_anew
-from safe_rope._audit.causes import dtype_name, explain_cos_sin, explain_table, is_written_to
+from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
-from safe_rope._audit.report import (
-    BAD_RADIANS,
-    AuditReport,
-    Finding,
-    MeasuredRow,
-    ModuleAudit,
-    Severity,
-    Where,
-    worst,
-)
-from safe_rope._audit.tables import (
-    Held,
-    aligned,
-    damaged_in_itself,
-    difference,
-    frozen,
-    is_replayed,
-    is_shared,
-)
-from safe_rope._base.dtypes import LOW
+from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
+from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, frozen, is_replayed
+from safe_rope._base.dtypes import LOW, dtype_name
+from safe_rope._base.tensors import is_shared
+from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
@@ -135,10 +120,6 @@ class ModuleAuditor:
             )
         )
 
-    def replays(self, name: str) -> Iterable[Tensor | None]:
-        """What its constructor makes of a table under the conditions that damage tables."""
-        return self.reference.replays(name)
-
     # ------------------------------------------------------------------ what is measured
 
     def _tables(self) -> Iterator[Held]:
@@ -227,20 +208,11 @@ class ModuleAuditor:
             self.add("forward", "note", f"what it returns is not measured: {error}")
             return set()
         errors = answers.errors()
-        for position, phase, cos, excess in zip(*(column.tolist() for column in errors), strict=True):
-            self.result.rows.append(MeasuredRow(position, phase, cos, excess <= 1, layer_type))
+        self.result.rows += errors.rows(layer_type)
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
-            self.add(
-                "forward",
-                "damaged",
-                "not what the same forward returns on the tables that its constructor makes",
-                "forward",
-                phase_error_rad=float(errors.phase.max()),
-                cos_error=float(errors.cos.max()),
-                first_bad_position=errors.first(errors.phase > BAD_RADIANS),
-                first_damaged_position=errors.first(errors.excess > 1),
-            )
+            said = "not what the same forward returns on the tables that its constructor makes"
+            self.add("forward", "damaged", said, "forward", **errors.measured())
         return set() if errors.damaged or self.result.protected else answers.rewritten
 
     def table_name(self, layer_type: str | None) -> str:
@@ -266,7 +238,7 @@ class ModuleAuditor:
                 self._add_damage(held, found, *pair)
 
     def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
-        cause = explain_table(actual, expected, self.replays(held.name))
+        cause = explain_table(actual, expected, self.reference.replays(held.name))
         certain = held.certain or cause.certain
         if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
             cause, certain = cause._replace(said=said), True
@@ -339,8 +311,3 @@ def _what_the_guard_does(module: nn.Module, patch: RopePatch | None) -> str:
     if patch is None:
         return "protects it where its tables are what its config asks for, else pins them"
     return f"protects it, by the patch {patch.family}"
-
-
-def class_name(cls: type) -> str:
-    """Return the class's name with its Python module."""
-    return f"{cls.__module__}.{cls.__qualname__}"

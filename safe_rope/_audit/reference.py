@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from safe_rope._audit.report import BAD_RADIANS, MeasuredRow
 from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection.rotary import _divides_positions, _shown_spec
-from safe_rope._recognition.specs import Convention, read_spec
+from safe_rope._recognition.specs import Convention, divides_positions, read_spec, shown_spec
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.registry import RopePatch
 
@@ -81,9 +81,9 @@ class PhaseReference:
         self.spec = read_spec(module, patch, layer_type)
         self.prefix = "" if layer_type is None else f"{layer_type}_"
         self.scaling = self.spec.attention_scaling
-        divides = _divides_positions(module, self.spec)
+        divides = divides_positions(module, self.spec)
         self.divisor = (self.spec.factor or 1.0) if divides else 1.0
-        self.base = _shown_spec(module, self.spec).inv_freq()
+        self.base = shown_spec(module, self.spec).inv_freq()
         self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
         if base is not None and base.shape == self.base.shape and relative_error(base, self.base) > TOLERANCE:
             if self.spec.depends_on_length:
@@ -170,15 +170,38 @@ class Errors(NamedTuple):
         """Whether an error is beyond the tolerance."""
         return bool((self.excess > 1).any())
 
-    def first(self, beyond: Tensor) -> int | None:
-        """The first position where the mask ``beyond`` is set."""
-        found = self.positions[beyond]
-        return int(found.min()) if found.numel() else None
+    def measured(self) -> dict[str, Any]:
+        """What a `Finding` says of them."""
+        return {
+            "phase_error_rad": float(self.phase.max()),
+            "cos_error": float(self.cos.max()),
+            "first_bad_position": first_of(self.positions, self.phase > BAD_RADIANS),
+            "first_damaged_position": first_of(self.positions, self.excess > 1),
+        }
+
+    def rows(self, layer_type: str | None, within: float = math.inf) -> list[MeasuredRow]:
+        """One row a position; those up to ``within`` matter."""
+        columns = (column.tolist() for column in self)
+        return [
+            MeasuredRow(position, phase, cos, excess <= 1, layer_type, position <= within)
+            for position, phase, cos, excess in zip(*columns, strict=True)
+        ]
 
     @staticmethod
     def joined(parts: list[Errors]) -> Errors:
         """Return the measurements of several calls as one."""
         return Errors(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def first_of(positions: Tensor, mask: Tensor) -> int | None:
+    """Return the first of ``positions`` where ``mask`` is set."""
+    found = positions[mask]
+    return int(found.min()) if found.numel() else None
+
+
+def angle_between(cos: Tensor, sin: Tensor, true_cos: Tensor, true_sin: Tensor) -> Tensor:
+    """Return by how many radians each pair is turned against the true one, -pi to pi."""
+    return torch.atan2(sin * true_cos - cos * true_sin, cos * true_cos + sin * true_sin)
 
 
 def halves(table: Tensor, pairs: int, layout: str) -> tuple[Tensor, ...]:
@@ -207,7 +230,7 @@ def _errors(reference: PhaseReference, table: CosSinTable, layout: str) -> Error
         angle, value = torch.zeros_like(phases), torch.zeros_like(phases)
         for pair in zip(halves(all_cos, pairs, layout), halves(all_sin, pairs, layout), strict=True):
             c, s = (half.to("cpu", torch.float64) for half in pair)
-            turned = torch.atan2(s * true_cos - c * true_sin, c * true_cos + s * true_sin)
+            turned = angle_between(c, s, true_cos, true_sin)
             turned = _with_turns(turned, positions, phases, table.computed_from)
             off = torch.maximum(
                 (c - true_cos * reference.scaling).abs(), (s - true_sin * reference.scaling).abs()

@@ -45,7 +45,7 @@ class Finding:
             nothing computed: uninitialised or overwritten), "cache rebuild" (for a sequence longer than the
             cached tables), "forward" (right tensors, wrong arithmetic) or "application" (q and k).
         dtype: the dtype of what was measured.
-        phase_error_rad: the largest error of a phase, in radians; see `safe_rope.audit.audit`.
+        phase_error_rad: the largest error of a phase, in radians; see `safe_rope.audit`.
         cos_error: the largest absolute error of cos or sin, where these were measured.
         first_bad_position: the first position whose phase is off by more than 0.1 rad; exact for
             ``*inv_freq``, for ready tables and for a ``forward`` that computes from a damaged inv_freq, else
@@ -285,12 +285,9 @@ def joined(findings: Iterable[Finding]) -> list[Finding]:
             for name, choose in _MEASURED
             if (values := [v for f in (known, one) if (v := getattr(f, name)) is not None])
         }
-        facts[key] = replace(known, what=_both(known.what, one.what), **both)
+        what = known.what if one.what in known.what.split(", ") else f"{known.what}, {one.what}"
+        facts[key] = replace(known, what=what, **both)
     return list(facts.values())
-
-
-def _both(what: str, more: str) -> str:
-    return what if more in what.split(", ") else f"{what}, {more}"
 
 
 _MEASURED: tuple[tuple[str, Any], ...] = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
-from safe_rope._base.dtypes import LOW
-from safe_rope._protection.frozen import shard_like
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
+from safe_rope._protection.frozen import HOLDERS, shard_like
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import is_frequency, is_position_table, oscillates
 from safe_rope._recognition.truths import frozen_tables
 
-_HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 _FEWEST = 4
 
 
@@ -74,7 +72,6 @@ def difference(actual: Tensor, expected: Tensor, *, finished: bool, slack: bool)
         expected: what it should hold.
         finished: whether sines and the like were taken already.
         slack: whether each may come from phases of its own, rounded in FP32, that grow with the row.
-
     """
     wide = torch.complex128 if expected.is_complex() else torch.float64
     true = expected.to(wide)
@@ -123,7 +120,7 @@ def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tens
         return
     for child_name, child in module._modules.items():
         twin = built._modules.get(child_name)
-        if twin is None or not isinstance(child, _HOLDERS):
+        if twin is None or not isinstance(child, HOLDERS):
             continue
         path = ".".join(filter(None, (reference.path, child_name)))
         for name, parameter in child._parameters.items():
@@ -156,24 +153,11 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
         return None
     if int((~whole).sum()) < _FEWEST or bool((steps == steps[..., :1]).all()):
         return None
-    low = next((low for low in LOW if torch.equal(values, values.to(low).to(values.dtype))), None)
-    return None if low is None else f"{str(low).removeprefix('torch.')}-rounded frequencies"
-
-
-def is_shared(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are in the same memory."""
-    if one.device != other.device or one.is_meta:
-        return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    low = low_dtype_of(values)
+    return None if low is None else f"{dtype_name(low)}-rounded frequencies"
 
 
 def is_replayed(actual: Tensor, name: str, reference: Reference) -> bool:
     """Whether a frozen parameter is what its constructor makes under the conditions that damage tables."""
-    for replay in reference.replays_of():
-        with contextlib.suppress(AttributeError):
-            made = replay.module.get_submodule(reference.path).get_parameter(name) if replay else None
-            if made is None or made.is_meta:
-                continue
-            if torch.equal(actual, shard_like(made.detach().to(actual.dtype), actual)):
-                return True
-    return False
+    replays = reference.replayed_parameters(name)
+    return any(torch.equal(actual, shard_like(made.to(actual.dtype), actual)) for made in replays)

@@ -13,6 +13,7 @@ _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "n
 _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
 PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot"}
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
+_STORING = {"register_buffer", "setattr", "__dict__", "vars"}
 _CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}
 _SAME_CHAIN = (
     "LOAD_CONST", "LOAD_SMALL_INT", "COPY", "DUP_TOP", "BINARY_SUBSCR", "BINARY_OP", "SWAP", "CACHE",
@@ -43,7 +44,7 @@ class Facts(NamedTuple):
 
 
 def stores_when_called(cls: type) -> bool:
-    """Whether ``forward``, or a method that it names, assigns attributes or registers buffers."""
+    """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("torch."):
@@ -55,11 +56,9 @@ def stores_when_called(cls: type) -> bool:
         if function is None or function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        names = _names(function.__code__)
-        stores = (one.opname == "STORE_ATTR" for one in dis.get_instructions(function.__code__))
-        if names & {"register_buffer", "setattr", "__dict__", "vars"} or any(stores):
+        if _changes_what_is_kept(function.__code__):
             return True
-        waiting += [_function_of(own.get(name)) for name in names]
+        waiting += [_function_of(own.get(name)) for name in _names(function.__code__)]
     return False
 
 
@@ -78,7 +77,7 @@ def _facts(cls: Any) -> Facts:
     return Facts(
         counts=counts,
         computes=counts and bool(names & _WAVES),
-        stores="register_buffer" in names or any(map(_changes_what_is_kept, codes)),
+        stores=any(map(_changes_what_is_kept, codes)),
         turns={"sin", "cos"} <= names or "polar" in names,
         multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
         attends=bool(names & _ATTENTION),
@@ -95,7 +94,9 @@ def _has_at(code: types.CodeType) -> bool:
 
 
 def _changes_what_is_kept(code: types.CodeType) -> bool:
-    """Whether a method assigns an attribute, or changes in place what its first argument holds."""
+    """Whether a method assigns an attribute or a buffer, or changes in place what its object holds."""
+    if _names(code) & _STORING:
+        return True
     first = code.co_varnames[0] if code.co_argcount else None
     of_first = False  # whether what was loaded last is an attribute of the first argument
     for one in dis.get_instructions(code):

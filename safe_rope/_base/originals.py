@@ -28,6 +28,5 @@ def vector(values: Iterable[float], dtype: torch.dtype) -> torch.Tensor:
 
     Raises:
         ValueError: ``values`` is empty (a buffer cannot be).
-
     """
     return torch.frombuffer(array("d", values), dtype=torch.float64).to(dtype)

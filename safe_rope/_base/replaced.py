@@ -14,14 +14,19 @@ class Replaced:
     def __bool__(self) -> bool:
         return bool(self._done)
 
+    def __contains__(self, value: Any) -> bool:
+        """Whether ``value`` stands in the place of something."""
+        return any(ours is value for *_, ours in self._done)
+
     def put(self, owner: Any, name: str, ours: Any) -> None:
         """Let ``ours`` stand where ``owner`` itself, not a base of it, has ``name``."""
         self._done.append((owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
 
-    def put_back(self) -> None:
-        """Undo every `put`, the last one first."""
+    def put_back(self, moved: tuple[str, ...] = ()) -> None:
+        """Undo every `put`, the last one first; what had a name in ``moved`` may have another of them now."""
         while self._done:
             owner, name, before, ours = self._done.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, before)
+            for place in moved if name in moved else (name,):
+                if vars(owner).get(place) is ours:
+                    setattr(owner, place, before)

@@ -1,4 +1,4 @@
-"""Text for people: aligned tables, lines that fit a terminal, and the nearest known name to a wrong one."""
+"""Text for people: names, counts, aligned tables, lines that fit a terminal, the nearest known name."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def counted(number: int, noun: str) -> str:
     """Return the number with its noun, "1 module" or "2 modules"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def class_name(cls: type) -> str:
+    """Return the class's name with its Python module."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> list[str]:

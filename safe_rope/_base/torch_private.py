@@ -135,7 +135,6 @@ def storage_key(tensor: torch.Tensor | torch.UntypedStorage) -> int:
 
     Raises:
         NotImplementedError, RuntimeError: the tensor is a wrapper without memory of its own.
-
     """
     storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else tensor
     return int(storage._cdata)

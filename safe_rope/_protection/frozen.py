@@ -15,13 +15,14 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.explained import is_cast
-from safe_rope._recognition.rebuild import Rebuilt
 from safe_rope._recognition.tables import has_position_name, is_frequency
 from safe_rope._recognition.truths import frozen_tables
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
 
+HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
+"""Modules of torch's whose parameters are their parent's tables."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
@@ -44,17 +45,9 @@ def round_once(module: nn.Module, reference: Reference) -> None:
         wanted = shard_like(true.to(here.dtype), here)
         if here.is_meta or torch.equal(here.cpu(), wanted):
             continue
-        replays = (_parameter_of(replay, reference.path, name) for replay in reference.replays_of())
-        if any(r is not None and is_cast(here.cpu(), shard_like(r, here)) for r in replays):
+        replays = reference.replayed_parameters(name)
+        if any(is_cast(here.cpu(), shard_like(replay, here)) for replay in replays):
             here.copy_(wanted)
-
-
-def _parameter_of(replay: Rebuilt | None, path: str, name: str) -> torch.Tensor | None:
-    try:
-        found = replay.module.get_submodule(path)._parameters.get(name) if replay is not None else None
-    except AttributeError:
-        return None
-    return None if found is None or found.is_meta else found.detach()
 
 
 def shard_like(values: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
@@ -95,5 +88,5 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if parameter is not None:
             yield name, parameter
     for child_name, child in module._modules.items():
-        if isinstance(child, nn.Embedding | nn.ParameterList | nn.ParameterDict):
+        if isinstance(child, HOLDERS):
             yield from ((f"{child_name}.{name}", p) for name, p in child.named_parameters())

@@ -16,15 +16,7 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.torch_private import pytree
-from safe_rope._protection.stand_ins import (
-    Call,
-    Result,
-    as_it_is,
-    followed,
-    on_twin,
-    rounded,
-    stand_in_for,
-)
+from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.holdings import get_table

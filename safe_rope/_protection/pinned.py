@@ -21,17 +21,18 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.text import class_name
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.untouched import REMEMBERING
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
-_REMEMBERING = type(functools.lru_cache(lambda: None))
 LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 
 
@@ -62,7 +63,7 @@ class PinnedState(Keeper):
         self.applied = applied
         self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
-        self.owner = f"{type(module).__module__}.{type(module).__qualname__}"
+        self.owner = class_name(type(module))
         self.code = bytecode.facts(stock_class(module))  # Dynamo cannot read bytecode
         self.runner = stand_ins.Runner()
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
@@ -137,7 +138,7 @@ def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
     """Return the forward of a pinned ``stock``: its own, on the true tables."""
     inner: Any = stock.forward
     # What a forward that remembers remembers was computed from the tables of then.
-    anew = inner.__wrapped__ if isinstance(inner, _REMEMBERING) else inner
+    anew = inner.__wrapped__ if isinstance(inner, REMEMBERING) else inner
 
     @functools.wraps(inner)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.text import Report, counted, wrapped
+from safe_rope._base.text import Report, class_name, counted, wrapped
 from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope.errors import PrecisionWarning
@@ -77,7 +77,7 @@ class ProtectionReport(Report):
     def add(self, path: str, module: nn.Module) -> None:
         """Add a module that is protected fully or pinned."""
         state: Any = module._safe_rope
-        name, family = _class_name(module), None if state.applied is None else state.applied.family
+        name, family = class_name(type(module)), None if state.applied is None else state.applied.family
         pins = state.pins if is_pinned(module) else {}
         full = not is_pinned(module)
         notes = {table: why for table, why in state.notes.items() if why != UNTOLD}
@@ -104,13 +104,13 @@ class ProtectionReport(Report):
         """Add a position module that cannot be protected, or whose tables ``kept`` nobody can judge."""
         reason = f"{reason}; register a RopePatch for its class (safe_rope.registry.register)"
         level = "kept" if kept else None
-        self.unprotected.append(ModuleEntry(path, _class_name(module), None, reason, level, kept))
+        self.unprotected.append(ModuleEntry(path, class_name(type(module)), None, reason, level, kept))
 
     def add_frozen(self, path: str, found: Frozen) -> None:
         """Add a position table that is a frozen parameter."""
         reason = f"{found.name} {found.reason}"
         entries = self.unprotected if found.is_damaged else self.left
-        entries.append(ModuleEntry(path, _class_name(found.module), reason=reason))
+        entries.append(ModuleEntry(path, class_name(type(found.module)), reason=reason))
 
     def describe_unprotected(self) -> str:
         """Say in one message which position modules are not protected, and what to do."""
@@ -143,10 +143,6 @@ def _is_low(pin: Any) -> bool:
 
 def _listed(notes: dict[str, str], end: str) -> str:
     return "; ".join(f"{name}: {why}" for name, why in notes.items()) + end
-
-
-def _class_name(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 # torchrun, deepspeed and accelerate set the first; mpirun and srun, without them, one of the others.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,14 +18,20 @@ from torch import nn
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
-from safe_rope._recognition.specs import Convention, cached_length, layer_types, position_buffers, read_spec
+from safe_rope._recognition.specs import (
+    Convention,
+    cached_length,
+    divides_positions,
+    layer_types,
+    position_buffers,
+    read_spec,
+    shown_spec,
+)
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.registry import RopePatch
 from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
-
-logger = logging.getLogger(__name__)
 
 Table = RotaryTable | StockTable
 Make = Callable[[torch.device], torch.Tensor]
@@ -117,11 +122,9 @@ class RotaryState(Keeper):
         for layer_type in layer_types(module):
             spec = read_spec(module, patch, layer_type)
             prefix = "" if layer_type is None else f"{layer_type}_"
-            expected = _shown_spec(module, spec).inv_freq(bits=bits)
-            shown = _authoritative(true.get(f"{prefix}inv_freq"), _shown_spec(module, spec), expected)
-            original = _authoritative(
-                true.get(f"{prefix}original_inv_freq"), _shown_spec(module, spec), shown
-            )
+            expected = shown_spec(module, spec).inv_freq(bits=bits)
+            shown = _authoritative(true.get(f"{prefix}inv_freq"), shown_spec(module, spec), expected)
+            original = _authoritative(true.get(f"{prefix}original_inv_freq"), shown_spec(module, spec), shown)
             table = _table(tables, module, spec, shown, bits)
             sets[layer_type] = Frequencies(spec, prefix, original, shown, table, table)
             if spec.rope_type == "longrope":
@@ -290,7 +293,7 @@ class RotaryState(Keeper):
         return (
             self.convention == "positions"
             and not frequencies.spec.depends_on_length
-            and not _divides_positions(module, frequencies.spec)
+            and not divides_positions(module, frequencies.spec)
             and not self.shown
             and values.shape == frequencies.inv_freq.shape
             and values.dtype == torch.float32
@@ -332,26 +335,13 @@ def _longrope_limit(spec: RopeSpec) -> int:
 
 def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor, bits: Bits) -> Table:
     divisor = 1.0
-    if _divides_positions(module, spec):
+    if divides_positions(module, spec):
         if kind == "fp32":
             divisor = spec.factor or 1.0
         else:
             inv_freq = spec.inv_freq(bits=bits)
     table: Table = shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
     return table
-
-
-def _divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
-    # Before 4.43 the linear classes had no rope_type and divided the position instead of inv_freq.
-    return (
-        spec.rope_type == "linear"
-        and getattr(module, "rope_type", None) is None
-        and not hasattr(module, "config")
-    )
-
-
-def _shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
-    return spec.unscaled() if _divides_positions(module, spec) else spec
 
 
 def _authoritative(true: torch.Tensor | None, spec: RopeSpec, expected: torch.Tensor) -> torch.Tensor:

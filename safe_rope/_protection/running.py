@@ -19,14 +19,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection import in_fp32, products
-from safe_rope._protection.stand_ins import (
-    Call,
-    as_it_is,
-    marked,
-    on_twin,
-    rounded,
-    warn_rounded,
-)
+from safe_rope._protection.stand_ins import Call, as_it_is, marked, on_twin, rounded, warn_rounded
 from safe_rope._recognition.holdings import get_table, set_table
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.text import class_name
 from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.tables import is_frequency
 from safe_rope.rotation._cos_sin import CosSin
@@ -54,7 +55,7 @@ class Shown:
         if nominal not in LOW:
             return table.to(nominal)
         # A module computes with it, and decides by its dtype what else it makes.
-        phase = f"{type(module).__module__}.{type(module).__qualname__}.{self.name}"
+        phase = f"{class_name(type(module))}.{self.name}"
         return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
 
     def __set__(self, module: Any, value: Any) -> None:

@@ -9,12 +9,8 @@ when something is called, cast or moved, or when the guard closes.
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-import logging
 import sys
 import threading
-import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
@@ -25,18 +21,21 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
-from safe_rope._base.replaced import Replaced
 from safe_rope._protection.frozen import frozen_positions
-from safe_rope._protection.plan import (
-    Options,
-    Protection,
-    Unprotectable,
-    concerns,
-    prepare,
-)
+from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
 from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
 from safe_rope._protection.rotary import RotaryState
+from safe_rope._protection.wrapped_methods import (
+    calls,
+    is_torchs,
+    unwrap_methods,
+    watch_of_this_thread,
+    watches,
+    watches_lock,
+    wrap_call,
+    wrap_methods,
+)
 from safe_rope._recognition.arguments import Arguments, arguments_in, first_argument, infer_arguments
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import is_same
@@ -47,15 +46,9 @@ from safe_rope._recognition.tables import may_hold_positions
 from safe_rope.constructors import _shadow
 from safe_rope.errors import UnsupportedModelError
 
-logger = logging.getLogger(__name__)
-
 Built = Callable[[nn.Module], None]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-
-_watches: list[ConstructionWatch] = []
-_watches_lock = threading.RLock()
-_wrapped: list[tuple[type, str, Any, Any]] = []  # a class and a name in it, what was there, ours
 
 
 class _Building(NamedTuple):
@@ -105,12 +98,12 @@ class ConstructionWatch:
 
     def open(self) -> None:
         """Start watching."""
-        with _watches_lock:
+        with watches_lock:
             self._stop_hearing = on_module(self._on_registration)
-            _watches.append(self)
+            watches.append(self)
             constructors.before_exit.append(self._before_exit)
-            if len(_watches) == 1:
-                _wrap_init()
+            if len(watches) == 1:
+                wrap_methods()
 
     def close(self) -> None:
         """Protect what never got a parent, put every table back, and stop watching."""
@@ -121,12 +114,12 @@ class ConstructionWatch:
             for module in self._seen:
                 state_of(module).replays = None
         finally:
-            with _watches_lock:
+            with watches_lock:
                 self._stop_hearing()
-                _watches.remove(self)
+                watches.remove(self)
                 constructors.before_exit.remove(self._before_exit)
-                if not _watches:
-                    _unwrap_init()
+                if not watches:
+                    unwrap_methods()
             self._looked_at = weakref.WeakSet([*self._parents, *self._nothing_yet])
             self._nothing_yet.clear()
             self._building.clear()
@@ -151,13 +144,13 @@ class ConstructionWatch:
         if not unfinished:
             self._is_new = False
             self._look_at_what_was_empty()
-        with _watches_lock:
-            if not any(watch._building for watch in _watches):
-                _call.put_back()
+        with watches_lock:
+            if not any(watch._building for watch in watches):
+                calls.put_back()
 
     def _before_exit(self) -> None:
         # What zero.Init would have made of a tensor is known as long as its constructors stand.
-        if _watch_of_this_thread() is self:
+        if watch_of_this_thread() is self:
             self.catch_up()
             settle(self._seen)
 
@@ -166,7 +159,7 @@ class ConstructionWatch:
         building = _Building(arguments_in(module, frame), Conditions.now(), thread=threading.get_ident())
         self._building[module] = building
         self._is_new = True
-        _wrap_call()
+        wrap_call()
         conditions, arguments = building.conditions, building.arguments
         if conditions is None or conditions.device != "meta" or arguments is None:
             return
@@ -198,7 +191,7 @@ class ConstructionWatch:
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is None or rebuilding() or not self._concerns_this_thread():
             return
-        torchs = _is_torchs(child)
+        torchs = is_torchs(child)
         if torchs:
             _give_stock_dtypes(child)
         if torchs and not child._modules and not isinstance(child, _CONTAINERS):
@@ -208,7 +201,7 @@ class ConstructionWatch:
             return
         if isinstance(child, ProtectedModule):
             self._see(child)
-        elif _watch_of_this_thread() is self:
+        elif watch_of_this_thread() is self:
             self._consider(child)
 
     def _consider(
@@ -279,7 +272,7 @@ class ConstructionWatch:
         return known[1]
 
     def _concerns_this_thread(self) -> bool:
-        return self._thread == threading.get_ident() or _watch_of_this_thread() is self
+        return self._thread == threading.get_ident() or watch_of_this_thread() is self
 
     def complete(self, report: ProtectionReport) -> None:
         """Add every position module that was built and still exists to ``report``, ordered by path."""
@@ -355,136 +348,3 @@ def _give_stock_dtypes(module: nn.Module) -> None:
         dtype = _shadow.shadow_dtype(value) if isinstance(value, torch.Tensor) and name not in kept else None
         if dtype is not None and not isinstance(value, nn.Parameter):
             set_table(module, name, value.to(dtype))
-
-
-def _watch_of_this_thread() -> ConstructionWatch | None:
-    """The innermost guard that this thread opened; where it opened none, the last one opened anywhere."""
-    if len(_watches) == 1:
-        return _watches[0]
-    thread = threading.get_ident()
-    own = [watch for watch in _watches if watch._thread == thread]
-    return (own or _watches or [None])[-1]  # type: ignore[list-item]
-
-
-def _wrap_init() -> None:
-    # DeepSpeed keeps the constructor that it replaced in _old_init and puts that back when zero.Init ends.
-    wraps: dict[str, Callable[..., Any]] = {"__init__": _noting, "_old_init": _noting}
-    for name in ("_apply", "train", "load_state_dict"):
-        wraps[name] = functools.partial(_looking_before, name)
-    for name, wrap in wraps.items():
-        inner = nn.Module.__dict__.get(name)
-        if inner is not None and not any(inner is ours for _, _, _, ours in _wrapped):
-            _replace(nn.Module, name, inner, wrap(inner))
-    if "_old_init_subclass" in vars(nn.Module):
-        # A zero.Init that has ended leaves the constructor that a class inherits in the class itself.
-        base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
-        # Sigmoid has none of its own: what stands there is somebody's wrapper, in all classes without one.
-        left: Any = vars(nn.Sigmoid).get("__init__")
-        for cls in _subclasses(nn.Module):
-            own = vars(cls).get("__init__")
-            if not isinstance(own, types.FunctionType) or _is_deepspeeds(own):
-                continue
-            if inspect.unwrap(own) is base:
-                _replace(cls, "__init__", own, ours)
-            elif own is left:
-                _replace(cls, "__init__", own, _noting(own))
-
-
-def _replace(owner: type, name: str, before: Any, ours: Any) -> None:
-    _wrapped.append((owner, name, before, ours))
-    setattr(owner, name, ours)
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    seen: set[type] = {cls}
-    waiting: list[type] = [cls]
-    while waiting:
-        below: list[type] = waiting.pop().__subclasses__()
-        for subclass in below:
-            if subclass not in seen:
-                seen.add(subclass)
-                waiting.append(subclass)
-                yield subclass
-
-
-def _is_deepspeeds(function: types.FunctionType) -> bool:
-    return str(function.__globals__.get("__name__")).startswith("deepspeed.")
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    """Say whether a module is one of torch's own: most modules are, and none of them holds positions."""
-    return type(module).__module__.startswith("torch.nn.modules.")
-
-
-def _noting(inner: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(inner)
-    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        inner(self, *args, **kwargs)
-        for one in _watches:
-            one.has_seen_a_module = True
-        if _is_torchs(self):
-            return
-        watch = None if rebuilding() else _watch_of_this_thread()
-        if watch is not None:
-            try:
-                watch.note(self, sys._getframe(1))
-            except Exception:
-                logger.warning("cannot tell what %s is built with", type(self).__name__, exc_info=True)
-
-    return init
-
-
-class _ThreadState(threading.local):
-    uses: bool = False
-
-
-_this_thread = _ThreadState()
-
-
-def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if rebuilding() or _this_thread.uses:
-            return inner(self, *args, **kwargs)
-        stock = type(self)
-        for watch in tuple(_watches):  # each has seen others being built
-            watch.before_use()
-        _this_thread.uses = True  # its children are about to get here, each by itself
-        try:
-            # What has just been protected may have a method of its own.
-            return (inner if type(self) is stock else getattr(type(self), name))(self, *args, **kwargs)
-        finally:
-            _this_thread.uses = False
-
-    return method
-
-
-_call = Replaced()
-"""A call of any module, wrapped only while something that was built has not been considered."""
-
-
-def _wrap_call() -> None:
-    with _watches_lock:
-        if _call:
-            return
-        inner = nn.Module.__call__
-
-        @functools.wraps(inner)
-        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not (rebuilding() or torch.compiler.is_compiling()):
-                for watch in tuple(_watches):
-                    watch.before_use(by_call=True)
-            return inner(self, *args, **kwargs)
-
-        _call.put(nn.Module, "__call__", call)
-
-
-def _unwrap_init() -> None:
-    _call.put_back()
-    # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
-    while _wrapped:
-        owner, name, before, ours = _wrapped.pop()
-        # zero.Init moves the constructor that it finds to _old_init, and back.
-        for place in ("__init__", "_old_init") if name in ("__init__", "_old_init") else (name,):
-            if vars(owner).get(place) is ours:
-                setattr(owner, place, before)

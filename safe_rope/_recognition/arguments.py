@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope.constructors._truthful import is_deepspeeds
+
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, tuple, set, dict)
-_READING = {"get", "items", "keys", "values", "copy"}
 _CHANGING = {"pop", "popitem", "update", "setdefault", "clear", "append", "extend", "insert", "remove"}
 
 
@@ -64,16 +65,11 @@ def arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None
     outermost = None
     # The chain of constructors of this object: its own, its bases', and wrappers around each.
     while frame is not None and first_argument(frame) is module:
-        if frame.f_code.co_name == "__init__" or _is_deepspeeds(frame):
+        # zero.Init's wrapper has the arguments before the constructor has touched them.
+        if frame.f_code.co_name == "__init__" or is_deepspeeds(frame.f_globals):
             outermost = frame
         frame = frame.f_back
     return None if outermost is None else _call_of(outermost)
-
-
-def _is_deepspeeds(frame: FrameType) -> bool:
-    # zero.Init's wrapper around a constructor has the arguments before the constructor has touched them.
-    name = frame.f_globals.get("__name__")
-    return isinstance(name, str) and name.startswith("deepspeed.")
 
 
 def first_argument(frame: FrameType) -> Any:

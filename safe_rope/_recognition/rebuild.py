@@ -26,7 +26,7 @@ from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.tables import FEWEST, is_finished, is_position_table, own_tensors
-from safe_rope._recognition.untouched import Untouched
+from safe_rope._recognition.untouched import REMEMBERING, Untouched
 
 _thread = threading.local()
 
@@ -35,7 +35,6 @@ _FROZEN = 1 << 20
 _SMALL = 1 << 22
 """Parameters that a class may have to be built again with real ones."""
 _LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
-_REMEMBERING = type(functools.lru_cache(lambda: None))
 
 
 class Rebuilt(NamedTuple):
@@ -199,7 +198,7 @@ def _nothing_remembered(cls: type) -> Iterator[None]:
         (place, name, value)
         for place in dict.fromkeys(places)
         for name, value in list(vars(place).items() if place is not None else ())
-        if isinstance(getattr(value, "__func__", value), _REMEMBERING)
+        if isinstance(getattr(value, "__func__", value), REMEMBERING)
     ]
     try:
         for place, name, value in replaced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Iterable, Iterator
@@ -43,15 +44,14 @@ class Again:
         self._cls = cls
         self._arguments = arguments
         self._conditions = tuple(conditions)
-        self._replays: list[Rebuilt | None] | None = None
-        self.error: Exception | None = None
+        self._replays: list[Rebuilt] | None = None
         try:
             self.rebuilt: Rebuilt | None = rebuild(cls, arguments)
-        except Exception as error:
+        except Exception:
             logger.info("%s cannot be built again", cls.__name__, exc_info=True)
-            self.rebuilt, self.error = None, error
+            self.rebuilt = None
 
-    def replays(self) -> list[Rebuilt | None]:
+    def replays(self) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in."""
         if self._replays is None:
             self._replays = []
@@ -83,7 +83,7 @@ class Reference(NamedTuple):
         """The rebuilt module itself."""
         return self.rebuilt.module.get_submodule(self.path) if self.rebuilt is not None else None
 
-    def replays_of(self) -> list[Rebuilt | None]:
+    def replays_of(self) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in."""
         return self.again.replays() if self.again is not None else []
 
@@ -91,12 +91,18 @@ class Reference(NamedTuple):
         """Yield what each replay has in place of the table ``name``."""
         for replay in self.replays_of():
             try:
-                value = (
-                    get_table(replay.module.get_submodule(self.path), name) if replay is not None else None
-                )
+                value = get_table(replay.module.get_submodule(self.path), name)
             except AttributeError:
                 continue
             yield value if isinstance(value, torch.Tensor) and not value.is_meta else None
+
+    def replayed_parameters(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some."""
+        for replay in self.replays_of():
+            with contextlib.suppress(AttributeError):
+                parameter = replay.module.get_submodule(self.path).get_parameter(name)
+                if not parameter.is_meta:
+                    yield parameter.detach()
 
 
 class References:

@@ -90,6 +90,20 @@ def read_spec(module: nn.Module, patch: RopePatch | None, layer_type: str | None
     return RopeSpec.from_config(described, rotary_dim=described["head_dim"])
 
 
+def divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
+    """Whether the module divides positions instead of inv_freq, as linear scaling did before 4.43."""
+    return (
+        spec.rope_type == "linear"
+        and getattr(module, "rope_type", None) is None
+        and not hasattr(module, "config")
+    )
+
+
+def shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
+    """The spec that the module's inv_freq is made from."""
+    return spec.unscaled() if divides_positions(module, spec) else spec
+
+
 def _built_rotary_dim(module: nn.Module, layer_type: str | None) -> int | None:
     # Whatever happens to its values, a buffer keeps its length, and some classes ignore
     # partial_rotary_factor.

@@ -34,7 +34,7 @@ _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|a
 
 
 def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The module's own tensors (see `_holdings`) that are floating or complex, and no parameters."""
+    """The tensors of `holdings.entries` that are floating, complex or may be buckets, and no parameters."""
     return [
         (name, value)
         for name, value in entries(module)

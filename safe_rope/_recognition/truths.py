@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
 from safe_rope._recognition.explained import Truth, find_truth
 from safe_rope._recognition.holdings import get_table
@@ -88,7 +89,7 @@ def truths_of(
 
 def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference: Reference) -> Truth:
     current = get_table(module, name)
-    if rebuilt is not None and _is_shared(current, rebuilt):
+    if rebuilt is not None and is_shared(current, rebuilt):
         rebuilt = None  # the constructor has handed out what lives already: that proves nothing
     if isinstance(current, torch.Tensor) and not current.is_meta:
         current = current.detach().cpu()
@@ -102,12 +103,6 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
     if truth.values is current and current is not None:
         return truth._replace(values=current.clone())  # nobody else's memory
     return truth
-
-
-def _is_shared(current: object, rebuilt: torch.Tensor) -> bool:
-    if type(current) is not torch.Tensor or current.is_meta or current.device != rebuilt.device:
-        return False
-    return current.untyped_storage().data_ptr() == rebuilt.untyped_storage().data_ptr()
 
 
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:

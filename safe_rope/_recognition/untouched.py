@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-_REMEMBERING = type(functools.lru_cache(lambda: None))
+REMEMBERING = type(functools.lru_cache(lambda: None))
+"""The class of a function that remembers its results."""
 _CONTAINERS = (dict, list, set, deque)
 _PLAIN = (bool, int, float, str, type(None))
 _LONGEST = 4096
@@ -56,7 +57,7 @@ class Untouched:
                 if name.startswith("__"):
                     continue
                 function = getattr(value, "__func__", value)
-                if isinstance(function, _REMEMBERING):
+                if isinstance(function, REMEMBERING):
                     self._functions.append((function, function.cache_info().currsize))
                 elif type(value) in _CONTAINERS and len(value) <= _LONGEST:
                     self._containers.append((value, value.copy()))

@@ -7,7 +7,6 @@ classes that release has. ``safe-rope patches --record`` adds the installed rele
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -15,9 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from safe_rope._base import version
 from safe_rope.errors import MissingDependencyError
 from safe_rope.registry import RopePatch
 
+_PAIR = ("transformers", "deepspeed", "torch")
 RECORD = Path(__file__).with_name("patch_releases.json")
 
 
@@ -53,15 +54,13 @@ def installed() -> dict[str, str]:
     Raises:
         MissingDependencyError: one of the three is not installed.
     """
-    found = {}
-    for name in ("transformers", "deepspeed", "torch"):
-        try:
-            found[name] = importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError as error:
+    found = version.installed(_PAIR)
+    for name in _PAIR:
+        if name not in found:
             raise MissingDependencyError(
                 f'recording needs {name}, which is not installed; pip install "safe-rope[train]"'
-            ) from error
-    return found
+            )
+    return {name: release.partition("+")[0] for name, release in found.items()}
 
 
 def record(patches: Iterable[RopePatch]) -> None:

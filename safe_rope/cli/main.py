@@ -18,10 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rule": ("safe_rope.cli.rule", "Explain a rule of scan."),
     "audit": ("safe_rope.cli.audit", "Measure a model's position tables on every load path."),
     "compare": ("safe_rope.cli.compare", "Compare the tables of devices, dtypes, models or environments."),
-    "patches": (
-        "safe_rope.cli.patches",
-        "List the architectures that are protected, and how.",
-    ),
+    "patches": ("safe_rope.cli.patches", "List the architectures that are protected, and how."),
     "run": ("safe_rope.cli.run", "Guard an unmodified training script in every process."),
     "env": ("safe_rope.cli.env", "Print what a bug report needs: versions, devices, settings."),
 }

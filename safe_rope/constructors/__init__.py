@@ -10,7 +10,6 @@ found in ``sys.modules`` or waited for with a post-import hook; it is never impo
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import wrapt
 
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import TRUE_NEW
+from safe_rope._base.version import installed
 from safe_rope.constructors import _shadow, _surroundings
 from safe_rope.constructors._truthful import CONSTRUCTORS, Session, Target, new_tensor
 from safe_rope.errors import IncompatibleVersionError
@@ -54,7 +54,6 @@ def _deepspeed() -> ModuleType | None:
 
     Raises:
         IncompatibleVersionError: it lacks one of the names that this file relies on.
-
     """
     module = sys.modules.get(_MODULE)
     if module is None:
@@ -66,10 +65,7 @@ def _deepspeed() -> ModuleType | None:
     else:
         missing += [f"{_CLASS}.{name}" for name in (_ADD, _REMOVE) if name not in vars(cls)]
     if missing:
-        try:
-            version = importlib.metadata.version("deepspeed")
-        except importlib.metadata.PackageNotFoundError:
-            version = "of unknown version"
+        version = installed(("deepspeed",)).get("deepspeed", "of unknown version")
         raise IncompatibleVersionError(
             f"safe_rope hooks {', '.join(missing)} in {_MODULE}, and deepspeed {version} has no such name; "
             "install a deepspeed between 0.14.5 and 0.19.8, or a newer safe_rope"
@@ -212,7 +208,6 @@ class ConstructorGuard:
 
         Raises:
             IncompatibleVersionError: the installed deepspeed lacks what there is to hook; nothing changed.
-
         """
         with _lock:
             _shadow.tidy()
@@ -224,7 +219,6 @@ class ConstructorGuard:
 
         Raises:
             RuntimeError: the guard is not open.
-
         """
         with _lock:
             if self._opens == 0:

@@ -42,7 +42,6 @@ def default_dtype(dtype: torch.dtype) -> Iterator[torch.dtype]:
 
     Raises:
         RuntimeError: a section of another thread that needs FP32 does not end, and ``dtype`` is another.
-
     """
     global _outside
     me = threading.get_ident()

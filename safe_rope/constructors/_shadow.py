@@ -23,12 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.tensors import tensors_in
-from safe_rope._base.torch_private import (
-    SET_DATA,
-    put_function_modes,
-    stays_at_bottom,
-    take_function_modes,
-)
+from safe_rope._base.torch_private import SET_DATA, put_function_modes, stays_at_bottom, take_function_modes
 from safe_rope.constructors import _surroundings
 
 # Keyed by identity, beside the tensors: an attribute would be pickled, deep-copied and saved with them.

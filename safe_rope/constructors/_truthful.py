@@ -29,6 +29,12 @@ class _ThreadState(threading.local):
 _thread = _ThreadState()
 
 
+def is_deepspeeds(scope: dict[str, Any]) -> bool:
+    """Whether code with these globals is DeepSpeed's."""
+    name = scope.get("__name__")
+    return isinstance(name, str) and name.startswith("deepspeed.")
+
+
 class Target(NamedTuple):
     """A constructor to wrap: the attribute ``name`` of ``owner``, and what honours a dtype in its place."""
 
@@ -127,7 +133,8 @@ class Session:
 
         @functools.wraps(inner)
         def constructor(*args: Any, **kwargs: Any) -> Any:
-            if not self.live or _thread.unguarded or _called_by_deepspeed():
+            # DeepSpeed partitions with torch.empty(n, dtype=param.dtype) and relies on its own dtype.
+            if not self.live or _thread.unguarded or is_deepspeeds(sys._getframe(1).f_globals):
                 return inner(*args, **kwargs)
             policy = learned if kwargs.get("out") is None else None
             if _surroundings.thread.depth:
@@ -159,9 +166,3 @@ class Session:
                 _thread.unguarded -= 1
 
         self._installed.put(torch.nn.UninitializedParameter, "__new__", staticmethod(new))
-
-
-def _called_by_deepspeed() -> bool:
-    # DeepSpeed partitions with torch.empty(n, dtype=param.dtype) and relies on getting its own dtype back.
-    name = sys._getframe(2).f_globals.get("__name__")
-    return isinstance(name, str) and name.startswith("deepspeed.")

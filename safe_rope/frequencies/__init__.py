@@ -33,7 +33,6 @@ class RopeSpec:
 
     Raises:
         ConfigError: the values contradict each other, or one that the rope type needs is missing.
-
     """
 
     rope_type: str
@@ -84,7 +83,6 @@ class RopeSpec:
 
         Where transformers 4 and 5 read the same keys differently, the config's form decides (the trained
         length and the factor of longrope, the trained length of yarn and llama3).
-
         """
         return cls(**read_fields(config, layer_type, head_dim, rotary_dim))
 
@@ -138,7 +136,6 @@ class RopeSpec:
         Raises:
             TypeError: ``seq_len`` is not an integer.
             ValueError: ``seq_len`` is negative, or ``bits`` none of the three.
-
         """
         length = _length(seq_len)
         if bits not in ARITHMETICS:

@@ -36,7 +36,6 @@ def check(spec: RopeSpec) -> None:
 
     Raises:
         ConfigError: says what was expected, what came, and what to do.
-
     """
     _require(
         spec.rope_type in ROPE_TYPES,

@@ -74,7 +74,6 @@ def read_fields(
 
     Raises:
         ConfigError: rope information or dimensions are missing, or of the wrong kind.
-
     """
     source = _Source(_resolve(config, layer_type))
     params, form = _parameters(source, layer_type)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,7 +42,6 @@ class Arithmetic:
         dtype: of every tensor.
         wavelengths: ``theta ** (2i / D)`` for i < count, from (theta, count, D).
         power: one number raised to a float exponent.
-
     """
 
     dtype: torch.dtype
@@ -57,11 +57,6 @@ def _exponents(count: int, dim: int) -> torch.Tensor:
 def _machine_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
     powers: torch.Tensor = theta ** _exponents(count, dim)
     return powers
-
-
-def _machine_power(base: Number, exponent: float) -> Number:
-    power: Number = base**exponent
-    return power
 
 
 def _checkpoint_wavelengths(theta: Number, count: int, dim: int) -> torch.Tensor:
@@ -107,7 +102,7 @@ def _exact_power(base: Number, exponent: float) -> Number:
 ARITHMETICS = {
     "checkpoint": Arithmetic(torch.float32, _checkpoint_wavelengths, _checkpoint_power),
     "exact": Arithmetic(torch.float64, _exact_wavelengths, _exact_power),
-    "machine": Arithmetic(torch.float32, _machine_wavelengths, _machine_power),
+    "machine": Arithmetic(torch.float32, _machine_wavelengths, operator.pow),
 }
 
 

@@ -76,7 +76,6 @@ def nearest_power(base: float, exponent: Fraction | float, digits: int) -> float
         base: a positive finite number.
         exponent: finite; a Fraction is taken as it is.
         digits: at most 53. The result must be a normal number.
-
     """
     numerator, denominator = exponent.as_integer_ratio()
     mantissa, power = _exp(_ln(base) * numerator // denominator)
@@ -207,7 +206,6 @@ def vector_power(base: Tensor, exponents: Tensor) -> Tensor:
     Args:
         base: FP32 CPU, 0-dimensional, positive and finite.
         exponents: FP32 CPU ``[n]``; the powers must be normal numbers.
-
     """
     power = _exp_of_pair(_scale(_log(base), exponents))
     return torch.where(exponents == 0, _constant(1.0), power)

@@ -63,10 +63,6 @@ class Body:
         """Return what the function returns for the plain values of a call; None if it has to be asked itself.
 
         It is asked for what few tokens give with gradients: a kernel's preparation would be dearer.
-
-        Args:
-            args: of the call; its tables may be marked.
-            kwargs: as args.
         """
         bound = self._bound(args, kwargs)
         if bound is None:

@@ -329,10 +329,7 @@ def plain(value: Any) -> Any:
 def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:
     """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory.
 
-    Args:
-        tensor: the table.
-        nominal: the dtype that the stock model's table has here.
-
+    ``nominal``: the dtype that the stock model's table has here.
     """
     if not torch.compiler.is_compiling():
         return CosSin(tensor, nominal)

@@ -196,8 +196,3 @@ def exists(module_name: str, name: str) -> bool:
     """Whether there is a function of that name to make FP32-aware."""
     owner, attribute = _find(module_name, name)
     return getattr(owner, attribute, None) is not None
-
-
-def users() -> dict[Any, int]:
-    """How many modules need each function that is FP32-aware now."""
-    return {key: replacement.users for key, replacement in _installed.items()}

@@ -164,7 +164,6 @@ class _Table:
         Raises:
             TypeError: position_ids is not an integer tensor, or dtype is none of the four.
             ValueError: a position is -2**63, or a uint64 beyond int64 (see the class for accelerators).
-
         """
         if must_stay_opaque(position_ids):
             cos, sin = torch.ops.safe_rope.rotary_lookup(position_ids, self.key, dtype)
@@ -198,7 +197,6 @@ class RotaryTable(_Table):
     Raises:
         TypeError: inv_freq is no FP32 tensor.
         ValueError: inv_freq is not finite, not on CPU or not one-dimensional, or the scaling not above 0.
-
     """
 
     kind: Kind = "exact"
@@ -222,7 +220,6 @@ class StockTable(_Table):
     Raises:
         TypeError: inv_freq is no FP32 tensor.
         ValueError: inv_freq is not finite, not on CPU or not one-dimensional, or a factor not above 0.
-
     """
 
     kind: Kind = "fp32"
@@ -266,7 +263,6 @@ def shared_table(
 
     Raises:
         TypeError, ValueError: as the classes do; ValueError for an unknown kind.
-
     """
     if kind not in _TABLES:
         raise ValueError(f'kind must be "exact" or "fp32", got {kind!r}; see RotaryTable and StockTable')

@@ -8,7 +8,6 @@ inv_freq is a dyadic rational, hence exact in fixed point.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 FRACTION_BITS = 288
 """Fraction bits of every number here: squaring 62 times costs 62 of them, a double-double needs 110."""
@@ -17,37 +16,21 @@ _HALVINGS = 8
 _GUARD_BITS = 160
 """An FP32 number is below 2**128, so reducing it modulo 2 pi loses at most that many bits of pi."""
 
+_TWO_PI = int(
+    "6487ED5110B4611A62633145C06E0E68948127044533E63A0105DF53"
+    "1D89CD9128A5043CC71A026EF7CA8CD9E69D218D98158536F92F8A1BA",
+    base=16,
+)
+"""2 pi with FRACTION_BITS + _GUARD_BITS fraction bits."""
+
 DoubleDouble = tuple[float, float]
-
-
-def _arctan_inverse(n: int, one: int) -> int:
-    """Return arctan(1/n) as a multiple of ``1 / one`` (Gregory's series)."""
-    total = term = one // n
-    divisor, sign = 1, 1
-    while term:
-        term //= n * n
-        divisor += 2
-        sign = -sign
-        total += sign * (term // divisor)
-    return total
-
-
-@cache
-def two_pi(fraction_bits: int) -> int:
-    """Return 2 pi in fixed point.
-
-    Source: Machin 1706, pi/4 = 4 arctan(1/5) - arctan(1/239).
-    """
-    guard = 32
-    one = 1 << (fraction_bits + guard)
-    return (8 * (4 * _arctan_inverse(5, one) - _arctan_inverse(239, one))) >> guard
 
 
 def _reduce(angle: float) -> int:
     """Return ``angle`` modulo 2 pi, in ``[0, 2 pi)``, with FRACTION_BITS fraction bits."""
     bits = FRACTION_BITS + _GUARD_BITS
     numerator, denominator = angle.as_integer_ratio()
-    return (((numerator << bits) // denominator) % two_pi(bits)) >> _GUARD_BITS
+    return (((numerator << bits) // denominator) % _TWO_PI) >> _GUARD_BITS
 
 
 def _square(c: int, s: int) -> tuple[int, int]:
@@ -88,7 +71,6 @@ def doubled_angles(inv_freq: float, count: int) -> list[tuple[DoubleDouble, Doub
 
     Returns:
         ``count`` pairs of double-doubles, each within 2**-106 of its size or 2**-200, whichever is larger.
-
     """
     c, s = _cos_sin(_reduce(inv_freq))
     pairs = []

@@ -21,7 +21,6 @@ def lookup(table: RotaryTable | StockTable, position_ids: Tensor) -> tuple[Tenso
     Args:
         table: whose frequencies and factors count.
         position_ids: positions of any real dtype, any shape ``[...]``, any device.
-
     """
     if isinstance(position_ids, Tensor) and position_ids.dtype == torch.bool:
         position_ids = position_ids.to(torch.int64)

@@ -22,7 +22,6 @@ FINE_ROWS = 1 << FINE_BITS
 COARSE_BITS = 11
 COARSE_ROWS = 2448
 """More than the digit needs: two factors then reach 10,027,008 positions, within 7 MB at rotary_dim 128."""
-TWO_DIGIT_POSITIONS = COARSE_ROWS << FINE_BITS
 TOP_SHIFT = FINE_BITS + COARSE_BITS
 TOP_ROWS = 256
 TABLE_POSITIONS = TOP_ROWS << TOP_SHIFT
@@ -132,7 +131,6 @@ class Levels:
 
         Returns:
             float64 ``[2, n, half]``, the bits that the level's rows have.
-
         """
         result = self._unit(index.numel())
         for bit in range(int(index.max()).bit_length() if index.numel() else 0):
@@ -140,11 +138,6 @@ class Levels:
             rotated = dd.rotate(result, self._base(digit.shift + bit))
             result = torch.where(chosen, rotated, result)
         return self._rounded(digit, result)
-
-    def nbytes(self, device: torch.device) -> int:
-        """Return the bytes that the levels take on ``device`` now."""
-        held = self._cpu if device.type == "cpu" else self._on_device.get(device, {})
-        return sum(level.numel() * level.element_size() for level in held.values())
 
     def _build(self, digit: _Digit) -> Tensor:
         """Double the rows until there are enough: row ``2**k + i`` is row ``i`` turned by base k."""
@@ -191,7 +184,6 @@ def combine(a: Tensor, b: Tensor) -> Tensor:
         a: float64 ``[2, n, half]``.
         b: float64 ``[2, n, half]`` or ``[2, 1, half]``.
     Source: the addition theorems of cos and sin.
-
     """
     result = a * b[0]
     crossed = a * b[1]

@@ -9,7 +9,7 @@ import torch
 from support.zero_init import zero_init
 from torch import nn
 
-from safe_rope._base.bytecode import facts
+from safe_rope._base.bytecode import facts, stores_when_called
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
@@ -43,12 +43,37 @@ class InAList(Reads):
         return x
 
 
+class ByName(Reads):
+    def forward(self, x: Any) -> Any:
+        setattr(self, "kept", x)  # noqa: B010
+        return x
+
+
+class InAMethod(Reads):
+    def forward(self, x: Any) -> Any:
+        return self._grown(x)
+
+    def _grown(self, x: Any) -> Any:
+        self.register_buffer("kept", x)
+        return x
+
+
 @pytest.mark.parametrize(
-    ("cls", "stores"), [(Reads, False), (InPlace, True), (InADictionary, True), (InAList, True)]
+    ("cls", "stores"),
+    [(Reads, False), *((cls, True) for cls in (InPlace, InADictionary, InAList, ByName, InAMethod))],
 )
 def test_what_changes_what_is_kept(cls: type[nn.Module], stores: bool) -> None:
-    assert facts(cls).stores == stores
+    assert facts(cls).stores == stores_when_called(cls) == stores
     assert not facts(cls).multiplies
+
+
+def test_only_what_a_forward_reaches_is_stored_when_called() -> None:
+    class Resets(Reads):
+        def reset(self) -> None:
+            self.kept = torch.zeros(4)
+
+    assert facts(Resets).stores
+    assert not stores_when_called(Resets)
 
 
 def test_a_constructor_that_zero_init_has_replaced_is_no_method() -> None:

@@ -12,7 +12,7 @@ from support.zero_init import zero_init
 from torch import nn
 
 import safe_rope
-from safe_rope._protection.watch import _subclasses
+from safe_rope._protection.wrapped_methods import _subclasses
 
 pytestmark = pytest.mark.contract
 LENGTH, DIM = 4096, 64

@@ -12,11 +12,12 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from safe_rope.tables import RotaryTable, StockTable, _exact, _levels
+from safe_rope.tables import RotaryTable, StockTable, _angles, _exact
 from safe_rope.tables._exact import _store
 from safe_rope.tables._levels import COARSE, FINE, TOP, Levels
 
 THETAS = [1e4, 5e5, 1e6]
+TWO_DIGIT_POSITIONS = COARSE.rows << COARSE.shift
 
 
 def inverse_frequencies(theta: float = 1e4, dim: int = 128) -> torch.Tensor:
@@ -44,6 +45,12 @@ def phases(positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
 def true_cos_sin(position: int, inv_freq: float, scaling: float = 1.0) -> tuple[Any, Any]:
     phase = mpmath.mpf(position) * mpmath.mpf(inv_freq)
     return scaling * mpmath.cos(phase), scaling * mpmath.sin(phase)
+
+
+def test_the_constant_is_two_pi() -> None:
+    bits = _angles.FRACTION_BITS + _angles._GUARD_BITS
+    with mpmath.workprec(2 * bits):
+        assert int(mpmath.ldexp(2 * mpmath.pi, bits)) == _angles._TWO_PI
 
 
 @pytest.mark.torch
@@ -113,7 +120,7 @@ def test_a_row_computed_alone_has_the_bits_of_the_level(digit: Any) -> None:
 
 def test_bits_do_not_depend_on_how_positions_are_grouped() -> None:
     inv_freq = inverse_frequencies(5e5)
-    start = _levels.TWO_DIGIT_POSITIONS - 700  # crosses the limits of the fine and of the coarse level
+    start = TWO_DIGIT_POSITIONS - 700  # crosses the limits of the fine and of the coarse level
     positions = torch.arange(start, start + 1400)
     cos, sin = RotaryTable(inv_freq).lookup(positions)
     shuffle = torch.randperm(1400, generator=torch.Generator().manual_seed(0))
@@ -128,7 +135,7 @@ def test_bits_do_not_depend_on_how_positions_are_grouped() -> None:
 
 def test_the_accelerator_path_gives_the_bits_of_the_cpu_path() -> None:
     table = RotaryTable(inverse_frequencies(), 1.25)
-    limits = (1 << 12, 1 << 23, _levels.TWO_DIGIT_POSITIONS, 1 << 30)
+    limits = (1 << 12, 1 << 23, TWO_DIGIT_POSITIONS, 1 << 30)
     near = [limit + offset for limit in limits for offset in range(-3, 4)]
     positions = torch.tensor([0, 1, *near, 2**31 - 1])
     expected = torch.stack(table.lookup(positions, torch.float64))

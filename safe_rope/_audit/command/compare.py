@@ -13,7 +13,7 @@ from safe_rope._audit.command.dump import environment, load
 from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.skeleton import Skeleton
 from safe_rope._audit.model import audit
-from safe_rope._audit.reference import TOLERANCE
+from safe_rope._audit.reference import TOLERANCE, angle_between, first_of
 from safe_rope._audit.report import Tables
 from safe_rope._base.text import counted
 from safe_rope._protection import protect
@@ -36,7 +36,7 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     loaded = [load(Path(side["dump"])) if "dump" in side else None for side in sides]
     held = [_positions_of(content[0]) for content in loaded if content is not None]
     contents = [
-        content or ({"": _tables(side, request, held)}, environment(_model_of(side)))
+        content or ({"": _tables(side, request, held)}, environment(_name_of(side["model"])))
         for side, content in zip(sides, loaded, strict=True)
     ]
     (first, one), (second, other) = contents
@@ -48,9 +48,8 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     return {"modules": modules, "not_compared": left, "environments": [one, other]}
 
 
-def _model_of(side: dict[str, Any]) -> str:
-    named = side["model"].get("_name_or_path") or side["model"]["model_type"]
-    return str(named)
+def _name_of(model: dict[str, Any]) -> str:
+    return str(model.get("_name_or_path") or model["model_type"])
 
 
 def _left_over(first: dict[str, Tables], second: dict[str, Tables], sides: list[dict[str, Any]]) -> list[str]:
@@ -137,7 +136,8 @@ def _difference(
         raise ConfigError(f"{title}: the two sides have no position in common")
     cos, sin = one["cos"][in_one], one["sin"][in_one]
     other_cos, other_sin = other["cos"][in_other], other["sin"][in_other]
-    off = _angle(cos.double(), sin.double(), other_cos.double(), other_sin.double())
+    turned = angle_between(other_cos.double(), other_sin.double(), cos.double(), sin.double())
+    off = turned.abs().nan_to_num(nan=torch.pi).amax(dim=-1)  # what is no number counts as pi
     steps = torch.maximum(_ulps(cos, other_cos), _ulps(sin, other_sin))
     allowed = TOLERANCE * common.double().clamp(min=1.0)
     if request["tolerance"] is not None:
@@ -153,18 +153,12 @@ def _difference(
         "max_ulp": float(steps.max()),
         "max_radians": float(off.max()),
         "at": int(common[worst]),
-        "first_difference": _first(common, steps > 0),
-        "first_beyond": _first(common, beyond),
+        "first_difference": first_of(common, steps > 0),
+        "first_beyond": first_of(common, beyond),
         "rows": [
             {"position": int(common[i]), "radians": float(off[i]), "ulp": float(steps[i])} for i in shown
         ],
     }
-
-
-def _angle(cos: Tensor, sin: Tensor, other_cos: Tensor, other_sin: Tensor) -> Tensor:
-    """The largest angle between the pairs of each row, radians; what is no number counts as pi."""
-    turned = torch.atan2(other_sin * cos - other_cos * sin, other_cos * cos + other_sin * sin).abs()
-    return turned.nan_to_num(nan=torch.pi).amax(dim=-1)
 
 
 def _ulps(one: Tensor, other: Tensor) -> Tensor:
@@ -172,8 +166,3 @@ def _ulps(one: Tensor, other: Tensor) -> Tensor:
     larger = torch.maximum(one.abs(), other.abs()).clamp(min=torch.finfo(torch.float32).tiny)
     exponent = torch.frexp(larger.double()).exponent.double() - 24
     return ((one.double() - other.double()).abs() / 2.0**exponent).nan_to_num(nan=2.0**31).amax(dim=-1)
-
-
-def _first(positions: Tensor, mask: Tensor) -> int | None:
-    found = positions[mask]
-    return int(found.min()) if found.numel() else None

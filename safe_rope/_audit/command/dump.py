@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import json
 import platform
 from collections.abc import Iterable, Mapping
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from safe_rope._audit.report import Tables
 from safe_rope._base.files import write_atomically
+from safe_rope._base.version import installed
 from safe_rope.errors import ConfigError
 
 FORMAT = "safe_rope.tables/1"
@@ -67,7 +66,4 @@ def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
 def environment(model: str) -> dict[str, str]:
     """What the tables may depend on: the model, versions, processor."""
     found = {"model": model, "python": platform.python_version(), "machine": platform.machine()}
-    for name in ("torch", "transformers", "deepspeed", "safe-rope"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return found | installed(("torch", "transformers", "deepspeed", "safe-rope"))

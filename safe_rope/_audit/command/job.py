@@ -39,7 +39,7 @@ _USUAL_MODEL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One audit, as plain data: it crosses a process boundary as JSON.
+    """One audit, as plain data: it is pickled for the process that measures.
 
     Attributes:
         name: what the report calls the model.

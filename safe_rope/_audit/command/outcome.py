@@ -89,11 +89,6 @@ class Entry(NamedTuple):
     stock: Side
     guarded: Side
 
-    @property
-    def title(self) -> str:
-        """The load path and the module."""
-        return f"{self.path}: {self.stock.module.path}"
-
 
 @dataclass(repr=False)
 class Outcome(Report):

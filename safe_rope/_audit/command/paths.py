@@ -19,6 +19,7 @@ from torch import nn
 from safe_rope._audit.command.job import DTYPES, Job, stage_of
 from safe_rope._audit.command.skeleton import Skeleton
 from safe_rope._audit.report import Where
+from safe_rope._base.dtypes import dtype_name
 from safe_rope.errors import ConfigError, IncompatibleVersionError
 
 Step = tuple[Where | None, nn.Module]
@@ -72,7 +73,7 @@ def implied(material: Material) -> Paths:
     else:
         paths = {"from_pretrained, initialize": _initialized}
     if material.dtype != torch.float32:
-        paths[f"from_pretrained, .to({str(material.dtype).removeprefix('torch.')})"] = _cast
+        paths[f"from_pretrained, .to({dtype_name(material.dtype)})"] = _cast
     return paths
 
 

@@ -41,11 +41,7 @@ class Plan(NamedTuple):
 def plan(xs: tuple[Tensor, ...], cos: Tensor, unsqueeze: int, form: Form) -> Plan | None:
     """Return how to lay ``xs`` side by side; None where they are not alike, or not on CPU.
 
-    Args:
-        xs: what is to be rotated, with tables that fit.
-        cos: the table.
-        unsqueeze: where the dimension of the heads goes into cos.
-        form: how elements and columns make pairs.
+    ``cos`` fits them; ``unsqueeze`` is where the dimension of the heads goes into it.
     """
     heads = unsqueeze if unsqueeze >= 0 else cos.dim() + 1 + unsqueeze
     if not all(x.is_cpu and x.numel() for x in xs):
@@ -81,11 +77,7 @@ def _order(x: Tensor) -> tuple[int, ...]:
 def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Tensor]:
     """Return cos, and sin with its sign, each with a column for every element that comes out.
 
-    Args:
-        cos: FP32, the rank of what is rotated.
-        sin: as cos.
-        form: how elements and columns make pairs.
-        how: what they are for.
+    Both come in FP32 and have the rank of what is rotated.
     """
     with torch.inference_mode(False):  # they may be kept for a backward
         if how.order is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 PAIRS = ("half", "interleaved")
-TABLES = ("shared", "half", "interleaved", "first")
 
 
 @dataclass(frozen=True)

@@ -52,16 +52,11 @@ def compute(
     compiled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rotate ``x`` with the implementation that fits it. No autograd.
+    """Rotate ``x``, one of `rotate`'s xs, with the implementation that fits it. No autograd.
 
-    Args:
-        x: as one of `rotate`'s xs.
-        cos: as in `rotate`.
-        sin: as in `rotate`.
-        form: as in `rotate`.
-        conjugate: rotate by the negative angle, from ``form.out`` back to ``form.pairs``.
-        compiled: a compiler is in use anyway, so that a compiled kernel may be made for a large x on CPU.
-        out: where to write; a new tensor if None.
+    ``conjugate``: by the negative angle, from ``form.out`` back to ``form.pairs``. ``compiled``: a compiler
+    is in use anyway, so that a compiled kernel may be made for a large x on CPU. ``out``: where to write; a
+    new tensor if None.
     """
     pairs, out_pairs = (form.out, form.pairs) if conjugate else (form.pairs, form.out)
     rotary_dim = form.rotary_dim(cos.shape[-1])

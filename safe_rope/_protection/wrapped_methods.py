@@ -1,0 +1,152 @@
+"""The methods of ``nn.Module`` that are wrapped while a guard is open, and the watches that they tell.
+
+A constructor tells what a module is built with. A cast, a move and a load tell before they begin, and so does
+a call as long as something that was built has not been looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from safe_rope._base.replaced import Replaced
+from safe_rope._recognition.rebuild import rebuilding
+from safe_rope.constructors._truthful import is_deepspeeds
+
+if TYPE_CHECKING:
+    from safe_rope._protection.watch import ConstructionWatch
+
+logger = logging.getLogger(__name__)
+
+watches: list[ConstructionWatch] = []
+watches_lock = threading.RLock()
+_methods = Replaced()
+_CONSTRUCTORS = ("__init__", "_old_init")
+"""zero.Init keeps the constructor that it replaces under the other name, and puts that back when it ends."""
+
+
+def watch_of_this_thread() -> ConstructionWatch | None:
+    """The innermost guard that this thread opened; where it opened none, the last one opened anywhere."""
+    if len(watches) == 1:
+        return watches[0]
+    thread = threading.get_ident()
+    own = [watch for watch in watches if watch._thread == thread]
+    return (own or watches or [None])[-1]  # type: ignore[list-item]
+
+
+def wrap_methods() -> None:
+    wraps: dict[str, Callable[..., Any]] = dict.fromkeys(_CONSTRUCTORS, _noting)
+    for name in ("_apply", "train", "load_state_dict"):
+        wraps[name] = functools.partial(_looking_before, name)
+    for name, wrap in wraps.items():
+        inner = nn.Module.__dict__.get(name)
+        if inner is not None and inner not in _methods:
+            _methods.put(nn.Module, name, wrap(inner))
+    if "_old_init_subclass" in vars(nn.Module):
+        # A zero.Init that has ended leaves the constructor that a class inherits in the class itself.
+        base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
+        # Sigmoid has none of its own: what stands there is somebody's wrapper, in all classes without one.
+        left: Any = vars(nn.Sigmoid).get("__init__")
+        for cls in _subclasses(nn.Module):
+            own = vars(cls).get("__init__")
+            if not isinstance(own, types.FunctionType) or is_deepspeeds(own.__globals__):
+                continue
+            if inspect.unwrap(own) is base:
+                _methods.put(cls, "__init__", ours)
+            elif own is left:
+                _methods.put(cls, "__init__", _noting(own))
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    seen: set[type] = {cls}
+    waiting: list[type] = [cls]
+    while waiting:
+        below: list[type] = waiting.pop().__subclasses__()
+        for subclass in below:
+            if subclass not in seen:
+                seen.add(subclass)
+                waiting.append(subclass)
+                yield subclass
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Say whether a module is one of torch's own: most modules are, and none of them holds positions."""
+    return type(module).__module__.startswith("torch.nn.modules.")
+
+
+def _noting(inner: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(inner)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        inner(self, *args, **kwargs)
+        for one in watches:
+            one.has_seen_a_module = True
+        if is_torchs(self):
+            return
+        watch = None if rebuilding() else watch_of_this_thread()
+        if watch is not None:
+            try:
+                watch.note(self, sys._getframe(1))
+            except Exception:
+                logger.warning("cannot tell what %s is built with", type(self).__name__, exc_info=True)
+
+    return init
+
+
+class _ThreadState(threading.local):
+    uses: bool = False
+
+
+_this_thread = _ThreadState()
+
+
+def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if rebuilding() or _this_thread.uses:
+            return inner(self, *args, **kwargs)
+        stock = type(self)
+        for watch in tuple(watches):  # each has seen others being built
+            watch.before_use()
+        _this_thread.uses = True  # its children are about to get here, each by itself
+        try:
+            # What has just been protected may have a method of its own.
+            return (inner if type(self) is stock else getattr(type(self), name))(self, *args, **kwargs)
+        finally:
+            _this_thread.uses = False
+
+    return method
+
+
+calls = Replaced()
+"""A call of any module, wrapped only while something that was built has not been considered."""
+
+
+def wrap_call() -> None:
+    with watches_lock:
+        if calls:
+            return
+        inner = nn.Module.__call__
+
+        @functools.wraps(inner)
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not (rebuilding() or torch.compiler.is_compiling()):
+                for watch in tuple(watches):
+                    watch.before_use(by_call=True)
+            return inner(self, *args, **kwargs)
+
+        calls.put(nn.Module, "__call__", call)
+
+
+def unwrap_methods() -> None:
+    calls.put_back()
+    # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
+    _methods.put_back(moved=_CONSTRUCTORS)
