@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safe_rope._base.torch_private import is_dispatched, is_traced, is_transformed
+from safe_rope._base.torch_private import is_recorded, is_transformed
 
 _INTEGERS = frozenset(
     {
@@ -55,11 +55,10 @@ def must_stay_opaque(position_ids: Tensor) -> bool:
         torch.compiler.is_compiling()
         or (type(position_ids) is not Tensor and isinstance(position_ids, Tensor))
         or (isinstance(position_ids, Tensor) and position_ids.is_meta)
-        or is_traced()
-        or is_dispatched()
+        or is_recorded()
     )
 
 
 def is_watched() -> bool:
     """Whether somebody records or transforms what this thread does: nothing of it may be kept."""
-    return torch.compiler.is_compiling() or is_dispatched() or is_traced() or is_transformed()
+    return torch.compiler.is_compiling() or is_recorded() or is_transformed()

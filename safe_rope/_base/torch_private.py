@@ -70,9 +70,9 @@ def is_dispatched() -> bool:
     return _count_dispatch_modes() > 0
 
 
-def is_traced() -> bool:
-    """Whether ``torch.jit.trace`` records what this thread does."""
-    return _tracing_state() is not None
+def is_recorded() -> bool:
+    """Whether a dispatch mode or ``torch.jit.trace`` records what this thread does."""
+    return _count_dispatch_modes() > 0 or _tracing_state() is not None
 
 
 def is_transformed() -> bool:

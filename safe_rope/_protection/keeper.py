@@ -35,6 +35,7 @@ class Placed(NamedTuple):
     tensor: torch.Tensor
     version: int
     address: int
+    memory: Any
     last: bytes
 
     @staticmethod
@@ -43,7 +44,9 @@ class Placed(NamedTuple):
         address = address_of(table)
         can_be_read = address and table.is_cpu and table.is_contiguous()
         count = min(table.nbytes, _LAST) if can_be_read else 0
-        return Placed(table, table._version, address, _last_bytes(table, address, count))
+        # Past torch: one operator costs more than everything else that a call asks of its tables.
+        memory = (ctypes.c_char * count).from_address(address + table.nbytes - count) if count else None
+        return Placed(table, table._version, address, memory, memory.raw if memory is not None else b"")
 
     def is_untouched(self, current: Any) -> bool:
         """Whether ``current`` is this tensor, and nothing has written to it that left a trace."""
@@ -57,14 +60,7 @@ class Placed(NamedTuple):
     def is_right(self, current: Any) -> bool:
         """Whether ``current`` is this tensor with the values that it had."""
         # A write through `.data` leaves no other trace than the values; to read them stops an accelerator.
-        return self.is_untouched(current) and (
-            not self.last or _last_bytes(current, self.address, len(self.last)) == self.last
-        )
-
-
-def _last_bytes(table: torch.Tensor, address: int, count: int) -> bytes:
-    # Past torch: one operator costs more than everything else that a call asks of its tables.
-    return ctypes.string_at(address + table.nbytes - count, count) if count else b""
+        return self.is_untouched(current) and (self.memory is None or self.memory.raw == self.last)
 
 
 class Keeper:

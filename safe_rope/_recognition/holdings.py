@@ -53,10 +53,12 @@ def is_inside(name: str) -> bool:
 
 def get_table(module: nn.Module, name: str) -> Any:
     """Return what `entries` calls ``name``, None where it is no more."""
-    direct = module._buffers.get(name, vars(module).get(name))
-    owner, _, key = name.partition(".")
-    if direct is not None or not key:
+    direct = module._buffers.get(name)
+    if direct is None:
+        direct = vars(module).get(name)
+    if direct is not None or not is_inside(name):
         return direct
+    owner, _, key = name.partition(".")
     return dict(_items(vars(module).get(owner))).get(key)
 
 

@@ -83,7 +83,7 @@ class Body:
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, int] | None:
         """Return the states, cos, sin and unsqueeze_dim of a call; None where they are of another kind."""
         given = dict(zip(self.names, args, strict=False))
-        if len(args) > len(self.names) or any(name in kwargs for name in given):
+        if len(args) > len(self.names) or (kwargs and any(name in kwargs for name in given)):
             return None
         given.update(kwargs)  # not "|=", which a Dynamo before 2.8 does not know
         cos, sin = plain(given.pop("cos", None)), plain(given.pop("sin", None))
@@ -111,7 +111,7 @@ class Body:
         self, args: tuple[Any, ...], xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
     ) -> Any:
         kinds = _kinds(xs)
-        key = cos.shape, cos.device, unsqueeze, *kinds
+        key = cos.shape, unsqueeze, *kinds
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN:
             if len(self._plans) >= _KEPT:
@@ -161,8 +161,8 @@ class Body:
 
 
 def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
-    """Return what a plan depends on."""
-    return [kind for x in xs for kind in (type(x), x.device, x.dtype, x.shape, x.stride())]
+    """Return what a plan depends on; there is none but for the CPU."""
+    return [kind for x in xs for kind in (type(x), x.is_cpu, x.dtype, x.shape, x.stride())]
 
 
 def _needs_gradient(xs: tuple[Tensor, ...]) -> bool:

@@ -31,6 +31,8 @@ from safe_rope.tables._levels import (
 _CPU_BLOCK = 1 << 14
 """Entries that are worked on at a time on CPU: the temporaries stay in the cache."""
 _DEVICE_BLOCK = 1 << 16
+_FEW = 32
+"""Positions that are compared with each other before they are looked up."""
 _CUT = (1 << 29) - 1  # the significand bits that float64 has beyond FP32
 _LONG_RUN = 64
 """Runs of consecutive positions that are this long on average are sliced instead of gathered."""
@@ -61,20 +63,23 @@ class ExactLookup:
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each contiguous ``[*position_ids.shape, half]``, on position_ids' device."""
-        device = position_ids.device
-        if not _has_float64(device.type):
-            cos, sin = self._lookup(position_ids.cpu(), dtype)
-            return cos.to(device), sin.to(device)
-        return self._lookup(position_ids, dtype)
+        if position_ids.is_cpu or _has_float64(position_ids.device.type):
+            return self._lookup(position_ids, dtype)
+        cos, sin = self._lookup(position_ids.cpu(), dtype)
+        return cos.to(position_ids.device), sin.to(position_ids.device)
 
     def _lookup(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         refuse_too_large(position_ids)
         half = self.levels.half
         count = position_ids.numel()
-        if count == 1 and position_ids.is_cpu:
-            rows = self._at(int(position_ids), dtype).to(dtype, copy=True)
-            cos, sin = rows.view(2, *position_ids.shape, half).unbind(0)
-            return cos, sin
+        if 0 < count <= _FEW and position_ids.is_cpu:
+            first, *others = position_ids.reshape(-1).to(torch.int64).tolist()
+            if not others or set(others) == {first}:  # as the sequences of a batch that is decoded
+                rows = self._at(first, dtype).to(dtype, copy=True)
+                if others:
+                    rows = rows[:, None].repeat(1, count, 1)
+                cos, sin = rows.view(2, *position_ids.shape, half).unbind(0)
+                return cos, sin
         positions = position_ids.to(torch.int64).reshape(-1)
         cos = originals.empty((count, half), dtype=dtype, device=position_ids.device)
         sin = originals.empty((count, half), dtype=dtype, device=position_ids.device)
@@ -110,6 +115,7 @@ class ExactLookup:
         This is decoding, where the number of calls counts.
         """
         if position < 0:
+            _refuse_smallest(position)
             cos, sin = self._at(-position, torch.float64)
             rows = torch.stack((cos, -sin))
             return _round_to_odd(rows) if dtype in LOW else rows
@@ -142,10 +148,7 @@ class ExactLookup:
     def _mirrored(self, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Store the rows of positions of which some are negative: cos is even, sin is odd."""
         magnitudes = positions.abs()
-        if int(magnitudes.min()) < 0:
-            raise ValueError(
-                "position_ids must be above -2**63, got -2**63; mask padding out with position 0"
-            )
+        _refuse_smallest(int(magnitudes.min()))  # the smallest int64 is its own magnitude
         self._on_cpu(magnitudes, cos, sin)
         sin[positions < 0] *= -1
 
@@ -197,6 +200,11 @@ class ExactLookup:
         if largest >= TABLE_POSITIONS >> FINE_BITS:
             high = combine(high, take(BEYOND, top // TOP_ROWS))
         return combine(high, take(COARSE, coarse))
+
+
+def _refuse_smallest(position: int) -> None:
+    if position == -(2**63):
+        raise ValueError("position_ids must be above -2**63, got -2**63; mask padding out with position 0")
 
 
 class _Block:

@@ -334,8 +334,21 @@ def test_negative_positions_turn_the_other_way(
 @pytest.mark.parametrize("bad", [-(2**63), 2**63])
 def test_a_position_without_a_magnitude_is_refused(bad: int) -> None:
     dtype = torch.int64 if bad < 0 else torch.uint64
-    with pytest.raises(ValueError, match="position_ids must be"):
-        RotaryTable(inverse_frequencies()).lookup(torch.tensor([bad, 0], dtype=dtype))
+    for positions in ([bad, 0], [bad], [bad, bad]):
+        with pytest.raises(ValueError, match="position_ids must be"):
+            RotaryTable(inverse_frequencies()).lookup(torch.tensor(positions, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("position", [0, 5, -3, 70_000])
+def test_a_batch_at_one_position_has_the_bits_of_a_long_row(position: int, dtype: torch.dtype) -> None:
+    table = RotaryTable(inverse_frequencies())
+    expected = table.lookup(torch.arange(position - 40, position + 40), dtype)
+    for ids in (torch.full((4, 1), position), torch.full((1, 7), position, dtype=torch.int32)):
+        for got, rows in zip(table.lookup(ids, dtype), expected, strict=True):
+            assert got.shape[:-1] == ids.shape
+            assert got.is_contiguous()
+            assert_same_bits(got, rows[40].expand(got.shape))
 
 
 def test_a_run_past_the_largest_int64_is_refused() -> None:

@@ -7,12 +7,14 @@ only the layout of a gradient in memory is not.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from safe_rope.rotation.kernels._form import Form, planes, table_planes
+from safe_rope._base import originals
+from safe_rope.rotation.kernels._form import Form, table_planes
 
 LARGEST = 1 << 15
 """Elements of all that is rotated together below which this is the fastest."""
@@ -79,15 +81,23 @@ def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Te
 
     Both come in FP32 and have the rank of what is rotated.
     """
-    with torch.inference_mode(False):  # they may be kept for a backward
-        if how.order is not None:
-            cos, sin = cos.permute(how.order), sin.permute(how.order)
-        if form.table == form.out:
-            sin = sin.clone(memory_format=torch.contiguous_format)
-            planes(sin, form.out, sin.shape[-1])[0].neg_()
-            return cos, sin
-        first, second = _halves(sin, form)
-        return _joined(*_halves(cos, form), form), _joined(first.neg(), second, form)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # they may be kept for a call outside of it
+            return arrange(cos, sin, form, how)
+    if how.order is not None:
+        cos, sin = cos.permute(how.order), sin.permute(how.order)
+    if form.table == form.out:
+        return cos, sin * _signs(form.out, sin.shape[-1])
+    first, second = _halves(sin, form)
+    return _joined(*_halves(cos, form), form), _joined(first.neg(), second, form)
+
+
+@functools.lru_cache(maxsize=64)
+def _signs(out: str, width: int) -> Tensor:
+    """Return the sign with which each column of sin counts, FP32 ``[width]``: a product with it is exact."""
+    half = width // 2
+    signs = (-1.0, 1.0) * half if out == "interleaved" else (-1.0,) * half + (1.0,) * half
+    return originals.vector(signs, torch.float32)
 
 
 def _halves(table: Tensor, form: Form) -> tuple[Tensor, Tensor]:
