@@ -49,7 +49,6 @@ def cast_rounds_tables(module: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 def test_a_tolerance_decides_over_the_status(tmp_path: Path) -> None:
-    assert compared(tmp_path, "float32", "bf16", "--tolerance", "7")[0] == 0
     assert compared(tmp_path, "float32", "bf16", "--ulp", "1e9", "--tolerance", "7")[0] == 0
     assert compared(tmp_path, "float32", "bf16", "--ulp", "0")[0] == 1
 

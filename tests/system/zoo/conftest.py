@@ -13,20 +13,22 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 ROOT = Path(__file__).resolve().parents[3]
 
 # A fixed choice of what the survey of each whole release has measured (docs/coverage.md): one of each way of
-# holding positions, the quick ones of their kind. 40 on the newest release, fewer on the older ones.
+# holding positions, the quick ones of their kind; with ``--all`` more of the newest release.
 ARCHITECTURES = {
-    "5": "llama,gptj,codegen,ctrl,m2m_100,swinv2,deepseek_v2,deepseek_v3,bros,pixtral,qwen2_vl,qwen3_vl,"
-    "gpt_oss,cohere,cohere2,glm4v_text,modernbert,phi3,dinov3_vit,llama4_vision_model,mixtral,parakeet_ctc,"
-    "jina_embeddings_v3,canary_decoder,wav2vec2-conformer,vjepa2,kosmos-2.5,gpt_neox_japanese,xglm,"
-    "qwen3_5_moe_vision,molmo2_text,mlcd,gemma3n_audio,gemma4_text,embedding_gemma2,videoprism_text_model,"
-    "musicflamingo,minimax,whisper,qwen3_asr",
+    "5": "llama,gptj,codegen,m2m_100,swinv2,deepseek_v2,deepseek_v3,pixtral,qwen2_vl,gpt_oss,modernbert,phi3,"
+    "dinov3_vit,llama4_vision_model,parakeet_ctc,wav2vec2-conformer,vjepa2,mlcd,gemma3n_audio,whisper",
     "4.57": "colpali,glm,granitevision,kosmos-2,kyutai_speech_to_text,llava_next,mega,mistral,persimmon,"
     "qwen3_next,starcoder2",
     "4": "gpt_neox_japanese,idefics,phi,trajectory_transformer",
 }
+MORE = (
+    "ctrl,bros,qwen3_vl,cohere,cohere2,glm4v_text,mixtral,jina_embeddings_v3,canary_decoder,kosmos-2.5,"
+    "gpt_neox_japanese,xglm,qwen3_5_moe_vision,molmo2_text,gemma4_text,embedding_gemma2,"
+    "videoprism_text_model,musicflamingo,minimax,qwen3_asr"
+)
 
 
-def _architectures() -> str:
+def _architectures(everything: bool) -> str:
     """The choice for the installed release, and one architecture of every patch."""
     import transformers
 
@@ -34,6 +36,8 @@ def _architectures() -> str:
 
     version = transformers.__version__
     chosen = next(names for start, names in ARCHITECTURES.items() if version.startswith(start)).split(",")
+    if everything and version.startswith("5"):
+        chosen += MORE.split(",")
     folders = (module.split(".") for patch in supported() for module in patch.modules[:1])
     patched = (parts[2] for parts in folders if parts[:2] == ["transformers", "models"])
     names = [*chosen, *patched]  # what the release does not have is left out; some folders spell it otherwise
@@ -41,7 +45,7 @@ def _architectures() -> str:
 
 
 @pytest.fixture(scope="session")
-def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def survey(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     """The survey's line of each architecture."""
     output = tmp_path_factory.mktemp("zoo") / "rows.jsonl"
     command = [
@@ -54,7 +58,7 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         "--output",
         output,
     ]
-    command += ["--only", _architectures()]
+    command += ["--only", _architectures(everything=request.config.getoption("--all"))]
     subprocess.run(command, check=False, capture_output=True, timeout=900)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     return {row["model_type"]: row for row in rows}

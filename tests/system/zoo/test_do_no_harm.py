@@ -23,8 +23,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_no_style_comes_to_harm(name: str, turn: int, request: pytest.FixtureRequest) -> None:
-    """Every load path with ``--all``; without, one style meets half of them and the next the other half."""
-    some = (*PATHS[turn % 2 :: 2], MORE[turn % 3])
+    """Every load path with ``--all``; without, three neighbouring styles share the load paths among them."""
+    some = (*PATHS[turn % 3 :: 3], MORE[turn % 3])
     paths = (*PATHS, *MORE) if request.config.getoption("--all") else some
     cells = harm_cells.cells(STYLES[name], paths=paths)
     harm_cells.COLLECTED.extend(cells)
