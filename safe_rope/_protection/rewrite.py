@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import abc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -79,7 +80,7 @@ def keep_up(module: Any) -> None:
     pinned = PinnedState(module, tables, None if state.apply == "stock" else state.applied)
     pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
     pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
-    module.__class__ = _protected_class(stock_class(module), PinnedPositions)
+    _become(module, _protected_class(stock_class(module), PinnedPositions))
     vars(module)[STATE] = pinned
     pinned.restore(module)
     _show_properties(module)
@@ -116,8 +117,12 @@ def pin_module(
 
 def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
     if not isinstance(module, kind):
-        module.__class__ = _protected_class(stock_class(module), kind)
+        _become(module, _protected_class(stock_class(module), kind))
     module.__dict__[STATE] = state
+
+
+def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    object.__setattr__(module, "__class__", cls)  # a class's own __setattr__ may refuse
 
 
 def _acquire(module: nn.Module, state: Keeper) -> None:
@@ -144,9 +149,15 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "_safe_rope_stock": stock,
             "forward": forward,
         }
-        metaclass: Any = type(stock)
-        protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
+        protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
+
+
+def _derived(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+    """Make a class that the stock's metaclass does not hear of, which may enter each into a registry."""
+    metaclass: Any = type(bases[-1])
+    plain: Any = next(cls for cls in metaclass.__mro__ if cls in (abc.ABCMeta, type))
+    return plain.__new__(metaclass, name, bases, namespace)
 
 
 def _show_properties(module: Any) -> None:
@@ -236,6 +247,15 @@ class ProtectedModule(_Module):
     """What a protected or pinned module does differently from its stock class, besides ``forward``."""
 
     _safe_rope_stock: type[nn.Module]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """``type(module)(...)``: another one of the stock class, which nothing is known of."""
+        return cls._safe_rope_stock(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # The protected class is no class of its author's: what hears of those does not hear of it.
+        if "_safe_rope_stock" not in vars(cls):
+            super().__init_subclass__(**kwargs)
 
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
+from safe_rope._base.tensors import flattened, mapped_for
 from safe_rope._base.torch_private import pytree
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
@@ -65,15 +66,20 @@ class Call:
 
     def in_fp32(self, module: nn.Module) -> Any:
         """Run the forward on ``module`` with its arguments in FP32 and without autocast."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
-        with without_autocast(self.device):
+        if torch.compiler.is_dynamo_compiling():
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
+            with without_autocast(self.device):
+                return self.forward(module, *args, **kwargs)
+        with mapped_for(_raised, (self.args, self.kwargs)) as (args, kwargs), without_autocast(self.device):
             return self.forward(module, *args, **kwargs)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
         """The tensors among the arguments; they are looked for once."""
         if self._leaves is None:
-            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            given = (self.args, self.kwargs)
+            in_graph = torch.compiler.is_dynamo_compiling()
+            leaves = pytree.tree_leaves(given) if in_graph else flattened(given)[0]
             self._leaves = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return self._leaves
 

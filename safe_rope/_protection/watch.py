@@ -26,7 +26,7 @@ from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
 from safe_rope._base.replaced import Replaced
-from safe_rope._protection.frozen import frozen_positions
+from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import (
     Options,
     Protection,
@@ -288,9 +288,8 @@ class ConstructionWatch:
             report.add(path, module)
         for module, reason in self._refused.items():
             report.add_unprotected(self._path(module), module, reason)
-        for found in frozen_positions(
-            {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
-        ):
+        known = {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
+        for found in (*frozen_positions(known), *unseen_positions(known)):
             report.add_frozen(self._path(found.module), found)
 
     def _path(self, module: nn.Module) -> str:

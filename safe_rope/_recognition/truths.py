@@ -15,7 +15,7 @@ from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
     is_empty_table,
     is_frequency,
-    is_position_table,
+    is_table_of,
     made_later,
     oscillates,
     own_tensors,
@@ -60,7 +60,9 @@ def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str
         true = built._parameters.get(name)
         if parameter is None or parameter.requires_grad or true is None or true.is_meta:
             continue
-        if is_position_table(name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)):
+        if is_table_of(
+            module, name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
+        ):
             yield name, true.detach()
 
 
@@ -115,7 +117,7 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     return {
         name: tensor.numel() > 1 and not is_frequency(name)
         for name, tensor in own_tensors(module)
-        if is_position_table(name, tensor, Origin.NONE)
+        if is_table_of(module, name, tensor, Origin.NONE)
         or is_empty_table(name, tensor)
         or (not tensor.is_meta and oscillates(tensor, _ROUNDED))
     }
