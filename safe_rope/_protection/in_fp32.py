@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
 
     """
     runner = call.state.runner
+    if runner.is_opaque:
+        return run_once(call)
     origins: dict[int, Origin] = {}
     key = _key(call)
     learned = None if call.watched else runner.results.get(key)
@@ -71,6 +74,9 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         given = None if learned is not None else _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
+        return run_once(call)
+    if any(map(_is_opaque, flattened(given)[0])):
+        runner.is_opaque = not call.watched
         return run_once(call)
     if runner.as_stock:
         _compare_remembered(call, given)
@@ -87,6 +93,13 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
             for leaf, result in zip(leaves, learned, strict=True)
         ]
     return put_back(leaves)
+
+
+def _is_opaque(leaf: Any) -> bool:
+    """Whether what a forward returns may hold tensors that nobody sees."""
+    if isinstance(leaf, torch.Tensor):
+        return False
+    return callable(leaf) or isinstance(leaf, Iterator) or hasattr(leaf, "__dict__")
 
 
 def run_once(call: Call) -> Any:

@@ -53,6 +53,8 @@ def settle(modules: Iterable[nn.Module]) -> None:
     """Put the tables of protected and pinned modules back, whatever has been written to them."""
     with checked_once():
         for module in modules:
+            if STATE in vars(module) and not isinstance(module, ProtectedModule):
+                _pin_again(module)
             if isinstance(module, ProtectedModule):
                 state_of(module).restore(module)
                 keep_up(module)
@@ -64,6 +66,16 @@ def protect_module(module: nn.Module, state: RotaryState) -> None:
     _acquire(module, state)
     state.restore(module)
     _show_properties(module)
+
+
+def _pin_again(module: nn.Module) -> None:
+    """Pin a protected module that somebody has given another class since."""
+    state = vars(module).pop(STATE)
+    finished = {name: pin.finished for name, pin in getattr(state, "pins", {}).items()}
+    cpu, names = torch.device("cpu"), list(state.names(module))
+    pin_module(
+        module, {n: (state.make(module, n, cpu), finished.get(n, not n.endswith("inv_freq"))) for n in names}
+    )
 
 
 def keep_up(module: Any) -> None:
@@ -177,6 +189,7 @@ def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
 
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     by_layer_type = "layer_type" in inspect.signature(stock.forward).parameters
+    inner = stock.forward
 
     def forward(
         self: nn.Module,
@@ -187,7 +200,7 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
-        if _is_overruled(self):
+        if _is_overruled(self, patched=stock.forward is not inner):
             given = (layer_type,) if by_layer_type else ()
             with torch.no_grad():
                 return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
@@ -199,6 +212,8 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
+    inner = stock.forward
+
     def forward(
         self: nn.Module, x: torch.Tensor, seq_len: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,7 +221,7 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
         if seq_len is None:
             raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
         state = state_of(self)
-        if _is_overruled(self):
+        if _is_overruled(self, patched=stock.forward is not inner):
             with torch.no_grad():
                 return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
         cos, sin = state.rows(self, seq_len)
@@ -215,9 +230,11 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
     return forward
 
 
-def _is_overruled(module: nn.Module) -> bool:
+def _is_overruled(module: nn.Module, *, patched: bool = False) -> bool:
     """Put the tables back; tell whether the module is pinned from here on, by what somebody put there."""
     if not torch.compiler.is_compiling() and not is_watched():
+        if patched:
+            state_of(module).overruled["forward"] = torch.empty(0)
         state_of(module).restore(module)
         keep_up(module)
     return is_pinned(module)

@@ -24,6 +24,7 @@ from torch import nn
 
 from safe_rope import constructors
 from safe_rope._base import bytecode
+from safe_rope._base.positions import is_watched
 from safe_rope._base.registrations import on_module
 from safe_rope._base.replaced import Replaced
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
@@ -148,6 +149,7 @@ class ConstructionWatch:
         for module in waiting:
             if module not in unfinished:
                 self._consider(module)
+        settle(module for module in self._seen if not isinstance(module, ProtectedModule))
         if not unfinished:
             self._is_new = False
             self._look_at_what_was_empty()
@@ -260,7 +262,8 @@ class ConstructionWatch:
             return Protection(module, state, reference=known.reference)
         again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
-        reference = Reference(again, plain=plain)
+        early = not building.is_filled and module not in self._nothing_yet
+        reference = Reference(again, plain=plain, early=early)
         result = prepare(module, reference, around, self._options)
         if isinstance(result, Protection) and result.state and seen and not result.notes:
             built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
@@ -470,7 +473,7 @@ def _wrap_call() -> None:
 
         @functools.wraps(inner)
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not (rebuilding() or torch.compiler.is_compiling()):
+            if not (rebuilding() or is_watched()):
                 for watch in tuple(_watches):
                     watch.before_use(by_call=True)
             return inner(self, *args, **kwargs)

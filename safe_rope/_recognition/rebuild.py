@@ -56,10 +56,14 @@ class Rebuilt(NamedTuple):
         found = {}
         for name, tensor in own_tensors(module):
             origin = self.origins.get((path, name), Origin.NONE)
-            if is_table_of(module, name, tensor, origin):
+            if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
                 ready = tensor.numel() > 1 and is_finished(type(module), name, origin)
                 found[name] = (tensor.detach(), ready)
         return found
+
+    def empty(self, path: str) -> list[str]:
+        """Names of the tensors of the module at ``path`` that its constructor has not filled."""
+        return [name for (of, name), origin in self.origins.items() if of == path and origin & Origin.EMPTY]
 
 
 def rebuilding() -> bool:

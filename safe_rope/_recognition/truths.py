@@ -39,11 +39,13 @@ def tables_of(
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
+    empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
-        made = get_table(reference.module, name)
-        if name not in tables and (
-            made is None or made.is_meta or made.shape != get_table(module, name).shape
-        ):
+        made, current = get_table(reference.module, name), get_table(module, name)
+        if name in empty and reference.early and not current._version:
+            continue
+        by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
+        if name not in tables and by_another:
             tables[name] = None, is_finished  # filled by somebody else than the constructor
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
