@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import abc
+import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -312,6 +313,7 @@ class ProtectedModule(_Module):
         # back.
         _is_overruled(self)  # what was written to a table goes along
         attributes = state_of(self).portable(self)
+        attributes[STATE] = copy.deepcopy(attributes[STATE])  # a shallow copy goes its own way
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
 
