@@ -40,7 +40,11 @@ class Facts(NamedTuple):
     attends: bool
     """They take the softmax of attention."""
     makes_waves: bool
-    """They, or the constructor, take sines and cosines of what they count."""
+    """They, the constructor, or what helps them take sines and cosines of what they count."""
+    turns_counts: bool
+    """They, or what helps them, count, and take sines and cosines."""
+    asks_its_class: bool
+    """They look at the class of what they are called on, or of anything else."""
 
 
 def stores_when_called(cls: type) -> bool:
@@ -71,7 +75,10 @@ def facts(cls: Any) -> Facts:
 def _facts(cls: Any) -> Facts:
     codes = [function.__code__ for function in _functions(cls, constructors=False)]
     names = set().union(*map(_names, codes))
-    everywhere = set().union(*(_names(f.__code__) for f in _functions(cls, constructors=True)))
+    own = list(_functions(cls, constructors=True))
+    helpers = list(_helpers(own))
+    everywhere = _all_names([*own, *(f for h in helpers for f in _functions(h, constructors=True))])
+    later = names | _all_names([f for h in helpers for f in _functions(h, constructors=False)])
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     counts = bool(names & _COUNTING)
     return Facts(
@@ -82,6 +89,32 @@ def _facts(cls: Any) -> Facts:
         multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
         attends=bool(names & _ATTENTION),
         makes_waves=bool(counted) and ({"sin", "cos"} <= everywhere or "polar" in everywhere),
+        turns_counts=bool(later & _COUNTING) and ({"sin", "cos"} <= later or "polar" in later),
+        asks_its_class=any(map(_asks_for_a_class, codes)),
+    )
+
+
+def _all_names(functions: list[types.FunctionType]) -> set[str]:
+    return set().union(*(_names(function.__code__) for function in functions))
+
+
+def _helpers(functions: list[types.FunctionType]) -> Iterator[type]:
+    """Yield the classes of the same package that functions name, and that are no modules of their own."""
+    for function in functions:
+        scope = vars(sys.modules.get(function.__module__, sys))
+        for name in _names(function.__code__):
+            cls = scope.get(name)
+            if not isinstance(cls, type) or _package(cls) != _package(function):
+                continue
+            if not any(base.__module__.startswith("torch.") for base in cls.__mro__):
+                yield cls
+
+
+def _asks_for_a_class(code: types.CodeType) -> bool:
+    return any(
+        (one.opname == "LOAD_GLOBAL" and one.argval == "type")
+        or (one.opname == "LOAD_ATTR" and one.argval == "__class__")
+        for one in dis.get_instructions(code)
     )
 
 
@@ -137,7 +170,7 @@ def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:
                 waiting.append(called)
 
 
-def _package(function: types.FunctionType) -> str:
+def _package(function: types.FunctionType | type) -> str:
     # Of a library each model is a world of its own; a file of the user's imports from the files beside it.
     name = function.__module__ or ""
     return name if name.startswith("transformers.") else name.partition(".")[0]

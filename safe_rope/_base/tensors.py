@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+from safe_rope._base.torch_private import pytree
 
 
 def tensors(value: Any, *, everywhere: bool = True) -> Iterator[Tensor]:
@@ -39,3 +43,61 @@ def is_shared(one: Any, other: Tensor) -> bool:
     if type(one) not in (Tensor, nn.Parameter) or one.is_meta or one.device != other.device:
         return False
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the leaves in ``value``, those in dataclasses too, and what puts others in their places.
+
+    A dataclass in which a leaf is another comes back as a copy.
+    """
+    leaves, structure = pytree.tree_flatten(value)
+    inner = {index: flattened(_fields(leaf)) for index, leaf in enumerate(leaves) if _is_dataclass(leaf)}
+    if not inner:
+        return leaves, lambda others: pytree.tree_unflatten(others, structure)
+    found = [inner[index][0] if index in inner else [leaf] for index, leaf in enumerate(leaves)]
+
+    def put_back(others: list[Any]) -> Any:
+        rest, whole = iter(others), []
+        for index, part in enumerate(found):
+            own = [next(rest) for _ in part]
+            whole.append(_with_fields(leaves[index], inner[index][1](own)) if index in inner else own[0])
+        return pytree.tree_unflatten(whole, structure)
+
+    return [leaf for part in found for leaf in part], put_back
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return ``value`` with what ``function`` makes of every tensor in it, those in dataclasses too."""
+    leaves, put_back = flattened(value)
+    return put_back([function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+
+@contextmanager
+def mapped_for(function: Callable[[Any], Any], value: Any) -> Iterator[Any]:
+    """Yield what `mapped` returns; what is assigned to a copy of a dataclass is assigned to it afterwards."""
+    changed = mapped(function, value)
+    pairs = zip(pytree.tree_leaves(value), pytree.tree_leaves(changed), strict=True)
+    copies = [(own, other, _fields(other)) for own, other in pairs if _is_dataclass(own) and own is not other]
+    yield changed
+    for own, other, before in copies:
+        for name, now in _fields(other).items():
+            if now is not before[name]:
+                object.__setattr__(own, name, now)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return hasattr(type(value), "__dataclass_fields__") and not isinstance(value, nn.Module)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name, None) for name in type(value).__dataclass_fields__}
+
+
+def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
+    changed = {name: new for name, new in fields.items() if new is not getattr(value, name, None)}
+    if not changed:
+        return value
+    duplicate = copy.copy(value)
+    for name, new in changed.items():
+        object.__setattr__(duplicate, name, new)  # it may be frozen
+    return duplicate

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from torch import nn
 
-from safe_rope._protection.frozen import frozen_positions
+from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport, is_main_rank, warn_unprotected
 from safe_rope._protection.rewrite import is_pinned, is_protected
@@ -226,13 +226,16 @@ def protect(
             if isinstance(result, Protection) and result.untold:
                 refused.add_unprotected(path, result.module, result.untold)
         _settle(refused, strict, stacklevel=4)
-    for _, result in results:
+    for path, result in results:
         if isinstance(result, Protection):
-            result._replace(reference=None).carry_out()
+            try:
+                result._replace(reference=None).carry_out()
+            except UnsupportedModelError as error:
+                report.add_unprotected(path, result.module, str(error))
     for path, module in model.named_modules():
         if is_protected(module) or is_pinned(module):
             report.add(path, module)
-        for found in frozen_positions((module,)):
+        for found in (*frozen_positions((module,)), *unseen_positions((module,))):
             report.add_frozen(path, found)
     _settle(report, strict, stacklevel=4)
     return report

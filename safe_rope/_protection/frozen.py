@@ -15,7 +15,8 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.explained import is_cast
-from safe_rope._recognition.tables import has_position_name, is_frequency
+from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.tables import has_position_name, is_empty_table, is_frequency, is_table_of
 from safe_rope._recognition.truths import frozen_tables
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 """Modules of torch's whose parameters are their parent's tables."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
+_TORCHS = "is in a module of torch: it is rounded to whatever dtype the model is given"
+_COMPUTED = "computes positions beside weights, in whatever precision it is called with"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
 
@@ -81,6 +84,31 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
             low = is_frequency(name) and parameter.dtype in LOW
             reason = _LOW.format(parameter.dtype) if low else _LEFT
             yield Frozen(module, name, reason, low)
+
+
+def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
+    """Yield the positions that nothing keeps: those of torch's own modules, and those that weights stand by.
+
+    A module of torch, or one that TorchScript has compiled, may be given a buffer that its class has not. A
+    module with weights may compute positions whenever it is called, in whatever precision.
+    """
+    for module in modules:
+        if type(module).__module__.startswith("torch."):
+            continue
+        for child_name, child in module._modules.items():
+            if child is None or not type(child).__module__.startswith("torch."):
+                continue
+            for name, tensor in child.named_buffers():
+                if not tensor.is_floating_point() or "running_" in name:
+                    continue
+                waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
+                if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
+                    yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
+        keeps_none = (
+            not hasattr(type(module), "_safe_rope_stock") and bytecode.facts(type(module)).turns_counts
+        )
+        if keeps_none and next(module.parameters(), None) is not None:
+            yield Frozen(module, "forward", _COMPUTED, False)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

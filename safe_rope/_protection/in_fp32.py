@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
+from safe_rope._base.tensors import flattened, mapped
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
 from safe_rope._recognition.alone import copied_arguments, twin_alone
@@ -55,6 +57,8 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
 
     """
     runner = call.state.runner
+    if runner.is_opaque:
+        return run_once(call)
     origins: dict[int, Origin] = {}
     key = _key(call)
     learned = None if call.watched else runner.results.get(key)
@@ -63,11 +67,14 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
         return run_once(call)
+    if any(map(_is_opaque, flattened(given)[0])):
+        runner.is_opaque = not call.watched
+        return run_once(call)
     if runner.as_stock:
         _compare_remembered(call, given)
         return on_twin(call, rounded)
     run = call.in_fp32 if learned is not None else lambda module: _follow_origins(call, module, origins)
-    leaves, structure = pytree.tree_flatten(on_twin(call, as_it_is, run))
+    leaves, put_back = flattened(on_twin(call, as_it_is, run))
     if learned is None:
         learned = _compare(leaves, given, origins)
         if not call.watched:
@@ -77,18 +84,25 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
             _as_in_stock(leaf, result, applied, call.watched)
             for leaf, result in zip(leaves, learned, strict=True)
         ]
-    return pytree.tree_unflatten(leaves, structure)
+    return put_back(leaves)
+
+
+def _is_opaque(leaf: Any) -> bool:
+    """Whether what a forward returns may hold tensors that nobody sees."""
+    if isinstance(leaf, torch.Tensor):
+        return False
+    return callable(leaf) or isinstance(leaf, Iterator) or hasattr(leaf, "__dict__")
 
 
 def run_once(call: Call) -> Any:
     """Run the call as stock, once, on frequencies that stay exact until they meet the model."""
     result = on_twin(call, rounded if call.state.runner.as_stock else followed)
-    return pytree.tree_map_only(CosSin, _as_returned, result)
+    return mapped(_as_returned, result)
 
 
-def _as_returned(table: CosSin) -> torch.Tensor:
+def _as_returned(table: torch.Tensor) -> torch.Tensor:
     # A phase is never rounded: what is computed from it is.
-    return table if table.phase is not None else rounded_once(table)
+    return rounded_once(table) if isinstance(table, CosSin) and table.phase is None else table
 
 
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
@@ -99,7 +113,7 @@ def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin])
             provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
     with provenance:
         result = call.in_fp32(stand_in)
-    for leaf in pytree.tree_leaves(result):
+    for leaf in flattened(result)[0]:
         if isinstance(leaf, torch.Tensor):
             origins[id(leaf)] = provenance.origin(leaf)
     return result
@@ -140,7 +154,7 @@ def _compare_remembered(call: Call, given: Any) -> None:
     except Exception:
         logger.info("%s cannot be run in FP32", stock.__name__, exc_info=True)
         true = None
-    pairs = list(zip(pytree.tree_leaves(given), pytree.tree_leaves(true), strict=False))
+    pairs = list(zip(flattened(given)[0], flattened(true)[0], strict=False))
     if true is None or any(isinstance(b, torch.Tensor) and _is_off(a, b) for a, b in pairs):
         call.state.notes["forward"] = "computed in low precision"
         warnings.warn(
@@ -161,7 +175,7 @@ def _is_off(stock: Any, true: torch.Tensor) -> bool:
 
 
 def _compare(leaves: list[Any], given: Any, origins: dict[int, Origin]) -> tuple[Result | None, ...] | None:
-    stock = pytree.tree_leaves(given)
+    stock = flattened(given)[0]
     if len(stock) != len(leaves):
         return None
     found: list[Result | None] = []
@@ -186,6 +200,7 @@ def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool)
 
 
 def _key(call: Call) -> tuple[Any, ...]:
-    leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
+    leaves, _ = flattened((call.args, call.kwargs))
+    structure = pytree.tree_structure((call.args, call.kwargs))
     dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
     return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, call.autocast

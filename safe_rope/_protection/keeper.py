@@ -98,6 +98,9 @@ class Keeper:
         """Give a table up: somebody has written to it on meta, and nobody can say what."""
         raise NotImplementedError
 
+    def drop(self, module: nn.Module, name: str) -> None:
+        """Follow somebody who has taken a table away."""
+
     # ------------------------------------------------------------------ keeping
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
@@ -122,7 +125,10 @@ class Keeper:
             current, known = get_table(module, name), placed.get(name)
             if device is None and known is not None and known.is_right(current):
                 continue
-            self._judge(module, name, current)
+            if current is None and known is not None:
+                self.drop(module, name)
+            else:
+                self._judge(module, name, current)
             if name not in self.names(module):
                 continue
             target = device if device is not None and name in module._buffers else device_of(current)

@@ -66,6 +66,7 @@ class PinnedState(Keeper):
         self.owner = class_name(type(module))
         self.code = bytecode.facts(stock_class(module))  # Dynamo cannot read bytecode
         self.runner = stand_ins.Runner()
+        self.patch: Callable[..., Any] | None = None  # the forward that somebody has put into its class since
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
 
     @property
@@ -101,6 +102,10 @@ class PinnedState(Keeper):
         del self.pins[name]
         self.notes[name] = LOST
 
+    def drop(self, module: nn.Module, name: str) -> None:
+        del self.pins[name]  # its forward makes it anew, or has no use for it
+        self.replace_placed(name)
+
     def keep_made(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Keep a table that the module's own forward has made anew."""
         if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
@@ -121,6 +126,12 @@ class PinnedState(Keeper):
         """Whether ``method`` of the module takes q and k and is to return them rotated in FP32."""
         return self.applied is not None and method in self.applied.methods
 
+    def follow_patch(self, forward: Callable[..., Any]) -> None:
+        """Forget what is known of the forward of a class that somebody has given another one since."""
+        if self.patch is not forward:
+            self.patch, self.runner = forward, stand_ins.Runner()
+            self.code = self.code._replace(counts=True, computes=True, stores=True, turns=True)
+
     # ------------------------------------------------------------------ copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PinnedState:
@@ -131,7 +142,7 @@ class PinnedState(Keeper):
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "runner": stand_ins.Runner(), "marked": {}}
+        return {**super().__getstate__(), "runner": stand_ins.Runner(), "marked": {}, "patch": None}
 
 
 def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
@@ -142,7 +153,11 @@ def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
 
     @functools.wraps(inner)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return running.run(self, anew, args, kwargs)
+        now = stock.forward
+        if now is inner:
+            return running.run(self, anew, args, kwargs)
+        self._safe_rope.follow_patch(now)
+        return running.run(self, now, args, kwargs)
 
     if anew is not inner:
         vars(forward).update(cache_clear=inner.cache_clear, cache_info=inner.cache_info)

@@ -8,6 +8,8 @@ them.
 
 from __future__ import annotations
 
+import abc
+import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -52,6 +54,8 @@ def settle(modules: Iterable[nn.Module]) -> None:
     """Put the tables of protected and pinned modules back, whatever has been written to them."""
     with checked_once():
         for module in modules:
+            if STATE in vars(module) and not isinstance(module, ProtectedModule):
+                _pin_again(module)
             if isinstance(module, ProtectedModule):
                 state_of(module).restore(module)
                 keep_up(module)
@@ -63,6 +67,16 @@ def protect_module(module: nn.Module, state: RotaryState) -> None:
     _acquire(module, state)
     state.restore(module)
     _show_properties(module)
+
+
+def _pin_again(module: nn.Module) -> None:
+    """Pin a protected module that somebody has given another class since."""
+    state = vars(module).pop(STATE)
+    finished = {name: pin.finished for name, pin in getattr(state, "pins", {}).items()}
+    cpu, names = torch.device("cpu"), list(state.names(module))
+    pin_module(
+        module, {n: (state.make(module, n, cpu), finished.get(n, not n.endswith("inv_freq"))) for n in names}
+    )
 
 
 def keep_up(module: Any) -> None:
@@ -79,7 +93,7 @@ def keep_up(module: Any) -> None:
     pinned = PinnedState(module, tables, None if state.apply == "stock" else state.applied)
     pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
     pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
-    module.__class__ = _protected_class(stock_class(module), PinnedPositions)
+    _become(module, _protected_class(stock_class(module), PinnedPositions))
     vars(module)[STATE] = pinned
     pinned.restore(module)
     _show_properties(module)
@@ -116,8 +130,12 @@ def pin_module(
 
 def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> None:
     if not isinstance(module, kind):
-        module.__class__ = _protected_class(stock_class(module), kind)
+        _become(module, _protected_class(stock_class(module), kind))
     module.__dict__[STATE] = state
+
+
+def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    object.__setattr__(module, "__class__", cls)  # a class's own __setattr__ may refuse
 
 
 def _acquire(module: nn.Module, state: Keeper) -> None:
@@ -144,9 +162,15 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "_safe_rope_stock": stock,
             "forward": forward,
         }
-        metaclass: Any = type(stock)
-        protected = known[kind] = metaclass(stock.__name__, (kind, stock), namespace)
+        protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
+
+
+def _derived(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+    """Make a class that the stock's metaclass does not hear of, which may enter each into a registry."""
+    metaclass: Any = type(bases[-1])
+    plain: Any = next(cls for cls in metaclass.__mro__ if cls in (abc.ABCMeta, type))
+    return plain.__new__(metaclass, name, bases, namespace)
 
 
 def _show_properties(module: Any) -> None:
@@ -166,6 +190,7 @@ def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
 
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     by_layer_type = "layer_type" in inspect.signature(stock.forward).parameters
+    inner = stock.forward
 
     def forward(
         self: nn.Module,
@@ -176,7 +201,7 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
-        if _is_overruled(self):
+        if _is_overruled(self, patched=stock.forward is not inner):
             given = (layer_type,) if by_layer_type else ()
             with torch.no_grad():
                 return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
@@ -188,6 +213,8 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
+    inner = stock.forward
+
     def forward(
         self: nn.Module, x: torch.Tensor, seq_len: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,7 +222,7 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
         if seq_len is None:
             raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
         state = state_of(self)
-        if _is_overruled(self):
+        if _is_overruled(self, patched=stock.forward is not inner):
             with torch.no_grad():
                 return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
         cos, sin = state.rows(self, seq_len)
@@ -204,9 +231,11 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
     return forward
 
 
-def _is_overruled(module: nn.Module) -> bool:
+def _is_overruled(module: nn.Module, *, patched: bool = False) -> bool:
     """Put the tables back; tell whether the module is pinned from here on, by what somebody put there."""
     if not torch.compiler.is_compiling() and not is_watched():
+        if patched:
+            state_of(module).overruled["forward"] = torch.empty(0)
         state_of(module).restore(module)
         keep_up(module)
     return is_pinned(module)
@@ -236,6 +265,15 @@ class ProtectedModule(_Module):
     """What a protected or pinned module does differently from its stock class, besides ``forward``."""
 
     _safe_rope_stock: type[nn.Module]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """``type(module)(...)``: another one of the stock class, which nothing is known of."""
+        return cls._safe_rope_stock(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # The protected class is no class of its author's: what hears of those does not hear of it.
+        if "_safe_rope_stock" not in vars(cls):
+            super().__init_subclass__(**kwargs)
 
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
@@ -275,6 +313,7 @@ class ProtectedModule(_Module):
         # back.
         _is_overruled(self)  # what was written to a table goes along
         attributes = state_of(self).portable(self)
+        attributes[STATE] = copy.deepcopy(attributes[STATE])  # a shallow copy goes its own way
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
 

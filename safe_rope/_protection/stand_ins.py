@@ -16,6 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
+from safe_rope._base.tensors import flattened, mapped, mapped_for
 from safe_rope._base.torch_private import pytree
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
@@ -65,15 +66,36 @@ class Call:
 
     def in_fp32(self, module: nn.Module) -> Any:
         """Run the forward on ``module`` with its arguments in FP32 and without autocast."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
-        with without_autocast(self.device):
-            return self.forward(module, *args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
+            with without_autocast(self.device):
+                return self.forward(module, *args, **kwargs)
+        raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+
+        def raise_(tensor: torch.Tensor) -> torch.Tensor:
+            if self.watched or tensor.dtype not in LOW:
+                return _raised(tensor)
+            with torch.inference_mode(False):  # where no write is counted
+                higher = tensor.float()
+            raised.append((tensor, higher, higher._version))
+            return higher
+
+        with mapped_for(raise_, (self.args, self.kwargs)) as (args, kwargs), without_autocast(self.device):
+            result = self.forward(module, *args, **kwargs)
+        written = {
+            id(higher): own.copy_(higher) for own, higher, version in raised if higher._version > version
+        }
+        if not written:
+            return result
+        return mapped(lambda leaf: written.get(id(leaf), leaf), result)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
         """The tensors among the arguments; they are looked for once."""
         if self._leaves is None:
-            leaves = pytree.tree_leaves((self.args, self.kwargs))
+            given = (self.args, self.kwargs)
+            in_graph = torch.compiler.is_dynamo_compiling()
+            leaves = pytree.tree_leaves(given) if in_graph else flattened(given)[0]
             self._leaves = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return self._leaves
 
@@ -107,6 +129,7 @@ class Runner:
         self.results: dict[Hashable, tuple[Result | None, ...] | None] = {}
         self.knows_its_products = False  # whether its matrix products have been looked at under autocast
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
+        self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 
     def learn(self, key: Hashable, results: tuple[Result | None, ...] | None) -> None:

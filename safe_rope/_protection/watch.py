@@ -21,7 +21,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
-from safe_rope._protection.frozen import frozen_positions
+from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
 from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
@@ -141,6 +141,7 @@ class ConstructionWatch:
         for module in waiting:
             if module not in unfinished:
                 self._consider(module)
+        settle(module for module in self._seen if not isinstance(module, ProtectedModule))
         if not unfinished:
             self._is_new = False
             self._look_at_what_was_empty()
@@ -253,7 +254,8 @@ class ConstructionWatch:
             return Protection(module, state, reference=known.reference)
         again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
-        reference = Reference(again, plain=plain)
+        early = not building.is_filled and module not in self._nothing_yet
+        reference = Reference(again, plain=plain, early=early)
         result = prepare(module, reference, around, self._options)
         if isinstance(result, Protection) and result.state and seen and not result.notes:
             built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
@@ -281,9 +283,8 @@ class ConstructionWatch:
             report.add(path, module)
         for module, reason in self._refused.items():
             report.add_unprotected(self._path(module), module, reason)
-        for found in frozen_positions(
-            {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
-        ):
+        known = {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
+        for found in (*frozen_positions(known), *unseen_positions(known)):
             report.add_frozen(self._path(found.module), found)
 
     def _path(self, module: nn.Module) -> str:

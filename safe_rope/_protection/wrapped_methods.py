@@ -15,9 +15,9 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
+from safe_rope._base.positions import is_watched
 from safe_rope._base.replaced import Replaced
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope.constructors._truthful import is_deepspeeds
@@ -138,7 +138,7 @@ def wrap_call() -> None:
 
         @functools.wraps(inner)
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not (rebuilding() or torch.compiler.is_compiling()):
+            if not (rebuilding() or is_watched()):
                 for watch in tuple(watches):
                     watch.before_use(by_call=True)
             return inner(self, *args, **kwargs)

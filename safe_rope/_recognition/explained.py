@@ -102,10 +102,12 @@ def is_damage(current: torch.Tensor, known: torch.Tensor) -> bool:
         return False
     if is_unfilled(current, known):
         return True
+    if not current.is_floating_point():
+        return False
     if not any(_equal(current, current.to(low).to(current.dtype)) for low in LOW):
         return False
     wide, true = current.double(), known.double()
-    return bool(((wide - true).abs() <= _NEAR * true.abs()).all())
+    return bool(((wide == true) | ((wide - true).abs() <= _NEAR * true.abs())).all())
 
 
 def find_truth(

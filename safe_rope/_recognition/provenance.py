@@ -8,6 +8,7 @@ positions.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from safe_rope._base.tensors import tensors_in
+from safe_rope._base.torch_private import storage_key
 
 
 class Origin(enum.Flag):
@@ -32,8 +34,11 @@ class Origin(enum.Flag):
     """Through sin, cos, a logarithm or the like: no phase any more that a position is multiplied with."""
     KEPT = enum.auto()
     """From a table that was noted so before."""
+    EMPTY = enum.auto()
+    """Memory that nothing has been written to."""
 
 
+_EMPTY = {"empty", "empty_like", "new_empty", "empty_strided"}
 _COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}
 _LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "FloatTensor"}
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
@@ -49,11 +54,15 @@ class Provenance(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
+        self._written: set[int] = set()
 
     def origin(self, tensor: torch.Tensor) -> Origin:
         """Return what ``tensor`` was made from."""
         known = self._known.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else Origin.NONE
+        origin = known[1] if known is not None and known[0]() is tensor else Origin.NONE
+        if origin & Origin.EMPTY and storage_key(tensor) in self._written:
+            origin &= ~Origin.EMPTY  # through whichever alias
+        return origin
 
     def note(self, tensor: torch.Tensor, origin: Origin) -> None:
         """Add ``origin`` to what is known of ``tensor``."""
@@ -78,6 +87,11 @@ class Provenance(TorchFunctionMode):
             self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
+        if _writes(name):
+            origin &= ~Origin.EMPTY
+            for tensor in (*tensors_in(args[:1]), *tensors_in(kwargs.get("out"))):
+                with contextlib.suppress(NotImplementedError, RuntimeError):
+                    self._written.add(storage_key(tensor))
         if origin is not Origin.NONE:
             for tensor in tensors_in(result):
                 self.note(tensor, origin)
@@ -101,6 +115,8 @@ def _source(name: str) -> Origin:
         return Origin.COUNTED
     if name in _RANDOM:
         return Origin.RANDOM
+    if name in _EMPTY:
+        return Origin.EMPTY
     return Origin.LITERAL if name in _LITERAL else Origin.NONE
 
 

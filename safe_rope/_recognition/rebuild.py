@@ -25,7 +25,7 @@ from safe_rope._base.torch_private import storage_key
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.provenance import Origin, Provenance
-from safe_rope._recognition.tables import FEWEST, is_finished, is_position_table, own_tensors
+from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors
 from safe_rope._recognition.untouched import REMEMBERING, Untouched
 
 _thread = threading.local()
@@ -55,10 +55,14 @@ class Rebuilt(NamedTuple):
         found = {}
         for name, tensor in own_tensors(module):
             origin = self.origins.get((path, name), Origin.NONE)
-            if is_position_table(name, tensor, origin):
+            if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
                 ready = tensor.numel() > 1 and is_finished(type(module), name, origin)
                 found[name] = (tensor.detach(), ready)
         return found
+
+    def empty(self, path: str) -> list[str]:
+        """Names of the tensors of the module at ``path`` that its constructor has not filled."""
+        return [name for (of, name), origin in self.origins.items() if of == path and origin & Origin.EMPTY]
 
 
 def rebuilding() -> bool:
@@ -143,7 +147,7 @@ def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
     parameters = {id(parameter) for parameter in module.parameters()}
     return any(
         origin & Origin.COUNTED
-        and tensor.is_floating_point()
+        and (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel() >= FEWEST
         and id(tensor) not in parameters
         and not tensor.is_meta

@@ -66,12 +66,14 @@ class Again:
 class Reference(NamedTuple):
     """A module's counterpart in what its constructor makes, or the constructor of a parent.
 
-    ``plain`` says that nothing was in the way when the module itself was built.
+    ``plain`` says that nothing was in the way when the module itself was built; ``early``, that its
+    parent may still fill it.
     """
 
     again: Again | None
     path: str = ""
     plain: bool = False
+    early: bool = False
 
     @property
     def rebuilt(self) -> Rebuilt | None:

@@ -19,7 +19,7 @@ _NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
 # bounds, statistics. The names are a supplement to where the values come from.
 _NO_POSITION = re.compile(
     r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
-    r"timestep(s)?$|schedule|quantil|boundar|mask|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
+    r"timestep(s)?$|schedule|quantil|boundar|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
     r"taps|fir$|anchor|codebook|cluster"
 )
 # No position unless they are counted out.
@@ -40,7 +40,7 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, value in entries(module)
         if isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
-        and (value.is_floating_point() or value.is_complex() or _may_be_buckets(name, value))
+        and (value.is_floating_point() or value.is_complex() or _may_be_counted(module, name, value))
         and (value.numel() > 1 or _may_be_a_base(module, value))
     ]
 
@@ -53,15 +53,23 @@ def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
     return only_makes_positions(module, stock)
 
 
-def _may_be_buckets(name: str, value: torch.Tensor) -> bool:
-    return value.dtype in (torch.int32, torch.int64) and bool(_SELDOM.search(name.lower()))
+def _may_be_counted(module: nn.Module, name: str, value: torch.Tensor) -> bool:
+    """Whether integers may be buckets, or the positions of a module that makes cos and sin of them."""
+    if value.dtype not in (torch.int32, torch.int64):
+        return False
+    return bool(_SELDOM.search(name.lower())) or _only_turns(module)
+
+
+def _only_turns(module: nn.Module) -> bool:
+    stock = getattr(type(module), "_safe_rope_stock", type(module))
+    return bytecode.facts(stock).turns and next(module.parameters(), None) is None
 
 
 def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
     if type(module).__module__.startswith(_NEVER_AGAIN):
         return False
-    if any(not _NO_POSITION.search(name.lower()) for name, _ in own_tensors(module)):
+    if any(not _is_no_position(name) for name, _ in own_tensors(module)):
         return True
     return bool(made_later(module))
 
@@ -88,9 +96,23 @@ def is_frequency(name: str) -> bool:
     return bool(_FREQUENCY.search(name.lower()))
 
 
+def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Origin) -> bool:
+    """Whether a tensor that the constructor of ``module`` made is a position table."""
+    if is_position_table(name, tensor, origin):
+        return True
+    if origin & Origin.RANDOM or tensor.is_meta or _is_no_position(name) or tensor.numel() < 2:
+        return False
+    # What cos and sin are made of, whatever it is called and wherever its numbers come from.
+    if not tensor.is_floating_point():
+        return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_turns(module)
+    if not bytecode.facts(getattr(type(module), "_safe_rope_stock", type(module))).turns:
+        return False
+    return (is_frequency(name) or _only_turns(module)) and _has_values(tensor)
+
+
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor that a constructor made is a position table: by origin, supplemented by name."""
-    if origin & Origin.RANDOM or tensor.is_meta or _NO_POSITION.search(name.lower()):
+    if origin & Origin.RANDOM or tensor.is_meta or _is_no_position(name):
         return False
     if tensor.numel() == 1:
         return not isinstance(tensor, nn.Parameter) and bool(torch.isfinite(tensor).all())
@@ -102,15 +124,38 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    if not counted and oscillates(tensor):
+    if not counted and (oscillates(tensor) or _are_phasors(tensor)):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
     values = tensor.reshape(-1)
-    few = tensor.is_floating_point() and 3 <= values.numel() < 4096 and len(set(values.tolist())) < 3
-    if few and not counted:
-        return False  # one constant, or a mask
-    return not bool((values == values[0]).all()) and bool(torch.isfinite(values.abs()).all())
+    if tensor.is_floating_point() and ("mask" in name.lower() or not counted) and values.numel() >= 3:
+        others = values[values != values[0]]
+        if bool((others == others[:1]).all()):
+            return False  # one constant, or a mask
+    return _has_values(tensor)
+
+
+def _is_no_position(name: str) -> bool:
+    name = name.lower()
+    named = _POSITION.search(name) or _FREQUENCY.search(name)
+    return bool(_NO_POSITION.search(name)) and not named
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers, and not the same everywhere; a mask may be part of it."""
+    values = tensor.reshape(-1)
+    finite = values[values.abs().isfinite()]
+    return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
+
+
+def _are_phasors(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds complex numbers of one length that point into different directions."""
+    if not tensor.is_complex() or tensor.numel() < FEWEST:
+        return False
+    length = tensor.abs()
+    scale = length.reshape(-1)[0]
+    return bool(((length - scale).abs() < 1e-5 * scale).all()) and _has_values(tensor)
 
 
 def has_position_name(name: str) -> bool:
@@ -120,7 +165,7 @@ def has_position_name(name: str) -> bool:
 
 def is_empty_table(name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor has a position table's name and holds what is no number, or stands on meta."""
-    if not has_position_name(name) or _NO_POSITION.search(name.lower()):
+    if not has_position_name(name):
         return False
     return tensor.is_meta or bool(tensor.isnan().any())
 

@@ -16,7 +16,7 @@ from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
     is_empty_table,
     is_frequency,
-    is_position_table,
+    is_table_of,
     made_later,
     oscillates,
     own_tensors,
@@ -40,11 +40,13 @@ def tables_of(
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
+    empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
-        made = get_table(reference.module, name)
-        if name not in tables and (
-            made is None or made.is_meta or made.shape != get_table(module, name).shape
-        ):
+        made, current = get_table(reference.module, name), get_table(module, name)
+        if name in empty and reference.early and not current._version:
+            continue
+        by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
+        if name not in tables and by_another:
             tables[name] = None, is_finished  # filled by somebody else than the constructor
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
@@ -61,7 +63,9 @@ def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str
         true = built._parameters.get(name)
         if parameter is None or parameter.requires_grad or true is None or true.is_meta:
             continue
-        if is_position_table(name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)):
+        if is_table_of(
+            module, name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
+        ):
             yield name, true.detach()
 
 
@@ -110,7 +114,7 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     return {
         name: tensor.numel() > 1 and not is_frequency(name)
         for name, tensor in own_tensors(module)
-        if is_position_table(name, tensor, Origin.NONE)
+        if is_table_of(module, name, tensor, Origin.NONE)
         or is_empty_table(name, tensor)
         or (not tensor.is_meta and oscillates(tensor, _ROUNDED))
     }
