@@ -52,10 +52,9 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if not bool(values.isfinite().all()):
         return UNRELATED
     rounded = rounded_like(actual, expected)
-    if actual.dtype in LOW and rounded == actual.dtype:
-        return Explanation(f"{dtype} (module cast)", "module cast")
     if rounded is not None:
-        said = f"{dtype_name(rounded)}-rounded values in a {dtype} tensor"
+        cast = rounded == actual.dtype
+        said = dtype if cast else f"{dtype_name(rounded)}-rounded values in a {dtype} tensor"
         if actual.dtype in LOW:
             return Explanation(f"{said} (module cast)", "module cast")
         return Explanation(f"{said} (constructor intercepted)", "constructor")

@@ -133,8 +133,7 @@ class Session:
 
         @functools.wraps(inner)
         def constructor(*args: Any, **kwargs: Any) -> Any:
-            # DeepSpeed partitions with torch.empty(n, dtype=param.dtype) and relies on its own dtype.
-            if not self.live or _thread.unguarded or is_deepspeeds(sys._getframe(1).f_globals):
+            if not self.live or _thread.unguarded or _called_by_deepspeed():
                 return inner(*args, **kwargs)
             policy = learned if kwargs.get("out") is None else None
             if _surroundings.thread.depth:
@@ -166,3 +165,8 @@ class Session:
                 _thread.unguarded -= 1
 
         self._installed.put(torch.nn.UninitializedParameter, "__new__", staticmethod(new))
+
+
+def _called_by_deepspeed() -> bool:
+    # DeepSpeed partitions with torch.empty(n, dtype=param.dtype) and relies on getting its own dtype back.
+    return is_deepspeeds(sys._getframe(2).f_globals)

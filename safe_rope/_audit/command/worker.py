@@ -156,7 +156,7 @@ def _send_measured(sender: Connection, *arguments: Any) -> None:
     try:
         import torch
 
-        from safe_rope._audit.command.measure import measure_path
+        from safe_rope._audit.command.paths import measure_path
 
         # PyTorch makes its thread pool anew on the first use after a fork; two threads that come to it at
         # once fail with "Invalid thread pool!". transformers 5 loads a checkpoint in several threads.
