@@ -52,11 +52,9 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="safe-rope", prog_name="safe-rope")
-@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
-@click.pass_context
-def cli(context: click.Context, debug: bool) -> None:
+@click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
+def cli() -> None:
     """Keep position embeddings exact: find the damage in source, measure it in models, prevent it in runs."""
-    context.obj = {"debug": debug}
 
 
 def main(arguments: list[str] | None = None) -> Any:
