@@ -99,7 +99,7 @@ def _all_names(functions: list[types.FunctionType]) -> set[str]:
 
 
 def _helpers(functions: list[types.FunctionType]) -> Iterator[type]:
-    """Yield the classes of the same package that functions name, and that are no modules of their own."""
+    """Yield the classes of the same package that functions name, and that are no ``nn.Module``."""
     for function in functions:
         scope = vars(sys.modules.get(function.__module__, sys))
         for name in _names(function.__code__):
