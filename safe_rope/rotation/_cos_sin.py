@@ -19,6 +19,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     graphs_take_attributes,
+    is_composite,
     make_wrapper_subclass,
     pytree,
 )
@@ -26,6 +27,7 @@ from safe_rope.errors import PrecisionWarning
 
 _MARK = "_safe_rope_cos_sin"
 _aten = torch.ops.aten
+_is_composite = functools.lru_cache(maxsize=4096)(is_composite)
 _writes = 0
 
 _VIEWS = frozenset(
@@ -114,6 +116,8 @@ class CosSin(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            return func.decompose(*args, **(kwargs or {}))  # elsewhere autograd has taken it apart by now
         if func.overloadpacket in _MOVE and type(args[0]) is CosSin:
             if func.overloadpacket is _aten.repeat and all(count == 1 for count in args[1]):
                 return _lent(args[0], len(args[1]))
@@ -280,9 +284,14 @@ def _lent(table: CosSin, dims: int) -> CosSin:
 def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
     if not isinstance(result, torch.Tensor):
         return type(result)([_moved(one, table, is_view) for one in result])
-    moved = table._around(result)
-    if is_view:
-        moved.source = table.source
+    if not is_view:
+        return table._around(result)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(table.is_inference()):  # torch takes a view for what it is a view of
+            moved = table._around(result)
+    else:
+        moved = table._around(result)
+    moved.source = table.source
     return moved
 
 
