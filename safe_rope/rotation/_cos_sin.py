@@ -19,6 +19,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     graphs_take_attributes,
+    is_composite,
     make_wrapper_subclass,
     pytree,
 )
@@ -59,6 +60,8 @@ _ENDS_A_PHASE = frozenset({_aten.cos, _aten.sin, _aten.polar, _aten.exp, _aten.l
 class _Kind(NamedTuple):
     """What an operator does to a table."""
 
+    operator: Any
+    is_composite: bool
     moves: bool
     views: bool
     repeats: bool
@@ -71,10 +74,12 @@ _kinds: dict[int, _Kind] = {}
 
 
 def _kind_of(func: Any) -> _Kind:
-    known = _kinds.get(id(func))  # operators live as long as the process, and hash slowly
+    known = _kinds.get(id(func))  # operators hash slowly; the entry keeps them alive
     if known is None:
         packet = func.overloadpacket
         known = _kinds[id(func)] = _Kind(
+            func,
+            is_composite(func),
             packet in _MOVE,
             packet in _VIEWS,
             packet is _aten.repeat,
@@ -145,6 +150,8 @@ class CosSin(torch.Tensor):
     ) -> Any:
         kind = _kind_of(func)
         kwargs = kwargs or {}
+        if kind.is_composite and torch.is_inference_mode_enabled():
+            return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
         if kind.moves and type(args[0]) is CosSin:
             if kind.repeats and all(count == 1 for count in args[1]):
                 return _lent(args[0], len(args[1]))
@@ -309,9 +316,14 @@ def _lent(table: CosSin, dims: int) -> CosSin:
 def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
     if not isinstance(result, torch.Tensor):
         return type(result)([_moved(one, table, is_view) for one in result])
-    moved = table._around(result)
-    if is_view:
-        moved.source = table.source
+    if not is_view:
+        return table._around(result)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(table.is_inference()):  # torch takes a view for what it is a view of
+            moved = table._around(result)
+    else:
+        moved = table._around(result)
+    moved.source = table.source
     return moved
 
 
