@@ -11,8 +11,8 @@ import contextlib
 import functools
 import importlib
 import os
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ def device_type() -> str:
 # ---- the marks of parameters, and the state that engines share ------------------------------------------
 
 
-def _autocast_module() -> ModuleType | None:
+def _autocast_module() -> types.ModuleType | None:
     deepspeed()
     try:
         return importlib.import_module("deepspeed.runtime.torch_autocast")
@@ -232,7 +232,7 @@ _GATHER = "all_gather_dp_groups"
 _LAYOUT = ("bit16_groups", "bit16_groups_flat", "parallel_partitioned_bit16_groups", "real_dp_process_group")
 
 
-def _gather_module() -> ModuleType:
+def _gather_module() -> types.ModuleType:
     return importlib.import_module("deepspeed.runtime.zero.stage_1_and_2")
 
 
@@ -337,3 +337,44 @@ def gather_in_place(parameters: Iterable[Any]) -> None:
         comm.all_gather_into_tensor(whole, own, group=group)
         # The last partition is padded.
         parameter.data.copy_(whole[: parameter.ds_numel].view(parameter.ds_shape))
+
+
+def _after_backward(module: Any, stock: Any, done: Callable[[Any], None]) -> Any:
+    """Make what stands for the identity that ZeRO 3 puts on each input of ``module``, to know when to let go.
+
+    A hook on the input itself knows it too, once all uses of that input are done. A leaf keeps the identity
+    (``stock``, if there is one), since a hook would stay on it.
+    """
+
+    def one_less(_: torch.Tensor) -> None:
+        module.ds_grads_remaining -= 1
+        if module.ds_grads_remaining == 0:
+            done(module)
+
+    def apply(tensor: Any) -> Any:
+        if tensor.is_leaf or not torch.is_grad_enabled():
+            return tensor if stock is None else stock.apply(tensor)
+        module.ds_grads_remaining += 1
+        tensor.register_hook(one_less)
+        return tensor
+
+    return types.SimpleNamespace(apply=apply)
+
+
+def add_gradients_as_without_hooks(engine: Any) -> None:
+    """Let a ZeRO 3 engine add the gradients of an activation in the order of the model without hooks.
+
+    An identity on the input of a module (peft's around a projection, say) adds up the gradients within it
+    first; in low precision, another order is another sum. A module that holds parameters keeps it. A
+    wrapper that passes attributes on (peft's of ``modules_to_save``) gets none before 0.19.3, but that of the
+    module within, which fails in the forward.
+    """
+    hooks: Any = getattr(engine.optimizer, "parameter_offload", None)
+    if not hasattr(hooks, "post_sub_module_backward_function"):
+        return
+    is_leaf = deepspeed().utils.z3_leaf_module
+    for module in engine.module.modules():
+        owns = next(module.parameters(recurse=False), None) is not None
+        if hasattr(module, "post_bwd_fn") and not owns and not is_leaf(module):
+            stock = vars(module).get("post_bwd_fn")
+            module.post_bwd_fn = _after_backward(module, stock, hooks.post_sub_module_backward_function)

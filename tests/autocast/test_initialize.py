@@ -73,6 +73,59 @@ def test_without_the_section_the_engine_is_deepspeeds(stage: int) -> None:
     assert losses[0] == losses[1]
 
 
+class Branches(nn.Module):
+    """A module without parameters of its own, that uses its input twice; frozen in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.one(x) + self.two(x)
+
+
+class Adapted(nn.Module):
+    """An FP32 layer whose output, in bfloat16, is used within such a module and beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.branches, self.third = nn.Linear(64, 64), Branches(), nn.Linear(64, 64)
+        for part in (self.branches, self.third):
+            part.to(torch.bfloat16).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.branches(x))
+        return (self.branches(x) + self.third(x)).float().square().mean()
+
+
+def test_zero_3_adds_the_gradients_of_an_activation_as_the_model_without_it_does(has_autocast: bool) -> None:
+    import deepspeed
+    from deepspeed.utils import safe_get_full_grad
+
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+    own = torch.randn(4, 64, generator=torch.Generator().manual_seed(2))
+    asked = config(3, **AUTOCAST)
+    asked["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    plain, held = Adapted(), []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = plain(own)
+        loss.backward()
+    for initialize in (deepspeed.initialize, safe_rope.initialize):
+        given = own.clone().requires_grad_()
+        with _deepspeed.own_globals():
+            engine, *_ = initialize(model=Adapted(), config=asked)
+            for _ in range(2):
+                engine.backward(engine(given))
+        held.append([n for n, p in engine.module.named_parameters() if p.ds_status.name == "AVAILABLE"])
+    for name, parameter in engine.module.first.named_parameters():
+        assert torch.equal(safe_get_full_grad(parameter), getattr(plain.first, name).grad), name
+    assert not given._backward_hooks
+    assert held[0] == held[1]
+
+
 @pytest.mark.parametrize("stage", [0, 2])
 def test_autocast_around_an_engine_without_it_is_warned_about_once(stage: int) -> None:
     engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage))

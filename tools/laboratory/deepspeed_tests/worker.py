@@ -5,6 +5,7 @@ Usage: python -m laboratory.deepspeed_tests.worker WHO TESTS ONLY RESULT.json, a
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import importlib
@@ -21,6 +22,8 @@ import torch
 
 import safe_rope
 from laboratory.deepspeed_tests import FILES
+
+LIMIT_OF_A_TEST = 120.0  # seconds, after which the log says where it hangs
 
 
 def combinations(marks: list[Any]) -> Iterator[dict[str, Any]]:
@@ -65,6 +68,8 @@ def adapt(module: Any, initialize: Any) -> None:
     common: Any = importlib.import_module("unit.common")
     common.reduce_boolean_flags = agreed
     module.bf16_required_version_check = lambda: True  # it asks for NCCL
+    scaler = functools.partial(torch.amp.GradScaler, "cpu")  # of CUDA it would be disabled
+    module.torch = Facade(torch, amp=Facade(torch.amp, GradScaler=scaler))
     module.DDP = lambda model, device_ids=None, output_device=None: ddp(model)
     module.deepspeed = Facade(
         module.deepspeed, initialize=initialize, init_distributed=lambda *args, **kwargs: None
@@ -74,15 +79,19 @@ def adapt(module: Any, initialize: Any) -> None:
 def main(who: str, tests: str, only: str, result: str) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     deepspeed.logger.setLevel("ERROR")
+    # The tests ask for determinism, which also fills what is empty: 2 GB of DeepSpeed's buffers in each step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     deepspeed.init_distributed("gloo", verbose=False)
     sys.path.insert(0, tests)
     seen = {}
-    for file in FILES:
+    for file in (file for file in FILES if Path(tests, file).exists()):
         module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         adapt(module, {"deepspeed": deepspeed, "safe_rope": safe_rope}[who].initialize)
         for name, run in cases(module):
             if only not in name:
                 continue
+            print(name, flush=True)
+            faulthandler.dump_traceback_later(LIMIT_OF_A_TEST, exit=True)
             try:
                 run()
             except BaseException as error:  # pytest's skip is one
@@ -91,6 +100,7 @@ def main(who: str, tests: str, only: str, result: str) -> None:
             else:
                 seen[name] = ""
             gc.collect()
+    faulthandler.cancel_dump_traceback_later()
     Path(result).write_text(json.dumps(seen))
 
 
