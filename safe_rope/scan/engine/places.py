@@ -11,9 +11,10 @@ from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
     FORWARD,
-    ROTARY,
+    POSITIONS,
     SCRIPT,
     SCRIPT_FOLDERS,
+    words,
 )
 
 _DEPTH = 4  # of calls of calls
@@ -60,9 +61,8 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
             return "constructor" if "constructor" in known else "forward"
     if not plain and any(CONSTRUCTING.match(function.name) for function in functions):
         return "constructor"
-    rotary = ROTARY.search(outermost.name) or (
-        outermost.owner is not None and ROTARY.search(outermost.owner.name)
-    )
+    names = [outermost.name] if outermost.owner is None else [outermost.name, outermost.owner.name]
+    rotary = any(POSITIONS.search(words(name)) for name in names)
     return "constructor" if rotary else "forward"
 
 

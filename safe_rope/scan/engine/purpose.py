@@ -1,0 +1,318 @@
+"""Whether a value is shown to become positions or frequencies of a model, rather than samples of a window."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine.flow import Flow, Use
+from safe_rope.scan.engine.inference import Inference
+from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, within
+from safe_rope.scan.engine.vocabulary import INVERSE_FREQUENCIES, POSITIONS, words
+
+_STEPS = 400  # expressions looked at for one value
+_CIRCULAR = {"sin", "cos", "polar", "sin_", "cos_", "sincos", "cis"}
+_EXPONENTIAL = {"exp", "exp2", "exp_"}
+_PRODUCTS = {"outer", "ger", "einsum", "matmul", "mm", "bmm", "mul", "multiply", "kron"}
+_LINEAR = {"add", "sub", "mul", "div", "true_divide", "add_", "sub_", "mul_", "div_", "rsub"}
+_CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "int", "as_tensor", "tensor"}
+_VIEWS = tensors.KEPT | tensors.JOINED | _CASTS | {"cartesian_prod", "rearrange", "repeat", "ravel", "Buffer", "Parameter"}
+_WRITES = {"copy_", "append", "extend", "insert"}
+_SQUARES = (2, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What became of the values on the way.
+
+    ``kept``: still what it was, as views, casts and lists leave it; ``linear``: at most shifted or scaled by
+    numbers; ``frequency``: a number was raised to it, or it met what is such a power.
+    """
+
+    kept: bool = True
+    linear: bool = True
+    frequency: bool = False
+
+
+class Purpose:
+    """Follows values forward in one file, through variables, attributes, calls and returns."""
+
+    def __init__(self, walk: Walk, inference: Inference, flow: Flow, module: str) -> None:
+        self._walk = walk
+        self._inference = inference
+        self._flow = flow
+        self._module = module
+        self._attributes: dict[int, dict[str, list[Use]]] = {}
+        self._known: dict[tuple[int, bool], bool] = {}
+
+    def shown(self, site: Site, *, count: bool) -> bool:
+        """Say whether the values are shown to reach positions or frequencies.
+
+        A count that a model keeps or returns as it is, or scaled, is one of positions. Names say it too:
+        of the functions and classes around, of what the values are assigned to, and of what takes them.
+
+        Args:
+            site: the expression that makes the values.
+            count: they are whole numbers in a row, or sums of a mask.
+        """
+        key = (id(site.node), count)
+        if key not in self._known:
+            names = [scope.name for scope in site.place.scope.upward() if scope.kind != "module"]
+            self._known[key] = any(map(is_position, (*names, self._module))) or self._reaches(site, count)
+        return self._known[key]
+
+    def _reaches(self, site: Site, count: bool) -> bool:
+        free = not any(scope.kind == "class" for scope in site.place.scope.upward()) and (
+            site.place.scope.kind == "function"
+        )
+        open_ended = False
+        waiting: list[tuple[ast.expr, tuple[ast.AST, ...], Place, _State]] = []
+        waiting.append((site.node, site.ancestors, site.place, _State()))
+        seen = set()
+        while waiting and len(seen) < _STEPS:
+            current = waiting.pop()
+            key = (id(current[0]), current[3])
+            if key in seen:
+                continue
+            seen.add(key)
+            for found in self._climb(*current):
+                match found:
+                    case True:
+                        return True
+                    case _State():
+                        loose = found.kept or (found.linear and not free) or found.frequency
+                        open_ended |= count and loose
+                    case tuple():
+                        waiting.append(found)
+        return open_ended
+
+    def _climb(
+        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, state: _State
+    ) -> Iterator[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+        """Yield True where positions are reached, a state where nobody knows what follows, or what to follow."""
+        above = list(ancestors)
+        while above:
+            parent = above.pop()
+            match parent:
+                case ast.Attribute(attr=name) if above and parent is getattr(above[-1], "func", None):
+                    call = above.pop()
+                    assert isinstance(call, ast.Call)
+                    after = self._called(call, name, current, state, place, method=True)
+                    if isinstance(after, list):
+                        yield from after
+                        return
+                    parent, state = call, after
+                case ast.Attribute(attr=name) if name not in ("T", "mT", "data"):
+                    return
+                case ast.keyword(arg=name) if above and isinstance(above[-1], ast.Call):
+                    if name and is_position(name):
+                        yield True
+                        return
+                    call = above.pop()
+                    assert isinstance(call, ast.Call)
+                    after = self._called(call, _last(call.func), current, state, place, keyword=name)
+                    if isinstance(after, list):
+                        yield from after
+                        return
+                    parent, state = call, after
+                case ast.Call(func=function):
+                    after = self._called(parent, _last(function), current, state, place)
+                    if isinstance(after, list):
+                        yield from after
+                        return
+                    state = after
+                case ast.BinOp():
+                    changed = self._operated(parent, current, state, place)
+                    if changed is None:
+                        return
+                    state = changed
+                case ast.Subscript() if parent.value is not current:
+                    return
+                case ast.Compare() | ast.Lambda() | ast.BoolOp():
+                    return
+                case ast.Assign(targets=targets):
+                    for target in targets:
+                        yield from self._assigned(target, place, state, getattr(parent, "value", None))
+                    return
+                case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target):
+                    yield from self._assigned(target, place, state, parent.value)
+                    if not isinstance(parent, ast.NamedExpr):
+                        return
+                case ast.Return():
+                    yield from self._returned(place.scope, state)
+                    return
+                case ast.Expr():
+                    yield state
+                    return
+            current = parent if isinstance(parent, ast.expr) else current
+        if place.scope.kind != "function":
+            yield state
+
+    def _called(
+        self, call: ast.Call, name: str, current: ast.expr, state: _State, place: Place, *,
+        method: bool = False, keyword: str | None = None,
+    ) -> _State | list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:  # fmt: skip
+        """Return what a call makes of the values, or, in a list, where they end."""
+        if not method and is_position(name):
+            return [True]
+        if name in _CIRCULAR:
+            return [True] if state.frequency else []
+        if name in _EXPONENTIAL:
+            return replace(state, kept=False, linear=False, frequency=True) if state.linear else []
+        if name in ("pow", "float_power") and len(call.args) == 2 - method:
+            if method or call.args[0] is current:
+                return []
+            return replace(state, kept=False, linear=False, frequency=True) if state.linear else []
+        if name == "register_buffer" and len(call.args) > 1 and isinstance(call.args[0], ast.Constant):
+            return self._kept_as(str(call.args[0].value), place, state)
+        if name == "register_buffer" and len(call.args) > 1:
+            words_of = ast.unparse(call.args[0])
+            return [True] if is_position(words_of) else [state]
+        others = [argument for argument in call.args if argument is not current]
+        if method and isinstance(call.func, ast.Attribute) and name in _PRODUCTS:
+            others = [*call.args]
+        if name in _PRODUCTS and any(self._is_frequency(other, place) for other in others):
+            return replace(state, kept=False, linear=False, frequency=True)
+        if name in _VIEWS:
+            return state
+        if name in _LINEAR and all(self._is_number(other, place) for other in others):
+            return replace(state, kept=False)
+        if name in _PRODUCTS | _LINEAR | tensors.FLOATED | {"where", "sum", "clamp", "arange"}:
+            return replace(state, kept=False, linear=False)
+        if name in _WRITES and method is False and isinstance(call.func, ast.Attribute):
+            return list(self._assigned(call.func.value, place, state, None))
+        return self._into(call, current, place, state, keyword)
+
+    def _into(
+        self, call: ast.Call, current: ast.expr, place: Place, state: _State, keyword: str | None
+    ) -> list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+        """Follow an argument into a function of this file."""
+        function = self._inference.names.qualify(call.func, place)
+        own = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self"
+        name = _last(call.func)
+        if function.startswith(".") and name in self._walk.classes:
+            scopes = [
+                scope for scope in self._walk.functions.get("__init__", ())
+                if scope.parent is self._walk.classes[name]
+            ]  # fmt: skip
+            own = True
+        elif function.startswith(".") or own:
+            scopes = [scope for scope in self._walk.functions.get(name, ()) if own == (scope.owner is not None)]
+        else:
+            scopes = []
+        result: list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]] = []
+        for scope in scopes[:3]:
+            arguments = scope.node.args  # type: ignore[attr-defined]
+            named = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+            if keyword is None:
+                at = next((n for n, one in enumerate(call.args) if one is current), -1) + own
+                parameter = named[at] if 0 <= at < len(named) else ""
+            else:
+                parameter = keyword
+            result += [(*use, state) for use in self._flow.uses(scope, parameter)]
+        return result
+
+    def _operated(self, node: ast.BinOp, current: ast.expr, state: _State, place: Place) -> _State | None:
+        """Return what an operation makes of the values; None where they are no positions any more."""
+        on_left = node.left is current
+        other = node.right if on_left else node.left
+        if isinstance(node.op, ast.Pow):
+            if on_left or not state.linear:
+                return None
+            return replace(state, kept=False, linear=False, frequency=True)
+        if isinstance(node.op, ast.MatMult | ast.Mult) and self._is_frequency(other, place):
+            return replace(state, kept=False, linear=False, frequency=True)
+        if not self._is_number(other, place):
+            return replace(state, kept=False, linear=False)
+        if state.frequency and isinstance(node.op, ast.Add | ast.Sub):
+            return replace(state, frequency=False, kept=False, linear=False)
+        return replace(state, kept=False)
+
+    def _assigned(
+        self, target: ast.expr, place: Place, state: _State, value: ast.expr | None
+    ) -> Iterator[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+        match target:
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                for element in elements:
+                    yield from self._assigned(element, place, state, None)
+            case ast.Starred(value=inner) | ast.Subscript(value=inner):
+                yield from self._assigned(inner, place, state, None)
+            case ast.Name(id=name):
+                if is_position(name):
+                    yield True
+                    return
+                uses = self._flow.uses(place.scope, name)
+                later = [use for use in uses if use[2].order > place.order or place.path]
+                yield from ((*use, state) for use in later)
+                if not later:
+                    yield state
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                yield from self._kept_as(name, place, state)
+
+    def _kept_as(
+        self, name: str, place: Place, state: _State
+    ) -> list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+        """Follow an attribute of self to where the methods of its class read it."""
+        if is_position(name):
+            return [True]
+        owner = place.scope.owner
+        uses = self._reads(owner).get(name, []) if owner is not None else []
+        return [(*use, state) for use in uses] or [state]
+
+    def _reads(self, owner: Scope) -> dict[str, list[Use]]:
+        if id(owner) not in self._attributes:
+            reads: dict[str, list[Use]] = {}
+            for statement, place in self._walk.statements:
+                if place.scope.owner is owner:
+                    for node, ancestors in within(statement):
+                        if (
+                            isinstance(node, ast.Attribute)
+                            and isinstance(node.ctx, ast.Load)
+                            and getattr(node.value, "id", "") == "self"
+                        ):
+                            reads.setdefault(node.attr, []).append((node, ancestors, place))  # type: ignore[arg-type]
+            self._attributes[id(owner)] = reads
+        return self._attributes[id(owner)]
+
+    def _returned(
+        self, scope: Scope, state: _State
+    ) -> Iterator[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+        """Follow what a function returns to its calls in this file."""
+        if is_position(scope.name):
+            yield True
+            return
+        method = scope.parent is not None and scope.parent.kind == "class"
+        sites = [
+            site
+            for site in self._walk.calls.get(scope.name, ())
+            if isinstance(getattr(site.node, "func", None), ast.Attribute) == method
+        ]
+        for site in sites:
+            yield site.node, site.ancestors, site.place, state
+        if not sites:
+            yield state
+
+    def _is_frequency(self, node: ast.expr, place: Place) -> bool:
+        named = any(
+            INVERSE_FREQUENCIES.fullmatch(name)
+            for name in (_last(inner) for inner in ast.walk(node) if isinstance(inner, ast.expr))
+        )
+        return named or self._inference.value(node, place).exponent
+
+    def _is_number(self, node: ast.expr, place: Place) -> bool:
+        """Say whether an operand is, as far as is known, no tensor."""
+        return self._inference.value(node, place).sort != "tensor"
+
+
+def _last(node: ast.expr) -> str:
+    """Return a name, or the last part of a dotted one."""
+    return getattr(node, "attr", getattr(node, "id", "")) or ""
+
+
+@lru_cache(maxsize=4096)
+def is_position(name: str) -> bool:
+    """Say whether a name speaks of position embeddings, their tables or their inverse frequencies."""
+    return POSITIONS.search(words(name)) is not None
