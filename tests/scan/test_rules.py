@@ -142,7 +142,7 @@ def test_who_calls_a_function_decides_its_severity(callers: str, severity: str) 
 
 
 def test_what_rounds_no_more_than_what_follows_is_a_note() -> None:
-    cast = "import torch\nclass M(torch.nn.Module):\n    def f(self, x, n):\n        return {}\n"
+    cast = "import torch\nclass Rotary(torch.nn.Module):\n    def f(self, x, n):\n        return {}\n"
     for code, severity in (
         ("x * torch.arange(n).to(x)", "note"),
         ("torch.arange(n).to(x).view(1, -1) * x.log()", "note"),
@@ -156,7 +156,7 @@ def test_what_rounds_no_more_than_what_follows_is_a_note() -> None:
         ("2 ** (torch.arange(n) / n)", "warning"),
         ("torch.arange(n) / 2", "warning"),
     ):
-        (finding,) = scan(f"import torch\nshares = {code}\n", "SR004")
+        (finding,) = scan(f"import torch\npos_embed = {code}\n", "SR004")
         assert finding.severity == severity, code
 
 

@@ -59,7 +59,13 @@ class File:
         return tensors.given_dtype(self.inference, call)
 
     def severity(
-        self, base: Severity, site: Site, *, follows_activations: bool = False, count: bool = True
+        self,
+        base: Severity,
+        site: Site,
+        *,
+        follows_activations: bool = False,
+        count: bool = True,
+        shown: bool = False,
     ) -> Severity:
         """Return a hazard's severity where it stands.
 
@@ -68,11 +74,12 @@ class File:
             site: the place.
             follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
             count: its values are whole numbers in a row.
+            shown: it is known that they are positions or frequencies of a model.
         """
         where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
         exposed = where == "constructor" or (where == "forward" and follows_activations)
-        exposed = exposed and not self.flow.is_learned(site) and self.purpose.shown(site, count=count)
-        return base if exposed else "note"
+        exposed = exposed and not self.flow.is_learned(site)
+        return base if exposed and (shown or self.purpose.shown(site, count=count)) else "note"
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""

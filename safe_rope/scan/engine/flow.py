@@ -103,6 +103,24 @@ class Flow:
             self._reads[id(scope)] = reads
         return self._reads[id(scope)].get(name, [])
 
+    def reached(self, place: Place, name: str, value: ast.expr | None) -> list[Use]:
+        """Return where a scope reads what a statement has bound to a name, wholly or in part."""
+        later = [use for use in self.uses(place.scope, name) if use[2].order > place.order or place.path]
+        parts = {id(part) for part in ((value, *value.elts) if isinstance(value, ast.Tuple) else (value,))}
+        bound = place.scope.bindings.get(name, [])
+        if value is None or not any(id(one.value) in parts for one in bound):
+            return later
+        # What an augmented assignment adds to is read nowhere.
+        read = {id(use[0]) for use in self.uses(place.scope, name)}
+        parts |= {
+            id(one.value) for one in bound
+            if isinstance(one.value, ast.BinOp)
+            and getattr(one.value.left, "id", "") == name
+            and id(one.value.left) not in read
+        }  # fmt: skip
+        bindings = self._inference.names.bindings
+        return [use for use in later if any(id(one.value) in parts for one in bindings(name, use[2]))]
+
     def _climb(
         self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:

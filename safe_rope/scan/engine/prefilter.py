@@ -188,8 +188,7 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
         piece.header.built |= any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in near)
     result = []
     for piece in pieces:
-        member = piece.definition is None or (piece.header.built and b" __init__(" in piece.text)
-        if piece.kept or (piece.header.kept and member):
+        if piece.kept or piece.header.kept:
             result.append(piece.text)
         elif _is_cut_string(piece.text):
             return None
@@ -258,9 +257,5 @@ def _called_names(pieces: list[_Piece]) -> Iterator[bytes]:
         kind, name = piece.definition[1], piece.definition[2]
         if kind == b"class":
             owner = name
-        signature = piece.text[piece.definition.end() : piece.text.find(b":\n", piece.definition.end())]
-        if piece.kept and kind == b"def" and name != b"forward" and _UNTYPED.search(signature):
-            if name != b"__init__":
-                yield name + b"("
-            elif b"config" not in signature:
-                yield owner + b"("
+        if piece.kept and kind == b"def" and name != b"forward":
+            yield (owner if name == b"__init__" else name) + b"("

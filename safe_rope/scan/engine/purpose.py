@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeGuard
 
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.flow import Flow, Use
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, within
-from safe_rope.scan.engine.vocabulary import INVERSE_FREQUENCIES, POSITIONS, words
+from safe_rope.scan.engine.vocabulary import CONSTRUCTORS, FORWARD, INVERSE_FREQUENCIES, POSITIONS, words
 
 _STEPS = 400  # expressions looked at for one value
-_CIRCULAR = {"sin", "cos", "polar", "sin_", "cos_", "sincos", "cis"}
-_EXPONENTIAL = {"exp", "exp2", "exp_"}
+_CIRCULAR = {"sin", "cos", "polar", "sincos", "cis"}
+_EXPONENTIAL = {"exp", "exp2"}
 _PRODUCTS = {"outer", "ger", "einsum", "matmul", "mm", "bmm", "mul", "multiply", "kron"}
-_LINEAR = {"add", "sub", "mul", "div", "true_divide", "add_", "sub_", "mul_", "div_", "rsub"}
-_CASTS = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "int", "as_tensor", "tensor"}
-_VIEWS = tensors.KEPT | tensors.JOINED | _CASTS | {"cartesian_prod", "rearrange", "repeat", "ravel", "Buffer", "Parameter"}
-_WRITES = {"copy_", "append", "extend", "insert"}
-_SQUARES = (2, 2.0)
+_LINEAR = {"add", "sub", "mul", "div", "true_divide", "rsub"}
+_CASTS = {
+    "to",
+    "type",
+    "type_as",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "long",
+    "int",
+    "as_tensor",
+    "tensor",
+}
+_VIEWS = (
+    tensors.KEPT
+    | tensors.JOINED
+    | _CASTS
+    | {"cartesian_prod", "rearrange", "repeat", "ravel", "Buffer", "Parameter"}
+)
+_WRITES = {"copy", "append", "extend", "insert"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,12 @@ class _State:
     frequency: bool = False
 
 
+_Use = tuple[ast.expr, tuple[ast.AST, ...], Place, _State]
+_End = tuple[Place, _State]
+# True: positions; an end: nobody knows what follows; what else to follow.
+_Found = bool | _End | _Use
+
+
 class Purpose:
     """Follows values forward in one file, through variables, attributes, calls and returns."""
 
@@ -48,30 +72,41 @@ class Purpose:
         self._attributes: dict[int, dict[str, list[Use]]] = {}
         self._known: dict[tuple[int, bool], bool] = {}
 
-    def shown(self, site: Site, *, count: bool) -> bool:
+    def shown(self, site: Site, *, count: bool = False, frequency: bool = False) -> bool:
         """Say whether the values are shown to reach positions or frequencies.
 
-        A count that a model keeps or returns as it is, or scaled, is one of positions. Names say it too:
-        of the functions and classes around, of what the values are assigned to, and of what takes them.
+        A count that a model keeps or returns as it is, is one of positions, and numbers raised to one are
+        frequencies. Names say it too: of the functions and classes around, of what the values are assigned
+        to, and of what takes them.
 
         Args:
             site: the expression that makes the values.
             count: they are whole numbers in a row, or sums of a mask.
+            frequency: they are inverse frequencies already.
         """
         key = (id(site.node), count)
         if key not in self._known:
-            names = [scope.name for scope in site.place.scope.upward() if scope.kind != "module"]
-            self._known[key] = any(map(is_position, (*names, self._module))) or self._reaches(site, count)
+            state = _State(not frequency, not frequency, frequency)
+            self._known[key] = self._is_around(site.place) or self._reaches(
+                [(site.node, site.ancestors, site.place, state)], count
+            )
         return self._known[key]
 
-    def _reaches(self, site: Site, count: bool) -> bool:
-        free = not any(scope.kind == "class" for scope in site.place.scope.upward()) and (
-            site.place.scope.kind == "function"
+    def keeps(self, place: Place, name: str) -> bool:
+        """Say whether an attribute of self that holds powers is shown to hold frequencies of positions."""
+        found = self._kept_as(name, place, _State(False, False, True))
+        return (
+            self._is_around(place) or True in found or self._reaches([use for use in found if _is_use(use)])
         )
+
+    def _is_around(self, place: Place) -> bool:
+        names = [scope.name for scope in place.scope.upward() if scope.kind != "module"]
+        return any(map(is_position, (*names, self._module)))
+
+    def _reaches(self, waiting: list[_Use], count: bool = False) -> bool:
+        modelled = bool(waiting) and _in_model(waiting[0][2].scope)
         open_ended = False
-        waiting: list[tuple[ast.expr, tuple[ast.AST, ...], Place, _State]] = []
-        waiting.append((site.node, site.ancestors, site.place, _State()))
-        seen = set()
+        seen: set[tuple[int, _State]] = set()
         while waiting and len(seen) < _STEPS:
             current = waiting.pop()
             key = (id(current[0]), current[3])
@@ -79,20 +114,19 @@ class Purpose:
                 continue
             seen.add(key)
             for found in self._climb(*current):
-                match found:
-                    case True:
-                        return True
-                    case _State():
-                        loose = found.kept or (found.linear and not free) or found.frequency
-                        open_ended |= count and loose
-                    case tuple():
-                        waiting.append(found)
-        return open_ended
+                if found is True:
+                    return True
+                if _is_use(found):
+                    waiting.append(found)
+                elif not isinstance(found, bool):
+                    where, state = found
+                    open_ended |= (state.kept or state.frequency) and (modelled or _constructs(where.scope))
+        return count and open_ended
 
     def _climb(
         self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, state: _State
-    ) -> Iterator[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
-        """Yield True where positions are reached, a state where nobody knows what follows, or what to follow."""
+    ) -> Iterator[_Found]:
+        """Yield True where positions are reached, ends, and what else to follow."""
         above = list(ancestors)
         while above:
             parent = above.pop()
@@ -137,25 +171,28 @@ class Purpose:
                     for target in targets:
                         yield from self._assigned(target, place, state, getattr(parent, "value", None))
                     return
-                case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target):
+                case (
+                    ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target)
+                ):
                     yield from self._assigned(target, place, state, parent.value)
                     if not isinstance(parent, ast.NamedExpr):
                         return
                 case ast.Return():
-                    yield from self._returned(place.scope, state)
+                    yield from self._returned(place, state)
                     return
                 case ast.Expr():
-                    yield state
+                    yield place, state
                     return
             current = parent if isinstance(parent, ast.expr) else current
         if place.scope.kind != "function":
-            yield state
+            yield place, state
 
     def _called(
         self, call: ast.Call, name: str, current: ast.expr, state: _State, place: Place, *,
         method: bool = False, keyword: str | None = None,
-    ) -> _State | list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:  # fmt: skip
+    ) -> _State | list[_Found]:  # fmt: skip
         """Return what a call makes of the values, or, in a list, where they end."""
+        name = name.rstrip("_")
         if not method and is_position(name):
             return [True]
         if name in _CIRCULAR:
@@ -163,21 +200,22 @@ class Purpose:
         if name in _EXPONENTIAL:
             return replace(state, kept=False, linear=False, frequency=True) if state.linear else []
         if name in ("pow", "float_power") and len(call.args) == 2 - method:
-            if method or call.args[0] is current:
+            if method or call.args[0] is current or not self._is_base(call.args[0], current, place):
                 return []
             return replace(state, kept=False, linear=False, frequency=True) if state.linear else []
         if name == "register_buffer" and len(call.args) > 1 and isinstance(call.args[0], ast.Constant):
             return self._kept_as(str(call.args[0].value), place, state)
         if name == "register_buffer" and len(call.args) > 1:
             words_of = ast.unparse(call.args[0])
-            return [True] if is_position(words_of) else [state]
+            return [True] if is_position(words_of) else [(place, state)]
         others = [argument for argument in call.args if argument is not current]
         if method and isinstance(call.func, ast.Attribute) and name in _PRODUCTS:
             others = [*call.args]
         if name in _PRODUCTS and any(self._is_frequency(other, place) for other in others):
             return replace(state, kept=False, linear=False, frequency=True)
         if name in _VIEWS:
-            return state
+            first = method or keyword is not None or call.args[0] is current
+            return state if first or name in tensors.JOINED or isinstance(call.args[0], ast.Starred) else []
         if name in _LINEAR and all(self._is_number(other, place) for other in others):
             return replace(state, kept=False)
         if name in _PRODUCTS | _LINEAR | tensors.FLOATED | {"where", "sum", "clamp", "arange"}:
@@ -188,7 +226,7 @@ class Purpose:
 
     def _into(
         self, call: ast.Call, current: ast.expr, place: Place, state: _State, keyword: str | None
-    ) -> list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+    ) -> list[_Found]:
         """Follow an argument into a function of this file."""
         function = self._inference.names.qualify(call.func, place)
         own = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self"
@@ -200,10 +238,12 @@ class Purpose:
             ]  # fmt: skip
             own = True
         elif function.startswith(".") or own:
-            scopes = [scope for scope in self._walk.functions.get(name, ()) if own == (scope.owner is not None)]
+            scopes = [
+                scope for scope in self._walk.functions.get(name, ()) if own == (scope.owner is not None)
+            ]
         else:
             scopes = []
-        result: list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]] = []
+        result: list[_Found] = []
         for scope in scopes[:3]:
             arguments = scope.node.args  # type: ignore[attr-defined]
             named = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
@@ -220,7 +260,7 @@ class Purpose:
         on_left = node.left is current
         other = node.right if on_left else node.left
         if isinstance(node.op, ast.Pow):
-            if on_left or not state.linear:
+            if on_left or not state.linear or not self._is_base(other, current, place):
                 return None
             return replace(state, kept=False, linear=False, frequency=True)
         if isinstance(node.op, ast.MatMult | ast.Mult) and self._is_frequency(other, place):
@@ -233,34 +273,31 @@ class Purpose:
 
     def _assigned(
         self, target: ast.expr, place: Place, state: _State, value: ast.expr | None
-    ) -> Iterator[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+    ) -> Iterator[_Found]:
         match target:
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for element in elements:
-                    yield from self._assigned(element, place, state, None)
+                    yield from self._assigned(element, place, state, value)
             case ast.Starred(value=inner) | ast.Subscript(value=inner):
                 yield from self._assigned(inner, place, state, None)
             case ast.Name(id=name):
                 if is_position(name):
                     yield True
                     return
-                uses = self._flow.uses(place.scope, name)
-                later = [use for use in uses if use[2].order > place.order or place.path]
+                later = self._flow.reached(place, name, value)
                 yield from ((*use, state) for use in later)
                 if not later:
-                    yield state
+                    yield place, state
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
                 yield from self._kept_as(name, place, state)
 
-    def _kept_as(
-        self, name: str, place: Place, state: _State
-    ) -> list[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+    def _kept_as(self, name: str, place: Place, state: _State) -> list[_Found]:
         """Follow an attribute of self to where the methods of its class read it."""
         if is_position(name):
             return [True]
         owner = place.scope.owner
         uses = self._reads(owner).get(name, []) if owner is not None else []
-        return [(*use, state) for use in uses] or [state]
+        return [(*use, state) for use in uses] or [(place, state)]
 
     def _reads(self, owner: Scope) -> dict[str, list[Use]]:
         if id(owner) not in self._attributes:
@@ -277,10 +314,9 @@ class Purpose:
             self._attributes[id(owner)] = reads
         return self._attributes[id(owner)]
 
-    def _returned(
-        self, scope: Scope, state: _State
-    ) -> Iterator[bool | _State | tuple[ast.expr, tuple[ast.AST, ...], Place, _State]]:
+    def _returned(self, place: Place, state: _State) -> Iterator[_Found]:
         """Follow what a function returns to its calls in this file."""
+        scope = place.scope
         if is_position(scope.name):
             yield True
             return
@@ -293,7 +329,7 @@ class Purpose:
         for site in sites:
             yield site.node, site.ancestors, site.place, state
         if not sites:
-            yield state
+            yield place, state
 
     def _is_frequency(self, node: ast.expr, place: Place) -> bool:
         named = any(
@@ -302,9 +338,36 @@ class Purpose:
         )
         return named or self._inference.value(node, place).exponent
 
+    def _is_base(self, base: ast.expr, exponent: ast.expr, place: Place) -> bool:
+        """Say whether powers of a number can be rounded: whole ones of two never are, nor those of one."""
+        constant = self._inference.value(base, place).constant
+        exact = constant is not None and abs(math.frexp(constant)[0]) == 0.5
+        return not (exact and self._inference.value(exponent, place).whole)
+
     def _is_number(self, node: ast.expr, place: Place) -> bool:
         """Say whether an operand is, as far as is known, no tensor."""
         return self._inference.value(node, place).sort != "tensor"
+
+
+def _is_use(found: _Found) -> TypeGuard[_Use]:
+    return isinstance(found, tuple) and len(found) == 4
+
+
+def _outermost(scope: Scope) -> Scope | None:
+    return ([None] + [around for around in scope.upward() if around.kind == "function"])[-1]
+
+
+def _in_model(scope: Scope) -> bool:
+    """Say whether code is a class's, a forward's, or runs when a model is built."""
+    outermost = _outermost(scope)
+    if outermost is None or outermost.owner is not None:
+        return True
+    return FORWARD.fullmatch(outermost.name) is not None or outermost.name in CONSTRUCTORS
+
+
+def _constructs(scope: Scope) -> bool:
+    outermost = _outermost(scope)
+    return outermost is None or outermost.name in CONSTRUCTORS
 
 
 def _last(node: ast.expr) -> str:

@@ -74,14 +74,16 @@ def _is_none(node: ast.expr) -> bool:
 def promote(operation: ast.operator, left: Value, right: Value) -> Value:
     """Return what an operation gives of which at least one side is a tensor."""
     raised = isinstance(operation, ast.Pow) and right.grid and left.constant not in (1, -1)
+    # A power and a number are the frequencies of a filter, a Gaussian's centre, a loss: no inverse frequency.
+    shifted = isinstance(operation, ast.Add | ast.Sub) and "number" in (left.sort, right.sort)
     whole = isinstance(operation, ast.FloorDiv) or (
         left.whole and right.whole and not isinstance(operation, ast.Div | ast.Pow)
     )
     return tensor(
         _promoted(operation, left, right),
         whole or None,
-        grid=left.grid or right.grid,
-        exponent=left.exponent or right.exponent or raised,
+        grid=right.grid or (left.grid and not isinstance(operation, ast.Pow)),
+        exponent=raised or ((left.exponent or right.exponent) and not shifted),
         assumed=left.assumed or right.assumed,
     )
 

@@ -41,8 +41,9 @@ CONSTRUCTORS = {
 CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
 # Helpers of position embeddings, which constructors call: in the words of a name.
 POSITIONS = re.compile(
-    r"_(?:\w*rope\d*|\w*rotary\w*|yarn|alibi|sin\w*soid\w*|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq\w*|freqs?_cis|timescales?"
-    r"|(?:rel|relative|abs|absolute)_?(?:pos|coord|dist)\w*|pos(?:ition)?s?(?:al)?_?(?:emb|enc|bias|table|ids?_)\w*)"
+    r"_(?:[a-z]{0,2}ro_?pe|\w*rotary|yarn|alibi|sin\w*soid\w*|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq\w*|freqs?_cis"
+    r"|timescales?|rel(?:ative)?_?(?:pos|coord|dist)\w*|abs(?:olute)?_?pos\w*"
+    r"|pos(?:ition)?s?(?:al)?_?(?:(?:emb|enc|bias|table)\w*|ids?))\d*d?_"
 )
 INVERSE_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

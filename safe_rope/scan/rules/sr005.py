@@ -12,6 +12,7 @@ import ast
 import re
 
 from safe_rope.scan.engine import (
+    INVERSE_FREQUENCIES,
     LOW,
     Argument,
     Call,
@@ -29,7 +30,6 @@ from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
 _POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
-_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_expanded)?")
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -79,7 +79,7 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
         return None
     of = node.value
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
-    frequencies = _FREQUENCIES.fullmatch(name) is not None
+    frequencies = INVERSE_FREQUENCIES.fullmatch(name) is not None
     if not frequencies and not _POSITION_IDS.fullmatch(name) and not _is_helpers(file, of, site.place):
         return None
     target = tensors.cast_target(file.inference, call)

@@ -47,7 +47,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     what = "an inherited dtype" if inherited else "the default dtype"
     return Report(
         call.node,
-        file.severity("warning", site, follows_activations=inherited),
+        file.severity("warning", site, follows_activations=inherited, count=False),
         f"{call.function.removeprefix('torch.')} in {what}: 128.5 rounds to 128 in bfloat16; ask for float32",
         fixes.with_dtype(file, call, site.place),
     )
