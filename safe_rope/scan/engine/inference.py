@@ -8,6 +8,7 @@ from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
 from safe_rope.scan.engine.values import (
+    COMPLEX,
     DEVICE,
     FLOAT,
     INT,
@@ -69,6 +70,8 @@ class Inference:
             case ast.Constant(value=constant):
                 if constant is None:
                     return NONE
+                if isinstance(constant, complex):
+                    return COMPLEX
                 return number(constant) if isinstance(constant, int | float) else UNKNOWN
             case ast.Name():
                 return self._name(node, place)

@@ -6,7 +6,7 @@ import ast
 from pathlib import PurePath
 from typing import Literal
 
-from safe_rope.scan.engine.scopes import Scope, Walk
+from safe_rope.scan.engine.scopes import Function, Scope, Walk
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -18,6 +18,7 @@ from safe_rope.scan.engine.vocabulary import (
 )
 
 _DEPTH = 4  # of calls of calls
+_ASKED = {"device", "dtype", "shape", "size", "ndim"}  # of a tensor
 Kind = Literal["constructor", "forward", "script"]
 
 
@@ -63,7 +64,21 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
         return "constructor"
     names = [outermost.name] if outermost.owner is None else [outermost.name, outermost.owner.name]
     rotary = any(POSITIONS.search(words(name)) for name in names)
-    return "constructor" if rotary else "forward"
+    return "constructor" if rotary and not _takes_tensors(outermost) else "forward"
+
+
+def _takes_tensors(function: Scope) -> bool:
+    """Say whether a function is given tensors, as in forward: by annotation, or by what it asks of them."""
+    assert isinstance(function.node, Function)
+    arguments = function.node.args
+    parameters = {one.arg for one in (*arguments.posonlyargs, *arguments.args)} - {"self", "cls"}
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in _ASKED
+        and getattr(node.value, "id", "") in parameters
+        for statement in function.node.body
+        for node in ast.walk(statement)
+    )
 
 
 def _is_plain(owner: Scope | None) -> bool:

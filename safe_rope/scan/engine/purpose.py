@@ -53,6 +53,7 @@ class _State:
     kept: bool = True
     linear: bool = True
     frequency: bool = False
+    part: int = -1  # of a tuple that a function returns, or that several names are assigned
 
 
 _Use = tuple[ast.expr, tuple[ast.AST, ...], Place, _State]
@@ -165,6 +166,8 @@ class Purpose:
                     state = changed
                 case ast.Subscript() if parent.value is not current:
                     return
+                case ast.Tuple(elts=elements) if isinstance(above[-1], ast.Assign | ast.Return):
+                    state = replace(state, part=elements.index(current))
                 case ast.Compare() | ast.Lambda() | ast.BoolOp():
                     return
                 case ast.Assign(targets=targets):
@@ -184,8 +187,6 @@ class Purpose:
                     yield place, state
                     return
             current = parent if isinstance(parent, ast.expr) else current
-        if place.scope.kind != "function":
-            yield place, state
 
     def _called(
         self, call: ast.Call, name: str, current: ast.expr, state: _State, place: Place, *,
@@ -276,8 +277,9 @@ class Purpose:
     ) -> Iterator[_Found]:
         match target:
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
-                for element in elements:
-                    yield from self._assigned(element, place, state, value)
+                taken = elements[state.part : state.part + 1] if state.part >= 0 else elements
+                for element in taken:
+                    yield from self._assigned(element, place, replace(state, part=-1), value)
             case ast.Starred(value=inner) | ast.Subscript(value=inner):
                 yield from self._assigned(inner, place, state, None)
             case ast.Name(id=name):
@@ -339,7 +341,9 @@ class Purpose:
         return named or self._inference.value(node, place).exponent
 
     def _is_base(self, base: ast.expr, exponent: ast.expr, place: Place) -> bool:
-        """Say whether powers of a number can be rounded: whole ones of two never are, nor those of one."""
+        """Say whether it is a number whose powers can be rounded: whole ones of two never are."""
+        if not self._is_number(base, place):
+            return False
         constant = self._inference.value(base, place).constant
         exact = constant is not None and abs(math.frexp(constant)[0]) == 0.5
         return not (exact and self._inference.value(exponent, place).whole)

@@ -90,6 +90,8 @@ def promote(operation: ast.operator, left: Value, right: Value) -> Value:
 
 def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
     """Return the dtype of an operation of which at least one side is a tensor."""
+    if "complex" in (left.dtype, right.dtype):
+        return "complex"
     sides = [side for side in (left, right) if side.sort == "tensor"]
     if len(sides) == 1:
         (side,), other = sides, right if sides[0] is left else left
@@ -208,7 +210,8 @@ def _operation(of: Value, name: str) -> Value:
     if name in _SUMMED:
         return _with_dtype(of, "int" if of.is_int else of.dtype)
     if name in FLOATED:
-        raised = (name in ("exp", "exp2") and of.grid) or (name == "reciprocal" and of.exponent)
+        grid = of.grid and of.dtype != "complex"  # else a cosine and a sine
+        raised = (name in ("exp", "exp2") and grid) or (name == "reciprocal" and of.exponent)
         return tensor("default" if of.is_int else of.dtype, exponent=raised)
     return UNKNOWN
 

@@ -30,6 +30,7 @@ from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
 _POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
+_POSITIONS = re.compile(r"positions?")  # of embeddings, if what is around says so
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -80,7 +81,8 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
     of = node.value
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
     frequencies = INVERSE_FREQUENCIES.fullmatch(name) is not None
-    if not frequencies and not _POSITION_IDS.fullmatch(name) and not _is_helpers(file, of, site.place):
+    positions = _POSITION_IDS.fullmatch(name) or (_POSITIONS.fullmatch(name) and file.purpose.shown(site))
+    if not frequencies and not positions and not _is_helpers(file, of, site.place):
         return None
     target = tensors.cast_target(file.inference, call)
     argument = tensors.cast_argument(file.inference, call)
