@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeGuard
+from typing import NamedTuple
 
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.flow import Flow, Use
@@ -56,10 +56,23 @@ class _State:
     part: int = -1  # of a tuple that a function returns, or that several names are assigned
 
 
-_Use = tuple[ast.expr, tuple[ast.AST, ...], Place, _State]
-_End = tuple[Place, _State]
-# True: positions; an end: nobody knows what follows; what else to follow.
-_Found = bool | _End | _Use
+class _Use(NamedTuple):
+    """An expression that holds the values, to follow."""
+
+    node: ast.expr
+    ancestors: tuple[ast.AST, ...]
+    place: Place
+    state: _State
+
+
+class _End(NamedTuple):
+    """Where nobody knows what follows."""
+
+    place: Place
+    state: _State
+
+
+_Found = bool | _End | _Use  # True: positions are reached
 
 
 class Purpose:
@@ -89,7 +102,7 @@ class Purpose:
         if key not in self._known:
             state = _State(not frequency, not frequency, frequency)
             self._known[key] = self._is_around(site.place) or self._reaches(
-                [(site.node, site.ancestors, site.place, state)], count
+                [_Use(site.node, site.ancestors, site.place, state)], count
             )
         return self._known[key]
 
@@ -97,7 +110,9 @@ class Purpose:
         """Say whether an attribute of self that holds powers is shown to hold frequencies of positions."""
         found = self._kept_as(name, place, _State(False, False, True))
         return (
-            self._is_around(place) or True in found or self._reaches([use for use in found if _is_use(use)])
+            self._is_around(place)
+            or True in found
+            or self._reaches([use for use in found if isinstance(use, _Use)])
         )
 
     def _is_around(self, place: Place) -> bool:
@@ -105,7 +120,7 @@ class Purpose:
         return any(map(is_position, (*names, self._module)))
 
     def _reaches(self, waiting: list[_Use], count: bool = False) -> bool:
-        modelled = bool(waiting) and _in_model(waiting[0][2].scope)
+        modelled = bool(waiting) and _in_model(waiting[0].place.scope)
         open_ended = False
         seen: set[tuple[int, _State]] = set()
         while waiting and len(seen) < _STEPS:
@@ -117,11 +132,11 @@ class Purpose:
             for found in self._climb(*current):
                 if found is True:
                     return True
-                if _is_use(found):
+                if isinstance(found, _Use):
                     waiting.append(found)
-                elif not isinstance(found, bool):
-                    where, state = found
-                    open_ended |= (state.kept or state.frequency) and (modelled or _constructs(where.scope))
+                elif isinstance(found, _End):
+                    loose = found.state.kept or found.state.frequency
+                    open_ended |= loose and (modelled or _constructs(found.place.scope))
         return count and open_ended
 
     def _climb(
@@ -184,7 +199,7 @@ class Purpose:
                     yield from self._returned(place, state)
                     return
                 case ast.Expr():
-                    yield place, state
+                    yield _End(place, state)
                     return
             current = parent if isinstance(parent, ast.expr) else current
 
@@ -208,7 +223,7 @@ class Purpose:
             return self._kept_as(str(call.args[0].value), place, state)
         if name == "register_buffer" and len(call.args) > 1:
             words_of = ast.unparse(call.args[0])
-            return [True] if is_position(words_of) else [(place, state)]
+            return [True] if is_position(words_of) else [_End(place, state)]
         others = [argument for argument in call.args if argument is not current]
         if method and isinstance(call.func, ast.Attribute) and name in _PRODUCTS:
             others = [*call.args]
@@ -253,7 +268,7 @@ class Purpose:
                 parameter = named[at] if 0 <= at < len(named) else ""
             else:
                 parameter = keyword
-            result += [(*use, state) for use in self._flow.uses(scope, parameter)]
+            result += [_Use(*use, state) for use in self._flow.uses(scope, parameter)]
         return result
 
     def _operated(self, node: ast.BinOp, current: ast.expr, state: _State, place: Place) -> _State | None:
@@ -287,9 +302,9 @@ class Purpose:
                     yield True
                     return
                 later = self._flow.reached(place, name, value)
-                yield from ((*use, state) for use in later)
+                yield from (_Use(*use, state) for use in later)
                 if not later:
-                    yield place, state
+                    yield _End(place, state)
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
                 yield from self._kept_as(name, place, state)
 
@@ -299,7 +314,7 @@ class Purpose:
             return [True]
         owner = place.scope.owner
         uses = self._reads(owner).get(name, []) if owner is not None else []
-        return [(*use, state) for use in uses] or [(place, state)]
+        return [_Use(*use, state) for use in uses] or [_End(place, state)]
 
     def _reads(self, owner: Scope) -> dict[str, list[Use]]:
         if id(owner) not in self._attributes:
@@ -329,9 +344,9 @@ class Purpose:
             if isinstance(getattr(site.node, "func", None), ast.Attribute) == method
         ]
         for site in sites:
-            yield site.node, site.ancestors, site.place, state
+            yield _Use(site.node, site.ancestors, site.place, state)
         if not sites:
-            yield place, state
+            yield _End(place, state)
 
     def _is_frequency(self, node: ast.expr, place: Place) -> bool:
         named = any(
@@ -351,10 +366,6 @@ class Purpose:
     def _is_number(self, node: ast.expr, place: Place) -> bool:
         """Say whether an operand is, as far as is known, no tensor."""
         return self._inference.value(node, place).sort != "tensor"
-
-
-def _is_use(found: _Found) -> TypeGuard[_Use]:
-    return isinstance(found, tuple) and len(found) == 4
 
 
 def _outermost(scope: Scope) -> Scope | None:
