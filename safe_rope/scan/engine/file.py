@@ -64,7 +64,6 @@ class File:
         site: Site,
         *,
         follows_activations: bool = False,
-        count: bool = True,
         shown: bool = False,
     ) -> Severity:
         """Return a hazard's severity where it stands.
@@ -73,13 +72,24 @@ class File:
             base: what it is in a constructor or rotary helper.
             site: the place.
             follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
-            count: its values are whole numbers in a row.
             shown: it is known that they are positions or frequencies of a model.
         """
         where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
         exposed = where == "constructor" or (where == "forward" and follows_activations)
         exposed = exposed and not self.flow.is_learned(site)
-        return base if exposed and (shown or self.purpose.shown(site, count=count)) else "note"
+        return base if exposed and (shown or self.is_shown(site)) else "note"
+
+    def is_shown(self, site: Site) -> bool:
+        """Say whether the values of a call are shown to reach positions or frequencies of a model."""
+        assert isinstance(site.node, ast.Call)
+        call = self.names.call(site.node, site.place)
+        if call.function in ("torch.linspace", "torch.logspace"):
+            return self.purpose.shown(site)
+        if call.function != "torch.arange":
+            return self.purpose.shown(site, count=True)
+        values = self.bounds(call)
+        start, step = values[0].constant if len(values) > 1 else 0, [value.constant for value in values[2:]]
+        return self.purpose.shown(site, count=start in (0, 1) and not step, pairs=step == [2])
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""

@@ -84,27 +84,27 @@ class Purpose:
         self._flow = flow
         self._module = module
         self._attributes: dict[int, dict[str, list[Use]]] = {}
-        self._known: dict[tuple[int, bool], bool] = {}
+        self._known: dict[int, bool] = {}
 
-    def shown(self, site: Site, *, count: bool = False, frequency: bool = False) -> bool:
+    def shown(self, site: Site, *, count: bool = False, pairs: bool = False, frequency: bool = False) -> bool:
         """Say whether the values are shown to reach positions or frequencies.
 
-        A count that a model keeps or returns as it is, is one of positions, and numbers raised to one are
-        frequencies. Names say it too: of the functions and classes around, of what the values are assigned
-        to, and of what takes them.
+        A count that a model keeps or returns as it is, is one of positions, and what a number is raised to
+        for each pair of channels are frequencies. Names say it too: of the functions and classes around, of
+        what the values are assigned to, and of what takes them.
 
         Args:
             site: the expression that makes the values.
             count: they are whole numbers in a row, or sums of a mask.
+            pairs: they are every second number.
             frequency: they are inverse frequencies already.
         """
-        key = (id(site.node), count)
-        if key not in self._known:
+        if id(site.node) not in self._known:
             state = _State(not frequency, not frequency, frequency)
-            self._known[key] = self._is_around(site.place) or self._reaches(
-                [_Use(site.node, site.ancestors, site.place, state)], count
+            self._known[id(site.node)] = self._is_around(site.place) or self._reaches(
+                [_Use(site.node, site.ancestors, site.place, state)], count, pairs
             )
-        return self._known[key]
+        return self._known[id(site.node)]
 
     def keeps(self, place: Place, name: str) -> bool:
         """Say whether an attribute of self that holds powers is shown to hold frequencies of positions."""
@@ -119,7 +119,7 @@ class Purpose:
         names = [scope.name for scope in place.scope.upward() if scope.kind != "module"]
         return any(map(is_position, (*names, self._module)))
 
-    def _reaches(self, waiting: list[_Use], count: bool = False) -> bool:
+    def _reaches(self, waiting: list[_Use], count: bool = False, pairs: bool = False) -> bool:
         modelled = bool(waiting) and _in_model(waiting[0].place.scope)
         open_ended = False
         seen: set[tuple[int, _State]] = set()
@@ -130,13 +130,12 @@ class Purpose:
                 continue
             seen.add(key)
             for found in self._climb(*current):
-                if found is True:
+                if found is True or (pairs and not isinstance(found, bool) and found.state.frequency):
                     return True
                 if isinstance(found, _Use):
                     waiting.append(found)
                 elif isinstance(found, _End):
-                    loose = found.state.kept or found.state.frequency
-                    open_ended |= loose and (modelled or _constructs(found.place.scope))
+                    open_ended |= found.state.kept and (modelled or _constructs(found.place.scope))
         return count and open_ended
 
     def _climb(

@@ -38,7 +38,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if dtype is not None and dtype.dtype and not dtype.lowerable:
         return None
     ramp = call.function == "torch.linspace" and _is_ramp(file, call) and not file.flow.is_raised(site)
-    if ramp and not file.purpose.shown(site):
+    if ramp and not file.is_shown(site):
         return None
     if _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
         return None
@@ -48,7 +48,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     what = "an inherited dtype" if inherited else "the default dtype"
     return Report(
         call.node,
-        file.severity("warning", site, follows_activations=inherited, count=False),
+        file.severity("warning", site, follows_activations=inherited),
         f"{call.function.removeprefix('torch.')} in {what}: 128.5 rounds to 128 in bfloat16; ask for float32",
         fixes.with_dtype(file, call, site.place),
     )
