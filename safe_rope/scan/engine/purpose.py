@@ -18,7 +18,7 @@ from safe_rope.scan.engine.vocabulary import CONSTRUCTORS, FORWARD, INVERSE_FREQ
 _STEPS = 400  # expressions looked at for one value
 _CIRCULAR = {"sin", "cos", "polar", "sincos", "cis"}
 _EXPONENTIAL = {"exp", "exp2"}
-_PRODUCTS = {"outer", "ger", "einsum", "matmul", "mm", "bmm", "mul", "multiply", "kron"}
+_PRODUCTS = {"div", "outer", "ger", "einsum", "matmul", "mm", "bmm", "mul", "multiply", "kron"}
 _LINEAR = {"add", "sub", "mul", "div", "true_divide", "rsub"}
 _CASTS = {
     "to",
@@ -278,7 +278,7 @@ class Purpose:
             if on_left or not state.linear or not self._is_base(other, current, place):
                 return None
             return replace(state, kept=False, linear=False, frequency=True)
-        if isinstance(node.op, ast.MatMult | ast.Mult) and self._is_frequency(other, place):
+        if isinstance(node.op, ast.MatMult | ast.Mult | ast.Div) and self._is_frequency(other, place):
             return replace(state, kept=False, linear=False, frequency=True)
         if not self._is_number(other, place):
             return replace(state, kept=False, linear=False)
@@ -344,7 +344,7 @@ class Purpose:
         ]
         for site in sites:
             yield _Use(site.node, site.ancestors, site.place, state)
-        if not sites:
+        if not sites and (FORWARD.fullmatch(scope.name) or scope.name in CONSTRUCTORS):
             yield _End(place, state)
 
     def _is_frequency(self, node: ast.expr, place: Place) -> bool:
