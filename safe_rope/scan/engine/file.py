@@ -74,10 +74,14 @@ class File:
             follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
             shown: it is known that they are positions or frequencies of a model.
         """
-        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
-        exposed = where == "constructor" or (where == "forward" and follows_activations)
+        where = self.kind(site)
+        exposed = where == "constructor" or (where != "script" and follows_activations)
         exposed = exposed and not self.flow.is_learned(site)
         return base if exposed and (shown or self.is_shown(site)) else "note"
+
+    def kind(self, site: Site) -> places.Kind:
+        """Return where the code of a site runs."""
+        return places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
 
     def is_shown(self, site: Site) -> bool:
         """Say whether the values of a call are shown to reach positions or frequencies of a model."""

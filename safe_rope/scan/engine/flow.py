@@ -129,7 +129,7 @@ class Flow:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
-            if isinstance(parent, ast.Assign | ast.AnnAssign):
+            if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 yield from self._follow(parent, current, place, goal, variables)
             if not isinstance(parent, ast.expr):
                 return
@@ -210,7 +210,12 @@ class Flow:
         return _ARITHMETIC if _makes_float(operation, other) else None
 
     def _follow(
-        self, assign: ast.Assign | ast.AnnAssign, value: ast.expr, place: Place, goal: Goal, variables: int
+        self,
+        assign: ast.Assign | ast.AnnAssign | ast.AugAssign,
+        value: ast.expr,
+        place: Place,
+        goal: Goal,
+        variables: int,
     ) -> Iterator[Step]:
         targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
         target = targets[0]
@@ -228,7 +233,10 @@ class Flow:
         if key not in self._reached:
             reached: dict[int, list[Use]] = {}
             for use in self.uses(scope, name):
-                for bound in {id(one.value) for one in self._inference.names.bindings(name, use[2])}:
+                values = [one.value for one in self._inference.names.bindings(name, use[2])]
+                # Of an augmented assignment, what is written on the right reaches the name too.
+                values += [value.right for value in values if isinstance(value, ast.BinOp)]
+                for bound in {id(value) for value in values}:
                     reached.setdefault(bound, []).append(use)
             self._reached[key] = reached
         return self._reached[key].get(id(value), [])

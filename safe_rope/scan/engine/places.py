@@ -19,7 +19,7 @@ from safe_rope.scan.engine.vocabulary import (
 
 _DEPTH = 4  # of calls of calls
 _ASKED = {"device", "dtype", "shape", "size", "ndim"}  # of a tensor
-Kind = Literal["constructor", "forward", "script"]
+Kind = Literal["constructor", "forward", "script", "unknown"]
 
 
 def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: bool = False) -> Kind:
@@ -51,20 +51,35 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
             return "forward"
     method = outermost.owner is not None and not plain
     name = outermost.owner.name if plain and outermost.owner else outermost.name
-    callers = [
-        [around for around in site.place.scope.upward() if around.kind == "function"]
+    places = [
+        site.place
         for site in walk.calls.get(name, ())
         if isinstance(site.node, ast.Call) and isinstance(site.node.func, ast.Attribute) == method
     ]
+    places += walk.mentions.get(name, ()) if method else ()
+    callers = [[around for around in place.scope.upward() if around.kind == "function"] for place in places]
     if depth and callers:
         known = {_kind(some, walk, depth - 1, main=main) for some in callers if some != functions}
         if known:
-            return "constructor" if "constructor" in known else "forward"
+            return next(kind for kind in ("constructor", "forward", "unknown", "script") if kind in known)
+    if _takes_tensors(outermost):
+        return "unknown"
     if not plain and any(CONSTRUCTING.match(function.name) for function in functions):
         return "constructor"
-    names = [outermost.name] if outermost.owner is None else [outermost.name, outermost.owner.name]
-    rotary = any(POSITIONS.search(words(name)) for name in names)
-    return "constructor" if rotary and not _takes_tensors(outermost) else "forward"
+    return "constructor" if _is_helper(outermost) else "unknown"
+
+
+def _is_helper(function: Scope) -> bool:
+    """Say whether nobody here calls what builds positions by its name, or a method that a base may call."""
+    assert isinstance(function.node, Function)
+    named = POSITIONS.search(words(function.name)) is not None
+    if function.owner is None:
+        return named
+    arguments = function.node.args
+    parameters = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    if "self" not in parameters:
+        return named or POSITIONS.search(words(function.owner.name)) is not None
+    return named and len(parameters) < 3
 
 
 def _takes_tensors(function: Scope) -> bool:

@@ -218,11 +218,10 @@ class Purpose:
             if method or call.args[0] is current or not self._is_base(call.args[0], current, place):
                 return []
             return replace(state, kept=False, linear=False, frequency=True) if state.linear else []
-        if name == "register_buffer" and len(call.args) > 1 and isinstance(call.args[0], ast.Constant):
-            return self._kept_as(str(call.args[0].value), place, state)
         if name == "register_buffer" and len(call.args) > 1:
-            words_of = ast.unparse(call.args[0])
-            return [True] if is_position(words_of) else [_End(place, state)]
+            if isinstance(call.args[0], ast.Constant):
+                return self._kept_as(str(call.args[0].value), place, state)
+            return [True] if is_position(ast.unparse(call.args[0])) else []
         others = [argument for argument in call.args if argument is not current]
         if method and isinstance(call.func, ast.Attribute) and name in _PRODUCTS:
             others = [*call.args]

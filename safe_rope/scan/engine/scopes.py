@@ -95,12 +95,24 @@ class Walk:
         self.statements: list[tuple[ast.AST, Place]] = []
         self._order = 0
         self._body(tree.body, self.module, (), ())
-        self.sites = [site for statement in self.statements for site in expressions(*statement)]
+        self.mentions: dict[str, list[Place]] = {}  # of attributes of self
+        self.sites = [site for statement in self.statements for site in self._expressions(*statement)]
         self.calls: dict[str, list[Site]] = {}  # by the last part of the name that is called
         for site in self.sites:
             if isinstance(site.node, ast.Call):
                 name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
                 self.calls.setdefault(name, []).append(site)
+
+    def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
+        """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
+        for node, ancestors in within(statement):
+            if isinstance(node, _LOOKED_AT):
+                yield Site(node, ancestors, place)
+            elif isinstance(node, ast.Attribute):
+                if getattr(node.value, "id", "") == "self":
+                    self.mentions.setdefault(node.attr, []).append(place)
+            elif isinstance(node, ast.comprehension | ast.Lambda):
+                _bind_inner(node, place)
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
@@ -273,15 +285,6 @@ class Walk:
 
 
 _LOOKED_AT = (ast.Call, ast.BinOp)
-
-
-def expressions(statement: ast.AST, place: Place) -> Iterator[Site]:
-    """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
-    for node, ancestors in within(statement):
-        if isinstance(node, _LOOKED_AT):
-            yield Site(node, ancestors, place)
-        elif isinstance(node, ast.comprehension | ast.Lambda):
-            _bind_inner(node, place)
 
 
 def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:

@@ -40,7 +40,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     exposed = f"autocast makes it bfloat16, {messages.position()}"
     return Report(
         node,
-        file.severity("warning", site, follows_activations=True, shown=True) if shown and not off else "note",
+        "warning" if shown and not off and file.kind(site) == "forward" else "note",
         f"phases by a matrix product: {'TF32 rounds the positions to 11 bits' if off else exposed}"
         "; use an elementwise product",
         fix,
