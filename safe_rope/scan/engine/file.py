@@ -13,7 +13,7 @@ from safe_rope.scan.engine.flow import Flow
 from safe_rope.scan.engine.inference import CallSites, Inference
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.purpose import Purpose
-from safe_rope.scan.engine.scopes import Place, Site, Walk
+from safe_rope.scan.engine.scopes import Kind, Place, Site, Walk
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import Value
 
@@ -79,7 +79,7 @@ class File:
         exposed = exposed and not self.flow.is_learned(site)
         return base if exposed and (shown or self.is_shown(site)) else "note"
 
-    def kind(self, site: Site) -> places.Kind:
+    def kind(self, site: Site) -> Kind:
         """Return where the code of a site runs."""
         return places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
 

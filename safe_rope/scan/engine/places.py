@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 from pathlib import PurePath
-from typing import Literal
 
-from safe_rope.scan.engine.scopes import Function, Scope, Walk
+from safe_rope.scan.engine.scopes import Function, Kind, Scope, Walk
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -18,8 +17,6 @@ from safe_rope.scan.engine.vocabulary import (
 )
 
 _DEPTH = 4  # of calls of calls
-_ASKED = {"device", "dtype", "shape", "size", "ndim"}  # of a tensor
-Kind = Literal["constructor", "forward", "script", "unknown"]
 
 
 def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: bool = False) -> Kind:
@@ -42,6 +39,14 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
     """Return where a function runs, given it and those around it; or, without one, the module's body."""
     if not functions:
         return "script" if main else "constructor"
+    key = (id(functions[0]), depth)
+    if key not in walk.kinds:
+        walk.kinds[key] = "unknown"
+        walk.kinds[key] = _kind_of(functions, walk, depth, main=main)
+    return walk.kinds[key]
+
+
+def _kind_of(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind:
     outermost = functions[-1]
     plain = outermost.name == "__init__" and _is_plain(outermost.owner)
     for function in functions:
@@ -62,7 +67,7 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
         known = {_kind(some, walk, depth - 1, main=main) for some in callers if some != functions}
         if known:
             return next(kind for kind in ("constructor", "forward", "unknown", "script") if kind in known)
-    if _takes_tensors(outermost):
+    if outermost.takes_tensors:
         return "unknown"
     if not plain and any(CONSTRUCTING.match(function.name) for function in functions):
         return "constructor"
@@ -80,20 +85,6 @@ def _is_helper(function: Scope) -> bool:
     if "self" not in parameters:
         return named or POSITIONS.search(words(function.owner.name)) is not None
     return named and len(parameters) < 3
-
-
-def _takes_tensors(function: Scope) -> bool:
-    """Say whether a function is given tensors, as in forward: by annotation, or by what it asks of them."""
-    assert isinstance(function.node, Function)
-    arguments = function.node.args
-    parameters = {one.arg for one in (*arguments.posonlyargs, *arguments.args)} - {"self", "cls"}
-    return any(
-        isinstance(node, ast.Attribute)
-        and node.attr in _ASKED
-        and getattr(node.value, "id", "") in parameters
-        for statement in function.node.body
-        for node in ast.walk(statement)
-    )
 
 
 def _is_plain(owner: Scope | None) -> bool:
