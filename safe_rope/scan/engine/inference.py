@@ -253,6 +253,9 @@ class Inference:
             return UNKNOWN
         if len(scopes) != 1 or not isinstance(scopes[0].node, ast.FunctionDef):
             return UNKNOWN
+        decorators = {getattr(one, "id", "") for one in scopes[0].node.decorator_list}
+        if not decorators <= {"staticmethod", "classmethod"}:
+            return UNKNOWN  # what is called is what the decorator makes of it
         annotated = dtypes.of_annotation(scopes[0].node.returns)
         if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not scopes[0].returns:
             return annotated

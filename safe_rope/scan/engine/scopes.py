@@ -292,6 +292,10 @@ class Walk:
 
     def _match(self, node: ast.Match, place: Place) -> None:
         self.statements.append((node.subject, place))
+        for pattern in ast.walk(node):
+            name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
+            if isinstance(pattern, ast.MatchAs | ast.MatchStar | ast.MatchMapping) and name:
+                self._bind_target(ast.Name(name), None, place)
         self._arms(node, place, *(case.body for case in node.cases))
 
 

@@ -25,6 +25,7 @@ _TENSORS_ONLY = {
     "unsqueeze", "expand", "expand_as", "unflatten", "masked_fill", "permute", "contiguous", "detach",
     "repeat_interleave", "view_as",
 }  # fmt: skip
+_LIMITED = {"clamp", "clip", "clamp_min", "clamp_max", "max", "min"}
 _ROUNDED = {"ceil", "floor", "round", "trunc"}
 _COMPARED = {
     "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan",
@@ -188,6 +189,12 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
         return tensor(asked.dtype or "inherited", of.whole)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
         return promote(operator(call.node, name), of, evaluator.value(call.positional[0].value, place))
+    if name in _LIMITED:
+        limits = [evaluator.of(limit) for limit in (*call.positional, *call.keywords.values())]
+        if any(limit.sort not in ("number", "none") or limit.is_float for limit in limits):
+            return UNKNOWN  # another tensor's dtype, or a float's, may be that of the result
+    if name == "view" and any(evaluator.of(shape).sort == "dtype" for shape in call.positional):
+        return UNKNOWN
     return _operation(of, name)
 
 
