@@ -170,8 +170,8 @@ def test_integers_are_summed_and_multiplied_before_they_are_cast(before: str, af
 @pytest.mark.parametrize(
     "source",
     [
-        "def f(n: int, d: int, k):\n    t = torch.arange(n)\n    match k:\n        case [t]:\n            pass\n"
-        "    return t / d\n",
+        "def f(n: int, d: int, k):\n    t = torch.arange(n)\n    match k:\n        case [t]:\n"
+        "            pass\n    return t / d\n",
         "def f(n: int, d: int, k):\n    t = torch.arange(n)\n    match k:\n        case {'a': 1, **t}:\n"
         "            pass\n    return t / d\n",
         "def f(n: int, d: int, x):\n    return torch.arange(n).max(x) / d\n",

@@ -171,13 +171,17 @@ def annotated(name: str, annotation: ast.expr | None, draw: random.Random, recor
 
 
 def attributes(tree: ast.Module, line: int) -> dict[str, ast.expr | None]:
-    """Return how the class around a line annotates what its methods assign to attributes of self.
+    """Return how the class around a line, and its bases there, annotate what they assign to self.
 
     An expression of more than a parameter or a literal is given no annotation but that of a failure.
     """
     found: dict[str, ast.expr | None] = {}
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    for around in (node for node in classes if node.lineno <= line <= (node.end_lineno or 0)):
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    chain = [node for node in classes.values() if node.lineno <= line <= (node.end_lineno or 0)]
+    for around in chain:
+        bases = (classes.get(getattr(base, "id", "")) for base in around.bases)
+        chain += [base for base in bases if base is not None and base not in chain]
+    for around in reversed(chain):
         for method in (node for node in around.body if isinstance(node, ast.FunctionDef)):
             known = {one.arg: one.annotation for one in (*method.args.args, *method.args.kwonlyargs)}
             for node in ast.walk(method):
