@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -102,6 +103,11 @@ class Flow:
                         reads.setdefault(node.id, []).append((node, ancestors, place))
             self._reads[id(scope)] = reads
         return self._reads[id(scope)].get(name, [])
+
+    def is_read_elsewhere(self, attribute: str) -> bool:
+        """Say whether the text reads an attribute of self, perhaps in a method that was passed over."""
+        read = rb"\bself\.%s\b(?!(?:: [^=\n]+)? = )" % re.escape(attribute).encode()
+        return re.search(read, self._source.text) is not None
 
     def reached(self, place: Place, name: str, value: ast.expr | None) -> list[Use]:
         """Return where a scope reads what a statement has bound to a name, wholly or in part."""

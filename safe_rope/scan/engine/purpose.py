@@ -312,7 +312,9 @@ class Purpose:
             return [True]
         owner = place.scope.owner
         uses = self._reads(owner).get(name, []) if owner is not None else []
-        return [_Use(*use, state) for use in uses] or [_End(place, state)]
+        if uses or self._flow.is_read_elsewhere(name):
+            return [_Use(*use, state) for use in uses]
+        return [_End(place, state)]
 
     def _reads(self, owner: Scope) -> dict[str, list[Use]]:
         if id(owner) not in self._attributes:

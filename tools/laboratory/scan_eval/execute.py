@@ -406,6 +406,7 @@ def execute(folders: list[Path]) -> int:
     signal.signal(signal.SIGALRM, timed_out)
     torch.set_num_threads(1)
     total: Counter[str] = Counter()
+    equal: set[tuple[str, bytes]] = set()  # rules and lines, to tell copies of one edit
     for folder in folders:
         counts: Counter[str] = Counter()
         for path, source in sources(folder):
@@ -418,9 +419,14 @@ def execute(folders: list[Path]) -> int:
                     continue
                 verdict = judge(source, finding)
                 counts[verdict.split(" with ")[0]] += 1
+                if verdict == "equal":
+                    lines = [
+                        line.strip() for line in source.splitlines()[finding.line - 2 : finding.end_line + 1]
+                    ]
+                    equal.add((finding.rule, b"\n".join(lines)))
                 if verdict != "equal":
                     print(f"{path}:{finding.line}: {finding.rule}: {verdict}", file=sys.stderr)
         total += counts
         print(json.dumps({"folder": folder.name, **counts}), flush=True)
-    print(json.dumps({"folder": "all", **total}))
+    print(json.dumps({"folder": "all", **total, "equal, of different text": len(equal)}))
     return int(total["wrong"] > 0)
