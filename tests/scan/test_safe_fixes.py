@@ -155,7 +155,7 @@ def test_whole_bounds_that_are_floats_become_integers() -> None:
     [
         ("torch.arange(n) * d / 3", "(torch.arange(n) * d).to(torch.float32) / 3"),
         ("(torch.arange(n) + 16777217) * 0.5", "((torch.arange(n) + 16777217).to(torch.float32)) * 0.5"),
-        ("-torch.arange(n) / d", "-torch.arange(n).to(torch.float32) / d"),
+        ("-torch.arange(n) / d", "(-torch.arange(n)).to(torch.float32) / d"),
         ("torch.arange(n)[None] / d", "torch.arange(n)[None].to(torch.float32) / d"),
     ],
 )

@@ -120,19 +120,14 @@ def cast_operand(file: File, call: Call, step: Step) -> Fix | None:
     """
     operand, place = step.operand, step.place
     float32 = torch_name(file, "float32", place, call.node.func)
-    castable = isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute)
-    # Sums and products of integers stay exact; a sign costs nothing.
-    summed = isinstance(operand, ast.BinOp)
-    if not castable and not summed:
-        if not step.same_statement:
-            return None
-        operand = call.node
     if float32 is None:
         return None
+    # The sign of nought, and sums and products of integers, stay what they are only if the cast comes last.
+    whole = isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute)
     proven = all(file.value(node, place).is_proven_real for node in (step.operand, *step.others))
     end = file.source.end(operand)
-    cast = [edit(file, end, end, f"{')' if summed else ''}.to({float32})")]
-    if summed:
+    cast = [edit(file, end, end, f"{'' if whole else ')'}.to({float32})")]
+    if not whole:
         start = file.source.start(operand)
         cast.insert(0, edit(file, start, start, "("))
     return Fix(proven and not file.changes_default, "Cast to float32 before the operation.", tuple(cast))
