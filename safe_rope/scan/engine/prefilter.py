@@ -200,8 +200,8 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
         near = hits[bisect_left(hits, piece.start) : bisect_left(hits, piece.start + len(piece.text))]
         # The constructor of its class tells what self.x is.
         piece.header.built |= any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in near)
-        for hit in near:
-            piece.header.attributes.update(_ATTRIBUTE.findall(text, hit - 200, hit + 1500))
+        if near and piece.header is not piece:
+            piece.header.attributes.update(_ATTRIBUTE.findall(text, near[0] - 200, near[-1] + 1500))
     result = []
     for piece in pieces:
         member = piece.definition is None or (piece.header.built and b" __init__(" in piece.text)
