@@ -142,7 +142,7 @@ def test_who_calls_a_function_decides_its_severity(callers: str, severity: str) 
 
 
 def test_what_rounds_no_more_than_what_follows_is_a_note() -> None:
-    cast = "import torch\ndef f(x, n):\n    return {}\n"
+    cast = "import torch\nclass Rotary(torch.nn.Module):\n    def f(self, x, n):\n        return {}\n"
     for code, severity in (
         ("x * torch.arange(n).to(x)", "note"),
         ("torch.arange(n).to(x).view(1, -1) * x.log()", "note"),
@@ -156,7 +156,7 @@ def test_what_rounds_no_more_than_what_follows_is_a_note() -> None:
         ("2 ** (torch.arange(n) / n)", "warning"),
         ("torch.arange(n) / 2", "warning"),
     ):
-        (finding,) = scan(f"import torch\nshares = {code}\n", "SR004")
+        (finding,) = scan(f"import torch\npos_embed = {code}\n", "SR004")
         assert finding.severity == severity, code
 
 
@@ -184,7 +184,7 @@ def test_where_a_learned_parameter_starts_is_a_note() -> None:
     )
     (finding,) = scan(source, "SR001")
     assert finding.severity == "note"
-    (finding,) = scan(source.replace("torch.log(A)", "torch.log(A), requires_grad=False"), "SR001")
+    (finding,) = scan(source.replace("torch.log(A)", "A, requires_grad=False"), "SR001")
     assert finding.severity == "error"
 
 

@@ -148,3 +148,45 @@ def test_whole_bounds_that_are_floats_become_integers() -> None:
         b"import torch\nt = torch.arange(0, 960, 2, dtype=torch.int64).to(torch.float32)\n"
         b"u = torch.arange(-4096, 0, dtype=torch.int64).to(torch.float32)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("torch.arange(n) * d / 3", "(torch.arange(n) * d).to(torch.float32) / 3"),
+        ("(torch.arange(n) + 16777217) * 0.5", "((torch.arange(n) + 16777217).to(torch.float32)) * 0.5"),
+        ("-torch.arange(n) / d", "(-torch.arange(n)).to(torch.float32) / d"),
+        ("torch.arange(n)[None] / d", "torch.arange(n)[None].to(torch.float32) / d"),
+    ],
+)
+def test_integers_are_summed_and_multiplied_before_they_are_cast(before: str, after: str) -> None:
+    source = f"import torch\ndef f(n: int, d: int):\n    return {before}\n".encode()
+    (finding,) = analyze(source, "model.py")
+    assert finding.fix is not None
+    assert finding.fix.safe
+    assert apply_edits(source, finding.fix.edits) == source.replace(before.encode(), after.encode())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(n: int, d: int, k):\n    t = torch.arange(n)\n    match k:\n        case [t]:\n"
+        "            pass\n    return t / d\n",
+        "def f(n: int, d: int, k):\n    t = torch.arange(n)\n    match k:\n        case {'a': 1, **t}:\n"
+        "            pass\n    return t / d\n",
+        "def f(n: int, d: int, x):\n    return torch.arange(n).max(x) / d\n",
+        "def f(n: int, d: int):\n    return torch.arange(n).clamp(0.5) / d\n",
+        "def f(n: int, d: int):\n    return torch.arange(n).view(torch.float64) / d\n",
+        "def f(x):\n    return torch.arange(x.size(), dtype=torch.float32)\n",
+        "t = torch.arange(1e20, 1e20 + 10, 5.0)\n",
+        "def half(f):\n    return lambda: f() / 2\n@half\ndef k() -> int:\n    return 3\n"
+        "t = torch.arange(k(), dtype=torch.float32)\n",
+        "def f(n: int, d: int, x):\n    i = x\n    i = i + torch.arange(n)\n    return i / d\n",
+        "def f(n: int):\n    return torch.arange(n, 0, -0.5, dtype=torch.float32)\n",
+        "def f(n: int):\n    n /= 2\n    return torch.arange(n, dtype=torch.float32)\n",
+        "def f(n: int, o):\n    torch.arange(n, dtype=torch.float32, out=o)\n",
+        "def f(n: int, d: int, g):\n    t = torch.arange(n)\n    with g() as t:\n        return t / d\n",
+    ],
+)
+def test_what_a_name_or_a_call_may_stand_for_makes_no_safe_fix(source: str) -> None:
+    assert not safe(source)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from safe_rope.scan.engine import places, tensors
 from safe_rope.scan.engine.finding import Finding, Fix, Severity
 from safe_rope.scan.engine.flow import Flow
 from safe_rope.scan.engine.inference import CallSites, Inference
 from safe_rope.scan.engine.names import Argument, Call, Names
-from safe_rope.scan.engine.scopes import Place, Site, Walk
+from safe_rope.scan.engine.purpose import Purpose
+from safe_rope.scan.engine.scopes import Kind, Place, Site, Walk
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import Value
 
@@ -38,6 +40,7 @@ class File:
         self.names = Names(walk)
         self.inference = Inference(walk, self.names, CallSites(walk, self.names))
         self.flow = Flow(source, walk, self.inference)
+        self.purpose = Purpose(walk, self.inference, self.flow, PurePath(path).stem)
         # Where a file changes the default dtype, nothing is known of what follows it.
         self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None
         self._main = b"__main__" in source.text
@@ -55,17 +58,42 @@ class File:
         """Return what is known of a call's ``dtype=``; None where there is none, or where it is None."""
         return tensors.given_dtype(self.inference, call)
 
-    def severity(self, base: Severity, site: Site, *, follows_activations: bool = False) -> Severity:
+    def severity(
+        self,
+        base: Severity,
+        site: Site,
+        *,
+        follows_activations: bool = False,
+        shown: bool = False,
+    ) -> Severity:
         """Return a hazard's severity where it stands.
 
         Args:
             base: what it is in a constructor or rotary helper.
             site: the place.
             follows_activations: its dtype is that of other tensors, so that forward lowers it as well.
+            shown: it is known that they are positions or frequencies of a model.
         """
-        where = places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
-        exposed = where == "constructor" or (where == "forward" and follows_activations)
-        return base if exposed and not self.flow.is_learned(site) else "note"
+        where = self.kind(site)
+        exposed = where == "constructor" or (where != "script" and follows_activations)
+        exposed = exposed and not self.flow.is_learned(site)
+        return base if exposed and (shown or self.is_shown(site)) else "note"
+
+    def kind(self, site: Site) -> Kind:
+        """Return where the code of a site runs."""
+        return places.kind(site.place.scope, self.path, self.walk, script=self._script, main=self._main)
+
+    def is_shown(self, site: Site) -> bool:
+        """Say whether the values of a call are shown to reach positions or frequencies of a model."""
+        assert isinstance(site.node, ast.Call)
+        call = self.names.call(site.node, site.place)
+        if call.function in ("torch.linspace", "torch.logspace"):
+            return self.purpose.shown(site)
+        if call.function != "torch.arange":
+            return self.purpose.shown(site, count=True)
+        values = self.bounds(call)
+        start, step = values[0].constant if len(values) > 1 else 0, [value.constant for value in values[2:]]
+        return self.purpose.shown(site, count=start in (0, 1) and not step, pairs=step == [2])
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""

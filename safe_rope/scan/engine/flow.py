@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -103,6 +104,29 @@ class Flow:
             self._reads[id(scope)] = reads
         return self._reads[id(scope)].get(name, [])
 
+    def is_read_elsewhere(self, attribute: str) -> bool:
+        """Say whether the text reads an attribute of self, perhaps in a method that was passed over."""
+        read = rb"\bself\.%s\b(?!(?:: [^=\n]+)? = )" % re.escape(attribute).encode()
+        return re.search(read, self._source.text) is not None
+
+    def reached(self, place: Place, name: str, value: ast.expr | None) -> list[Use]:
+        """Return where a scope reads what a statement has bound to a name, wholly or in part."""
+        later = [use for use in self.uses(place.scope, name) if use[2].order > place.order or place.path]
+        parts = {id(part) for part in ((value, *value.elts) if isinstance(value, ast.Tuple) else (value,))}
+        bound = place.scope.bindings.get(name, [])
+        if value is None or not any(id(one.value) in parts for one in bound):
+            return later
+        # What an augmented assignment adds to is read nowhere.
+        read = {id(use[0]) for use in self.uses(place.scope, name)}
+        parts |= {
+            id(one.value) for one in bound
+            if isinstance(one.value, ast.BinOp)
+            and getattr(one.value.left, "id", "") == name
+            and id(one.value.left) not in read
+        }  # fmt: skip
+        bindings = self._inference.names.bindings
+        return [use for use in later if any(id(one.value) in parts for one in bindings(name, use[2]))]
+
     def _climb(
         self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
     ) -> Iterator[Step]:
@@ -111,7 +135,7 @@ class Flow:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
-            if isinstance(parent, ast.Assign | ast.AnnAssign):
+            if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 yield from self._follow(parent, current, place, goal, variables)
             if not isinstance(parent, ast.expr):
                 return
@@ -192,7 +216,12 @@ class Flow:
         return _ARITHMETIC if _makes_float(operation, other) else None
 
     def _follow(
-        self, assign: ast.Assign | ast.AnnAssign, value: ast.expr, place: Place, goal: Goal, variables: int
+        self,
+        assign: ast.Assign | ast.AnnAssign | ast.AugAssign,
+        value: ast.expr,
+        place: Place,
+        goal: Goal,
+        variables: int,
     ) -> Iterator[Step]:
         targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
         target = targets[0]
@@ -210,7 +239,10 @@ class Flow:
         if key not in self._reached:
             reached: dict[int, list[Use]] = {}
             for use in self.uses(scope, name):
-                for bound in {id(one.value) for one in self._inference.names.bindings(name, use[2])}:
+                values = [one.value for one in self._inference.names.bindings(name, use[2])]
+                # Of an augmented assignment, what is written on the right reaches the name too.
+                values += [value.right for value in values if isinstance(value, ast.BinOp)]
+                for bound in {id(value) for value in values}:
                     reached.setdefault(bound, []).append(use)
             self._reached[key] = reached
         return self._reached[key].get(id(value), [])

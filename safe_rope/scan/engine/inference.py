@@ -8,6 +8,7 @@ from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
 from safe_rope.scan.engine.values import (
+    COMPLEX,
     DEVICE,
     FLOAT,
     INT,
@@ -69,6 +70,8 @@ class Inference:
             case ast.Constant(value=constant):
                 if constant is None:
                     return NONE
+                if isinstance(constant, complex):
+                    return COMPLEX
                 return number(constant) if isinstance(constant, int | float) else UNKNOWN
             case ast.Name():
                 return self._name(node, place)
@@ -250,6 +253,9 @@ class Inference:
             return UNKNOWN
         if len(scopes) != 1 or not isinstance(scopes[0].node, ast.FunctionDef):
             return UNKNOWN
+        decorators = {getattr(one, "id", "") for one in scopes[0].node.decorator_list}
+        if not decorators <= {"staticmethod", "classmethod"}:
+            return UNKNOWN  # what is called is what the decorator makes of it
         annotated = dtypes.of_annotation(scopes[0].node.returns)
         if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not scopes[0].returns:
             return annotated

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ast
 from pathlib import PurePath
-from typing import Literal
 
-from safe_rope.scan.engine.scopes import Scope, Walk
+from safe_rope.scan.engine.scopes import Function, Kind, Scope, Walk
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
     FORWARD,
-    ROTARY,
+    POSITIONS,
     SCRIPT,
     SCRIPT_FOLDERS,
+    words,
 )
 
 _DEPTH = 4  # of calls of calls
-Kind = Literal["constructor", "forward", "script"]
 
 
 def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: bool = False) -> Kind:
@@ -40,6 +39,14 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
     """Return where a function runs, given it and those around it; or, without one, the module's body."""
     if not functions:
         return "script" if main else "constructor"
+    key = (id(functions[0]), depth)
+    if key not in walk.kinds:
+        walk.kinds[key] = "unknown"
+        walk.kinds[key] = _kind_of(functions, walk, depth, main=main)
+    return walk.kinds[key]
+
+
+def _kind_of(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind:
     outermost = functions[-1]
     plain = outermost.name == "__init__" and _is_plain(outermost.owner)
     for function in functions:
@@ -49,21 +56,35 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
             return "forward"
     method = outermost.owner is not None and not plain
     name = outermost.owner.name if plain and outermost.owner else outermost.name
-    callers = [
-        [around for around in site.place.scope.upward() if around.kind == "function"]
+    places = [
+        site.place
         for site in walk.calls.get(name, ())
         if isinstance(site.node, ast.Call) and isinstance(site.node.func, ast.Attribute) == method
     ]
+    places += walk.mentions.get(name, ()) if method else ()
+    callers = [[around for around in place.scope.upward() if around.kind == "function"] for place in places]
     if depth and callers:
         known = {_kind(some, walk, depth - 1, main=main) for some in callers if some != functions}
         if known:
-            return "constructor" if "constructor" in known else "forward"
+            return next(kind for kind in ("constructor", "forward", "unknown", "script") if kind in known)
+    if outermost.takes_tensors:
+        return "unknown"
     if not plain and any(CONSTRUCTING.match(function.name) for function in functions):
         return "constructor"
-    rotary = ROTARY.search(outermost.name) or (
-        outermost.owner is not None and ROTARY.search(outermost.owner.name)
-    )
-    return "constructor" if rotary else "forward"
+    return "constructor" if _is_helper(outermost) else "unknown"
+
+
+def _is_helper(function: Scope) -> bool:
+    """Say whether nobody here calls what builds positions by its name, or a method that a base may call."""
+    assert isinstance(function.node, Function)
+    named = POSITIONS.search(words(function.name)) is not None
+    if function.owner is None:
+        return named
+    arguments = function.node.args
+    parameters = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    if "self" not in parameters:
+        return named or POSITIONS.search(words(function.owner.name)) is not None
+    return named and len(parameters) < 3
 
 
 def _is_plain(owner: Scope | None) -> bool:

@@ -17,7 +17,8 @@ _IN_COMPANY = (
     (b"inv_freq", re.compile(rb"inv_freq\w*\.(?:to|type_as)\((?![\w.]*device\))")),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
-    (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype_as)\((?![\w.]*device\))")),
+    (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype\w*)\((?![\w.]*device\))")),
+    (b"positions.t", re.compile(rb"positions\.t(?:o|ype\w*)\((?![\w.]*device\))")),
     (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
@@ -47,10 +48,19 @@ _USING = re.compile(rb"[/*]\s*\(?\s*$|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n
 _ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
 # Statements in which a count ends; a line of a longer expression does not look like them.
 _SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")
-# A parameter that says nothing about itself, or only that it is a dtype.
-_UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
 _CALL = re.compile(rb"\w+\(")
 _MANY = 30  # searches of the text for a name each, which take as long as one for any
+# What a buffer or an attribute of self is called that holds more than a parameter or a module.
+_ATTRIBUTE = re.compile(
+    rb"""(?:register_buffer\(\s*["']|\bself\.)(\w+)"""
+    rb"""(?=["'],|(?:: [\w.]+)? = (?!nn\.|config\.|[A-Z]|\w+\n))"""
+)
+# What makes a count floating by itself, and not by the dtype of an activation.
+_FLOATS = re.compile(
+    rb"dtype=torch\.(?:float|double)|arange\([^\n]*\d\.|space\(|\)\s*[/*]|[/*]\s*\(?torch\.a|exp\(|pow\("
+)
+# A parameter that says nothing about itself, or only that it is a dtype.
+_UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
 _TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
 _MEMBER = re.compile(rb"\n(?=    [A-Za-z_@])")
 _COMPOUND = re.compile(rb"from |import |if |elif |else\b|try\b|except\b|finally\b|with |for |while ")
@@ -163,7 +173,8 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
     """Blank the functions and methods that cannot matter; None where that is not known to be sound.
 
     Kept: module-level statements, whatever holds a hit, the constructors and statements of the classes
-    of such methods, and whatever calls a kept function. Lines stay where they stood.
+    of such methods, the methods that read what these assign, and whatever calls a kept function. Lines stay
+    where they stood.
     """
     if len(text) < 4096 or b"\r" in text or b"\t" in text or aliased(text):
         return None
@@ -175,8 +186,11 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
             pieces[bisect_right(starts, offset) - 1].kept = True
 
     keep_at(hits)
-    for _ in range(2):  # what calls a kept function, and what calls that
-        names = set(_called_names(pieces))
+    for hit in hits:
+        piece = pieces[bisect_right(starts, hit) - 1]
+        piece.floats = piece.floats or _FLOATS.search(text, max(hit - 60, 0), hit + 160) is not None
+    for typed in (True, False):  # what calls a kept function, and what calls that
+        names = set(_called_names(pieces, typed=typed))
         if len(names) > _MANY:
             keep_at(call.start() for call in _CALL.finditer(text) if call[0] in names)
         else:
@@ -186,10 +200,12 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
         near = hits[bisect_left(hits, piece.start) : bisect_left(hits, piece.start + len(piece.text))]
         # The constructor of its class tells what self.x is.
         piece.header.built |= any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in near)
+        if near and piece.header is not piece:
+            piece.header.attributes.update(_ATTRIBUTE.findall(text, near[0] - 200, near[-1] + 1500))
     result = []
     for piece in pieces:
         member = piece.definition is None or (piece.header.built and b" __init__(" in piece.text)
-        if piece.kept or (piece.header.kept and member):
+        if piece.kept or (piece.header.kept and (member or piece.reads())):
             result.append(piece.text)
         elif _is_cut_string(piece.text):
             return None
@@ -207,11 +223,17 @@ class _Piece:
         self.definition = _DEFINITION.match(text)
         self.kept = self.definition is None and not text.startswith(b" ") and _may_bind(text)
         self.built = False
+        self.floats = False  # whether where it runs decides what becomes of a hit
+        self.attributes: set[bytes] = set()  # of a class: what is assigned near a hit
         self._outer = above.header if above is not None and text.startswith(b" ") else None
 
     @property
     def header(self) -> _Piece:
         return self._outer or self
+
+    def reads(self) -> bool:
+        """Say whether a method reads what another one makes of a hit."""
+        return any(b"self." + name in self.text for name in self.header.attributes)
 
 
 def _may_bind(piece: bytes) -> bool:
@@ -249,8 +271,8 @@ def _cut(text: bytes, start: int, end: int, pattern: re.Pattern[bytes]) -> list[
     return cuts
 
 
-def _called_names(pieces: list[_Piece]) -> Iterator[bytes]:
-    """Yield the names, each with a bracket, whose call sites tell what a kept function is given."""
+def _called_names(pieces: list[_Piece], *, typed: bool) -> Iterator[bytes]:
+    """Yield the names, each with a bracket, whose call sites tell where a kept function runs, and on what."""
     owner = b""
     for piece in pieces:
         if piece.definition is None:
@@ -259,8 +281,11 @@ def _called_names(pieces: list[_Piece]) -> Iterator[bytes]:
         if kind == b"class":
             owner = name
         signature = piece.text[piece.definition.end() : piece.text.find(b":\n", piece.definition.end())]
-        if piece.kept and kind == b"def" and name != b"forward" and _UNTYPED.search(signature):
-            if name != b"__init__":
+        if not piece.kept or kind != b"def" or name == b"forward":
+            continue
+        untyped = _UNTYPED.search(signature) is not None
+        if name != b"__init__":
+            if untyped or (typed and piece.floats):
                 yield name + b"("
-            elif b"config" not in signature:
-                yield owner + b"("
+        elif untyped and b"config" not in signature:
+            yield owner + b"("

@@ -6,10 +6,14 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # The branches that lead to a statement: pairs of a compound statement's id and its arm.
 Path = tuple[tuple[int, int], ...]
+Kind = Literal["constructor", "forward", "script", "unknown"]
+# What a tensor is asked for.
+_ASKED = {"device", "dtype", "shape", "size", "ndim"}
 # The arm that is a loop's body: what is bound in it reaches what stands before, too.
 LOOP = 0
 
@@ -26,6 +30,7 @@ class Scope:
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
     bases: list[str] = field(default_factory=list)
     returns: list[tuple[ast.expr, Place]] = field(default_factory=list)
+    takes_tensors: bool = False  # a function that asks a parameter for its device, dtype or shape
 
     def upward(self) -> Iterator[Scope]:
         """Yield this scope and those around it."""
@@ -95,12 +100,30 @@ class Walk:
         self.statements: list[tuple[ast.AST, Place]] = []
         self._order = 0
         self._body(tree.body, self.module, (), ())
-        self.sites = [site for statement in self.statements for site in expressions(*statement)]
+        self.mentions: dict[str, list[Place]] = {}  # of attributes of self
+        self.kinds: dict[tuple[int, int], Kind] = {}  # where functions run, as far as it was asked
+        self.sites = [site for statement in self.statements for site in self._expressions(*statement)]
         self.calls: dict[str, list[Site]] = {}  # by the last part of the name that is called
         for site in self.sites:
             if isinstance(site.node, ast.Call):
                 name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
                 self.calls.setdefault(name, []).append(site)
+
+    def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
+        """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
+        for node, ancestors in within(statement):
+            kind = type(node)  # isinstance takes longer, and there are a million nodes
+            if kind is ast.Call or kind is ast.BinOp:
+                yield Site(node, ancestors, place)  # type: ignore[arg-type]
+            elif kind is ast.Attribute:
+                name = getattr(node.value, "id", "")  # type: ignore[attr-defined]
+                if name == "self":
+                    self.mentions.setdefault(node.attr, []).append(place)  # type: ignore[attr-defined]
+                elif name and node.attr in _ASKED:  # type: ignore[attr-defined]
+                    bound = place.scope.bindings.get(name)
+                    place.scope.takes_tensors |= bool(bound) and bound[0].how == "parameter"  # type: ignore
+            elif kind is ast.comprehension or kind is ast.Lambda:
+                _bind_inner(node, place)  # type: ignore[arg-type]
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
@@ -269,19 +292,11 @@ class Walk:
 
     def _match(self, node: ast.Match, place: Place) -> None:
         self.statements.append((node.subject, place))
+        for pattern in ast.walk(node):
+            name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
+            if isinstance(pattern, ast.MatchAs | ast.MatchStar | ast.MatchMapping) and name:
+                self._bind_target(ast.Name(name), None, place)
         self._arms(node, place, *(case.body for case in node.cases))
-
-
-_LOOKED_AT = (ast.Call, ast.BinOp)
-
-
-def expressions(statement: ast.AST, place: Place) -> Iterator[Site]:
-    """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
-    for node, ancestors in within(statement):
-        if isinstance(node, _LOOKED_AT):
-            yield Site(node, ancestors, place)
-        elif isinstance(node, ast.comprehension | ast.Lambda):
-            _bind_inner(node, place)
 
 
 def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:

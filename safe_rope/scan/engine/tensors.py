@@ -25,6 +25,7 @@ _TENSORS_ONLY = {
     "unsqueeze", "expand", "expand_as", "unflatten", "masked_fill", "permute", "contiguous", "detach",
     "repeat_interleave", "view_as",
 }  # fmt: skip
+_LIMITED = {"clamp", "clip", "clamp_min", "clamp_max", "max", "min"}
 _ROUNDED = {"ceil", "floor", "round", "trunc"}
 _COMPARED = {
     "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan",
@@ -74,20 +75,24 @@ def _is_none(node: ast.expr) -> bool:
 def promote(operation: ast.operator, left: Value, right: Value) -> Value:
     """Return what an operation gives of which at least one side is a tensor."""
     raised = isinstance(operation, ast.Pow) and right.grid and left.constant not in (1, -1)
+    # A power and a number are the frequencies of a filter, a Gaussian's centre, a loss: no inverse frequency.
+    shifted = isinstance(operation, ast.Add | ast.Sub) and "number" in (left.sort, right.sort)
     whole = isinstance(operation, ast.FloorDiv) or (
         left.whole and right.whole and not isinstance(operation, ast.Div | ast.Pow)
     )
     return tensor(
         _promoted(operation, left, right),
         whole or None,
-        grid=left.grid or right.grid,
-        exponent=left.exponent or right.exponent or raised,
+        grid=right.grid or (left.grid and not isinstance(operation, ast.Pow)),
+        exponent=raised or ((left.exponent or right.exponent) and not shifted),
         assumed=left.assumed or right.assumed,
     )
 
 
 def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
     """Return the dtype of an operation of which at least one side is a tensor."""
+    if "complex" in (left.dtype, right.dtype):
+        return "complex"
     sides = [side for side in (left, right) if side.sort == "tensor"]
     if len(sides) == 1:
         (side,), other = sides, right if sides[0] is left else left
@@ -184,6 +189,12 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
         return tensor(asked.dtype or "inherited", of.whole)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
         return promote(operator(call.node, name), of, evaluator.value(call.positional[0].value, place))
+    if name in _LIMITED:
+        limits = [evaluator.of(limit) for limit in (*call.positional, *call.keywords.values())]
+        if any(limit.sort not in ("number", "none") or limit.is_float for limit in limits):
+            return UNKNOWN  # another tensor's dtype, or a float's, may be that of the result
+    if name == "view" and any(evaluator.of(shape).sort == "dtype" for shape in call.positional):
+        return UNKNOWN
     return _operation(of, name)
 
 
@@ -206,7 +217,8 @@ def _operation(of: Value, name: str) -> Value:
     if name in _SUMMED:
         return _with_dtype(of, "int" if of.is_int else of.dtype)
     if name in FLOATED:
-        raised = (name in ("exp", "exp2") and of.grid) or (name == "reciprocal" and of.exponent)
+        grid = of.grid and of.dtype != "complex"  # else a cosine and a sine
+        raised = (name in ("exp", "exp2") and grid) or (name == "reciprocal" and of.exponent)
         return tensor("default" if of.is_int else of.dtype, exponent=raised)
     return UNKNOWN
 

@@ -56,6 +56,7 @@ INT = Value("number", whole=True, floating=False)
 INT_BY_NAME = Value("number", whole=True, floating=False, assumed=True)
 INTS = Value("numbers", whole=True, floating=False)
 FLOAT = Value("number", floating=True)
+COMPLEX = Value(dtype="complex")
 NONE = Value("none")
 DEVICE = Value("device")
 

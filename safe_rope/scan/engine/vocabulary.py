@@ -39,9 +39,17 @@ CONSTRUCTORS = {
     "rope_init",
 }  # fmt: skip
 CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
-# Helpers of position embeddings, which constructors call.
-ROTARY = re.compile(
-    r"rope|yarn|rotary|rotate|sinus|inv_?freq|freqs?_?cis|alibi|pos(?:ition)?(?:al)?_?(?:emb|enc|table)|timescale|cos_sin",
-    re.IGNORECASE,
+# Helpers of position embeddings, which constructors call: in the words of a name.
+POSITIONS = re.compile(
+    r"_(?:\w*ro_?pe|\w*rotary|yarn|alibi|sinusoidal|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq\w*|freqs?_cis"
+    r"|timescales?|rel(?:ative)?_?(?:pos|coord|dist)\w*|abs(?:olute)?_?pos\w*"
+    r"|pos(?:ition)?s?(?:al)?_?(?:(?:emb|enc|bias|table)\w*|ids?))\d*d?_"
 )
+INVERSE_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 FORWARD = re.compile(r"forward|__call__|_*forward\w*|call")
+
+
+def words(name: str) -> str:
+    """Return the words of a name in lower case, an underscore before and after each."""
+    return f"_{_HUMP.sub('_', name).lower()}_"

@@ -7,6 +7,7 @@ import ast
 from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, tensors
 
 # Arguments of arange that an integer tensor, or a tensor made from one, would not take the same way.
+_EXACT = 2**53  # what a double holds
 _OBSTACLES = {"out", "requires_grad", "layout"}
 
 
@@ -77,7 +78,8 @@ def is_whole(file: File, argument: Argument) -> bool:
     """Say whether an argument is provably a whole number: by its type, or as what a floor division leaves."""
     value, node = file.of(argument), argument.value
     floored = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
-    return value.whole is True and (floored or not value.assumed)
+    exact = value.constant is None or abs(value.constant) <= _EXACT
+    return value.sort == "number" and value.whole is True and exact and (floored or not value.assumed)
 
 
 def _names(node: ast.expr) -> bool:
@@ -117,16 +119,18 @@ def cast_operand(file: File, call: Call, step: Step) -> Fix | None:
     Safe where they are provably integers, and all that they meet provably real numbers or integers.
     """
     operand, place = step.operand, step.place
-    castable = isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute)
-    if not castable and step.same_statement:
-        operand = call.node
     float32 = torch_name(file, "float32", place, call.node.func)
-    if float32 is None or not (castable or step.same_statement):
+    if float32 is None:
         return None
+    # The sign of nought, and sums and products of integers, stay what they are only if the cast comes last.
+    whole = isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute)
     proven = all(file.value(node, place).is_proven_real for node in (step.operand, *step.others))
     end = file.source.end(operand)
-    cast = edit(file, end, end, f".to({float32})")
-    return Fix(proven and not file.changes_default, "Cast to float32 before the operation.", (cast,))
+    cast = [edit(file, end, end, f"{'' if whole else ')'}.to({float32})")]
+    if not whole:
+        start = file.source.start(operand)
+        cast.insert(0, edit(file, start, start, "("))
+    return Fix(proven and not file.changes_default, "Cast to float32 before the operation.", tuple(cast))
 
 
 def replace_cast(file: File, node: ast.expr, place: Place, *near: ast.expr) -> Fix | None:

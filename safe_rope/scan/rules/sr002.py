@@ -33,7 +33,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     source = dtype.source or file.source.segment(given.value) if given.direct else dtype.source
     return Report(
         call.node,
-        file.severity("error", site, follows_activations=dtype.dtype not in PINNED),
+        file.severity(
+            "error" if dtype.dtype else "note", site, follows_activations=dtype.dtype not in PINNED
+        ),
         f"arange in the dtype of {source or 'something else'}: {effect(file, site, call, 'bfloat16')}"
         "; count in int64, compute in float32",
         fix,

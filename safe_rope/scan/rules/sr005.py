@@ -12,6 +12,7 @@ import ast
 import re
 
 from safe_rope.scan.engine import (
+    INVERSE_FREQUENCIES,
     LOW,
     Argument,
     Call,
@@ -29,7 +30,7 @@ from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
 _POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
-_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_expanded)?")
+_POSITIONS = re.compile(r"positions?")  # of embeddings, if what is around says so
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -79,8 +80,9 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
         return None
     of = node.value
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
-    frequencies = _FREQUENCIES.fullmatch(name) is not None
-    if not frequencies and not _POSITION_IDS.fullmatch(name) and not _is_helpers(file, of, site.place):
+    frequencies = INVERSE_FREQUENCIES.fullmatch(name) is not None
+    positions = _POSITION_IDS.fullmatch(name) or (_POSITIONS.fullmatch(name) and file.purpose.shown(site))
+    if not frequencies and not positions and not _is_helpers(file, of, site.place):
         return None
     target = tensors.cast_target(file.inference, call)
     argument = tensors.cast_argument(file.inference, call)
@@ -120,7 +122,7 @@ RULE = Rule(
     severity="warning",
     summary="positions cast to the dtype of another tensor, or to a low one",
     explanation=__doc__,
-    functions=("arange", "to", "type_as"),
+    functions=("arange", "to", "type", "type_as"),
     check=check,
     VALID=(
         "import torch\nt = torch.arange(n).to(torch.float32)\n",

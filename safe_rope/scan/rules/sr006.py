@@ -37,7 +37,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.dtype(call)
     if dtype is not None and dtype.dtype and not dtype.lowerable:
         return None
-    if call.function == "torch.linspace" and _is_ramp(file, call) and not file.flow.is_raised(site):
+    ramp = call.function == "torch.linspace" and _is_ramp(file, call) and not file.flow.is_raised(site)
+    if ramp and not file.is_shown(site):
         return None
     if _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
         return None

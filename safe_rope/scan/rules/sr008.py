@@ -14,12 +14,11 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import FLOATING, Call, File, Report, Site
+from safe_rope.scan.engine import FLOATING, INVERSE_FREQUENCIES, Call, File, Report, Site
 from safe_rope.scan.rules.rule import Rule
 
 # Tables of cos and sin are SR011's; a decay is raised to a grid too.
 _OTHERS = re.compile(r"cos|sin(?!us)|decay|slope|alibi|window|filter", re.IGNORECASE)
-_FREQUENCIES = re.compile(r"(?:\w*_)?inv_?freqs?(?:_\w*)?", re.IGNORECASE)
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -30,14 +29,16 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     value = file.value(tensor, site.place)
     if value.sort == "none" or value.is_int:
         return None
-    if not _FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in {*FLOATING, ""}):
+    if not INVERSE_FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in {*FLOATING, ""}):
         return None
     if _OTHERS.search(name):
         return None
     how = "parameter" if parameter else "buffer"
+    learned = parameter and "requires_grad" not in call.keywords
+    shown = not learned and file.purpose.keeps(site.place, name)
     return Report(
         call.node,
-        file.severity("warning", site, follows_activations=True),
+        "note" if not shown else file.severity("warning", site, follows_activations=True, shown=True),
         f"{how} {name!r} holds inverse frequencies, and a cast of the module lowers it: "
         "up to 0.4 % off in bfloat16",
     )

@@ -13,12 +13,11 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import Call, File, Fix, Place, Report, Site
+from safe_rope.scan.engine import INVERSE_FREQUENCIES, Call, File, Fix, Place, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
-_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
 # Other things that a number is raised to a grid for.
 _OTHERS = re.compile(r"decay|slope|alibi|window|filter|kernel|pdf|mask", re.IGNORECASE)
 _PRODUCTS = ("torch.matmul", "torch.bmm", "torch.einsum", "torch.mm")
@@ -37,21 +36,27 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     fix = _elementwise(file, node, site.place) if isinstance(node, ast.BinOp) else None
     off = _autocast_off(site)
+    shown = file.purpose.shown(site, frequency=True) or any(map(_is_named, operands))
     exposed = f"autocast makes it bfloat16, {messages.position()}"
     return Report(
         node,
-        "note" if off else file.severity("warning", site, follows_activations=True),
+        "warning" if shown and not off and file.kind(site) == "forward" else "note",
         f"phases by a matrix product: {'TF32 rounds the positions to 11 bits' if off else exposed}"
         "; use an elementwise product",
         fix,
     )
 
 
+def _is_named(node: ast.expr) -> bool:
+    names = (getattr(inner, "id", getattr(inner, "attr", "")) for inner in ast.walk(node))
+    return any(map(INVERSE_FREQUENCIES.fullmatch, names))
+
+
 def _mentions(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
     """Say whether inverse frequencies are in an expression, or in what a variable in it was made of."""
     for inner in ast.walk(node):
         name = getattr(inner, "id", getattr(inner, "attr", ""))
-        if _FREQUENCIES.fullmatch(name):
+        if INVERSE_FREQUENCIES.fullmatch(name):
             return True
         named = isinstance(inner, ast.Name | ast.Attribute) and not _OTHERS.search(name)
         if named and isinstance(inner, ast.expr) and file.value(inner, place).exponent:
@@ -137,7 +142,9 @@ def _names_all(file: File, node: ast.Subscript, items: list[ast.expr]) -> bool:
     text = ast.unparse(node.value)
     # inv_freq has one dimension and position_ids two in every rotary class there is; no fix elsewhere.
     return (
-        named == 1 if _FREQUENCIES.fullmatch(text.rpartition(".")[2]) else named == 2 and "position" in text
+        named == 1
+        if INVERSE_FREQUENCIES.fullmatch(text.rpartition(".")[2])
+        else named == 2 and "position" in text
     )
 
 

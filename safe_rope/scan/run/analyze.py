@@ -92,15 +92,31 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
 def _together(file: File, found: list[Finding]) -> list[Finding]:
     """Make fixes unsafe that would change some of several equal lines only: they are one idiom."""
     lines = [line.strip() for line in file.source.text.splitlines()]
-    text = b"\n".join(lines)
-    keys = [(one.rule, b"\n".join(lines[one.line - 1 : one.end_line])) for one in found]
+    keys = [(one.rule, tuple(lines[one.line - 1 : one.end_line])) for one in found]
     safe = Counter(key for key, one in zip(keys, found, strict=True) if one.fix is not None and one.fix.safe)
+    equal = _Equal(lines)
     return [
-        replace(one, fix=replace(one.fix, safe=one.fix.safe and safe[key] >= text.count(key[1])))
+        replace(one, fix=replace(one.fix, safe=one.fix.safe and safe[key] >= equal.count(key[1])))
         if one.fix is not None
         else one
         for key, one in zip(keys, found, strict=True)
     ]
+
+
+class _Equal:
+    """Counts where some lines stand in a file; one pass serves every question."""
+
+    def __init__(self, lines: list[bytes]) -> None:
+        self._lines = lines
+        self._at: dict[bytes, list[int]] = {}
+        for number, line in enumerate(lines):
+            self._at.setdefault(line, []).append(number)
+
+    def count(self, some: tuple[bytes, ...]) -> int:
+        starts = self._at.get(some[0], [])
+        if len(some) == 1:
+            return len(starts)
+        return sum(tuple(self._lines[at : at + len(some)]) == some for at in starts)
 
 
 def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Call | None]:

@@ -171,13 +171,17 @@ def annotated(name: str, annotation: ast.expr | None, draw: random.Random, recor
 
 
 def attributes(tree: ast.Module, line: int) -> dict[str, ast.expr | None]:
-    """Return how the class around a line annotates what its methods assign to attributes of self.
+    """Return how the class around a line, and its bases there, annotate what they assign to self.
 
     An expression of more than a parameter or a literal is given no annotation but that of a failure.
     """
     found: dict[str, ast.expr | None] = {}
-    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    for around in (node for node in classes if node.lineno <= line <= (node.end_lineno or 0)):
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    chain = [node for node in classes.values() if node.lineno <= line <= (node.end_lineno or 0)]
+    for around in chain:
+        bases = (classes.get(getattr(base, "id", "")) for base in around.bases)
+        chain += [base for base in bases if base is not None and base not in chain]
+    for around in reversed(chain):
         for method in (node for node in around.body if isinstance(node, ast.FunctionDef)):
             known = {one.arg: one.annotation for one in (*method.args.args, *method.args.kwonlyargs)}
             for node in ast.walk(method):
@@ -402,6 +406,7 @@ def execute(folders: list[Path]) -> int:
     signal.signal(signal.SIGALRM, timed_out)
     torch.set_num_threads(1)
     total: Counter[str] = Counter()
+    equal: set[tuple[str, bytes]] = set()  # rules and lines, to tell copies of one edit
     for folder in folders:
         counts: Counter[str] = Counter()
         for path, source in sources(folder):
@@ -414,9 +419,14 @@ def execute(folders: list[Path]) -> int:
                     continue
                 verdict = judge(source, finding)
                 counts[verdict.split(" with ")[0]] += 1
+                if verdict == "equal":
+                    lines = [
+                        line.strip() for line in source.splitlines()[finding.line - 2 : finding.end_line + 1]
+                    ]
+                    equal.add((finding.rule, b"\n".join(lines)))
                 if verdict != "equal":
                     print(f"{path}:{finding.line}: {finding.rule}: {verdict}", file=sys.stderr)
         total += counts
         print(json.dumps({"folder": folder.name, **counts}), flush=True)
-    print(json.dumps({"folder": "all", **total}))
+    print(json.dumps({"folder": "all", **total, "equal, of different text": len(equal)}))
     return int(total["wrong"] > 0)
