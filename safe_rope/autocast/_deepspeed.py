@@ -285,6 +285,19 @@ def persistent_parameters(optimizer: Any) -> list[nn.Parameter]:
     return list(getattr(optimizer, "persistent_parameters", []))
 
 
+def gathers_several_dtypes() -> bool:
+    """Whether ZeRO 3 takes parameters of several dtypes in one message; before 0.19.3 it asserts that not."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    def constants(code: types.CodeType) -> Iterator[Any]:
+        for value in code.co_consts:
+            yield value
+            if isinstance(value, types.CodeType):
+                yield from constants(value)
+
+    return "all params must have the same dtype" not in constants(Init._convert_to_deepspeed_param.__code__)
+
+
 def can_gather_again(parameter: Any) -> bool:
     """Whether ZeRO 3 has partitioned ``parameter`` over several ranks, in memory."""
     return (
@@ -307,8 +320,14 @@ def before_gathers(parameter: Any, in_fp32: Callable[..., Any], as_marked: Calla
     """
 
     def all_gather(original: Any, param_list: Any = None, *args: Any, **kwargs: Any) -> Any:
-        in_fp32([parameter] if param_list is None else param_list)
-        return original(param_list, *args, **kwargs)
+        params = [parameter] if param_list is None else list(param_list)
+        in_fp32(params)
+        kinds = dict.fromkeys(p.ds_tensor.dtype for p in params)
+        if len(kinds) < 2 or args or kwargs:
+            return original(param_list, *args, **kwargs)
+        for kind in kinds:  # releases before 0.19.3 receive all in the dtype of the first
+            original([p for p in params if p.ds_tensor.dtype == kind])
+        return None
 
     def all_gather_coalesced(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         params = list(params)

@@ -156,6 +156,9 @@ def _with_autocast(
         text = "the trained parameters in %s become float32, as those beside them: DeepSpeed keeps one dtype"
         logger.warning(text, dtype)
         _deepspeed.widen(trained)
+    if settings.stage == 3 and not _deepspeed.gathers_several_dtypes():
+        held = {p.dtype for p in model.parameters()}
+        safe = [p for p in safe if p.dtype == dtype or dtype not in held]
     low = {id(p) for p in trained if p.dtype == dtype} | {id(p) for p in safe}
 
     reduced = settings.reduce_dtype

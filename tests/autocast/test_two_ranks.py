@@ -7,7 +7,6 @@ whatever people combine with the section, and with SAFE_ROPE_FULL_GRID=1 every c
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import os
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 import transformers
-from packaging.version import Version
 from support import two_ranks
 
 STAGES_AGREE = 1e-5  # ZeRO 2 with ZeRO 3, relative, in the first step
@@ -72,11 +70,6 @@ def run(parts: dict[str, Any], folder: Path) -> list[Any]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank of every day measured."""
-    # DeepSpeed 0.18 fails in a hook of its own where peft copies a partitioned module.
-    if Version(importlib.metadata.version("deepspeed")) < Version("0.19"):
-        features = EVERY_DAY["features"]
-        features["parts"].remove("merged")
-        features["names"].remove("adapters on a low base, ZeRO 3")
     # A pipeline leaves groups behind for good, so that the features come last.
     parts = {"parity": EVERY_DAY["parity"], "collectives": {}, "overflow": {}}
     return run({**parts, "features": EVERY_DAY["features"]}, tmp_path_factory.mktemp("ranks"))
