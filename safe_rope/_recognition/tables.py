@@ -105,9 +105,9 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_turns(module)
-    if not bytecode.facts(getattr(type(module), "_safe_rope_stock", type(module))).turns:
-        return False
-    return (is_frequency(name) or _only_turns(module)) and _has_values(tensor)
+    stock = getattr(type(module), "_safe_rope_stock", type(module))
+    named = is_frequency(name) and bytecode.facts(stock).turns and _rises_or_falls(tensor)
+    return (named or only_makes_positions(module, stock)) and _has_values(tensor)
 
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
@@ -147,6 +147,14 @@ def _has_values(tensor: torch.Tensor) -> bool:
     values = tensor.reshape(-1)
     finite = values[values.abs().isfinite()]
     return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
+
+
+def _rises_or_falls(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may hold frequencies: positive numbers that rise or fall."""
+    values = tensor.reshape(-1)
+    steps = values.diff()
+    one_way = bool((steps >= 0).all()) or bool((steps <= 0).all())  # rounded, two may be the same
+    return tensor.dim() == 1 and len(values) >= FEWEST and bool((values > 0).all()) and one_way
 
 
 def _are_phasors(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     graphs_take_attributes,
+    is_composite,
     make_wrapper_subclass,
     pytree,
 )
@@ -65,6 +66,7 @@ class _Kind(NamedTuple):
     converts: bool
     keeps_the_mark: bool
     ends_a_phase: bool
+    is_composite: bool
 
 
 _kinds: dict[int, _Kind] = {}
@@ -81,6 +83,7 @@ def _kind_of(func: Any) -> _Kind:
             packet is _aten._to_copy,
             packet in _KEEP_THE_MARK,
             packet in _ENDS_A_PHASE,
+            is_composite(func),
         )
     return known
 
@@ -145,6 +148,8 @@ class CosSin(torch.Tensor):
     ) -> Any:
         kind = _kind_of(func)
         kwargs = kwargs or {}
+        if kind.is_composite and torch.is_inference_mode_enabled():
+            return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
         if kind.moves and type(args[0]) is CosSin:
             if kind.repeats and all(count == 1 for count in args[1]):
                 return _lent(args[0], len(args[1]))
@@ -309,9 +314,14 @@ def _lent(table: CosSin, dims: int) -> CosSin:
 def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
     if not isinstance(result, torch.Tensor):
         return type(result)([_moved(one, table, is_view) for one in result])
-    moved = table._around(result)
-    if is_view:
-        moved.source = table.source
+    if not is_view:
+        return table._around(result)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(table.is_inference()):  # torch takes a view for what it is a view of
+            moved = table._around(result)
+    else:
+        moved = table._around(result)
+    moved.source = table.source
     return moved
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -76,3 +78,31 @@ class FourierFeatures(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         phase = x @ self.weights
         return self.lin(torch.cat((phase.sin(), phase.cos()), dim=-1))
+
+
+@style("no position", "unharmed", "angles", shows="output", not_on=("meta", "half and back"))
+class TurnedByAnAngle(nn.Module):
+    """An augmentation turns pairs of channels by one of a few angles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.tensor([0.0, math.pi / 2, math.pi, 3 * math.pi / 2]))
+        self.lin = nn.Linear(DIM, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.angles[1].cos(), self.angles[1].sin()
+        first, second = self.lin(x).chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+@style("no position", "atoms", shows="output", not_on=("meta",))
+class ExpectedValue(nn.Module):
+    """The atoms of a distribution of returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("support", torch.linspace(-10, 10, DIM))
+        self.lin = nn.Linear(DIM, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.lin(x).softmax(-1) * self.support).sum(-1)
