@@ -40,15 +40,20 @@ class Facts(NamedTuple):
     attends: bool
     """They take the softmax of attention."""
     makes_waves: bool
-    """They, the constructor, or what helps them take sines and cosines of what they count."""
+    """They, the constructor, or what helps them take sines or cosines of what they count."""
     turns_counts: bool
-    """They, or what helps them, count, and take sines and cosines."""
+    """``forward``, or what helps it, counts, and takes sines or cosines."""
     asks_its_class: bool
     """They look at the class of what they are called on, or of anything else."""
 
 
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
+    return any(_changes_what_is_kept(function.__code__) for function in _reached(cls, beside=False))
+
+
+def _reached(cls: type, *, beside: bool) -> Iterator[types.FunctionType]:
+    """Yield ``forward`` and the methods that it names, and the functions ``beside`` them."""
     own: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("torch."):
@@ -60,10 +65,19 @@ def stores_when_called(cls: type) -> bool:
         if function is None or function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        if _changes_what_is_kept(function.__code__):
-            return True
-        waiting += [_function_of(own.get(name)) for name in _names(function.__code__)]
-    return False
+        yield function
+        names = _names(function.__code__)
+        waiting += [_function_of(own.get(name)) for name in names]
+        waiting += _beside(function) if beside else ()
+
+
+def _beside(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """Yield the functions of the same package that one names."""
+    scope = vars(sys.modules.get(function.__module__, sys))
+    for name in function.__code__.co_names:
+        called = _function_of(scope.get(name))
+        if called is not None and _package(called) == _package(function):
+            yield called
 
 
 def facts(cls: Any) -> Facts:
@@ -78,7 +92,8 @@ def _facts(cls: Any) -> Facts:
     own = list(_functions(cls, constructors=True))
     helpers = list(_helpers(own))
     everywhere = _all_names([*own, *(f for h in helpers for f in _functions(h, constructors=True))])
-    later = names | _all_names([f for h in helpers for f in _functions(h, constructors=False)])
+    of_helpers = [f for h in helpers for f in _functions(h, constructors=False)]
+    later = _all_names([*_reached(cls, beside=True), *of_helpers])
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     counts = bool(names & _COUNTING)
     return Facts(
@@ -88,10 +103,15 @@ def _facts(cls: Any) -> Facts:
         turns={"sin", "cos"} <= names or "polar" in names,
         multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
         attends=bool(names & _ATTENTION),
-        makes_waves=bool(counted) and ({"sin", "cos"} <= everywhere or "polar" in everywhere),
-        turns_counts=bool(later & _COUNTING) and ({"sin", "cos"} <= later or "polar" in later),
+        makes_waves=bool(counted) and (bool(everywhere & {"sin", "cos", "polar"}) or any(map(_turns, own))),
+        turns_counts=bool(later & _COUNTING) and bool(later & {"sin", "cos", "polar"}),
         asks_its_class=any(map(_asks_for_a_class, codes)),
     )
+
+
+def _turns(function: types.FunctionType) -> bool:
+    """Whether a function has an imaginary constant, as in ``torch.exp(1j * phase)``."""
+    return any(isinstance(constant, complex) for constant in function.__code__.co_consts)
 
 
 def _all_names(functions: list[types.FunctionType]) -> set[str]:
@@ -163,11 +183,7 @@ def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:
             continue
         seen.add(function.__code__)
         yield function
-        scope = vars(sys.modules.get(function.__module__, sys))
-        for name in function.__code__.co_names:
-            called = _function_of(scope.get(name))
-            if called is not None and _package(called) == _package(function):
-                waiting.append(called)
+        waiting += _beside(function)
 
 
 def _package(function: types.FunctionType | type) -> str:

@@ -98,7 +98,8 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         for child_name, child in module._modules.items():
             if child is None or not type(child).__module__.startswith("torch."):
                 continue
-            for name, tensor in child.named_buffers():
+            compiled = type(child).__module__.startswith("torch.jit.")
+            for name, tensor in child.named_buffers(recurse=compiled):
                 if not tensor.is_floating_point() or "running_" in name:
                     continue
                 waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves

@@ -7,6 +7,7 @@ A name with a dot is an entry of a list, tuple, dict or plain object: ``cache.0`
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from torch import nn
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _PLAIN = frozenset({bool, int, float, str, type(None)})
+_KEYS = (str, int, enum.Enum)
 _LONGEST = 256
 
 
@@ -134,7 +136,7 @@ def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> Non
 
 def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:
     if isinstance(real, dict) and isinstance(changed, dict):
-        real.update({key: value for key, value in changed.items() if key not in tables})
+        real.update({key: value for key, value in changed.items() if str(key) not in tables})
     elif isinstance(real, list) and isinstance(changed, list):
         real.extend(changed[len(real) :])
     elif isinstance(real, SimpleNamespace):
@@ -158,8 +160,8 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
             yield str(index), inner
     elif isinstance(value, dict):
         for key, inner in value.items():
-            if isinstance(key, str):
-                yield key, inner
+            if isinstance(key, _KEYS):
+                yield str(key), inner
     elif hasattr(value, "__dict__"):
         yield from vars(value).items()
 
@@ -173,7 +175,7 @@ def _put(module: nn.Module, owner: str, key: str, value: Any) -> None:
         made: Any = getattr(container, "_make", tuple)  # a named tuple stays one
         vars(module)[owner] = made(changed)
     elif isinstance(container, dict):
-        container[key] = value
+        container[next((own for own in container if str(own) == key), key)] = value
     elif container is not None:
         vars(container)[key] = value
 

@@ -68,6 +68,7 @@ class _Kind(NamedTuple):
     converts: bool
     keeps_the_mark: bool
     ends_a_phase: bool
+    is_composite: bool
 
 
 _kinds: dict[int, _Kind] = {}
@@ -86,6 +87,7 @@ def _kind_of(func: Any) -> _Kind:
             packet is _aten._to_copy,
             packet in _KEEP_THE_MARK,
             packet in _ENDS_A_PHASE,
+            is_composite(func),
         )
     return known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -138,6 +139,41 @@ class RopesInAModuleList(nn.Module):
 
     def forward(self, x: torch.Tensor) -> list[Any]:
         return [rope(x) for rope in self.ropes]
+
+
+class Sight(enum.Enum):
+    """How far a layer sees."""
+
+    NEAR = 1
+    FAR = 2
+
+
+@style("container", "enum")
+class TablesByEnum(nn.Module):
+    """The keys are no strings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cosines = {}
+        for sight, base in zip(Sight, (1e4, 1e6), strict=True):
+            inv = 1.0 / base ** (torch.arange(0, DIM, 2) / DIM)
+            self.cosines[sight] = (torch.arange(0.0, LONGEST)[:, None] * inv).cos()
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self.cosines[sight][: x.shape[1]].to(x.dtype) for sight in Sight]
+
+
+@style("container", "nested", "complex")
+class PhasorsByLength(nn.Module):
+    """Complex phases in a tuple in a dictionary, by the exponential of an imaginary number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phase = torch.arange(0.0, LONGEST)[:, None] / 10000 ** (torch.arange(0, DIM, 2) / DIM)
+        self.tables = {LONGEST: (torch.exp(1j * phase),)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tables[LONGEST][0][: x.shape[1]]
 
 
 class Registry(dict):  # type: ignore[type-arg]
