@@ -115,7 +115,8 @@ def matrix(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments[:split])
 
     if options.wide or options.newest:
-        return _wide.wide(options.pair, options.again) if options.wide else _wide.newest()
+        jobs = options.jobs
+        return _wide.wide(options.pair, options.again, jobs) if options.wide else _wide.newest(jobs)
     newest = newest_pair()
     chosen = [named_pair(name) for name in options.pair] or pairs()
     if options.older:

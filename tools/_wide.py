@@ -7,6 +7,7 @@ what is marked ``contract`` or ``torch``, two minutes of a core; the packages ta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,17 +15,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from _environment import BUILD_HELPER, BUILD_REQUIREMENTS, DEFAULTS, LIMIT, PIP, REQUIREMENTS, ROOT
-from _process import ToolError, run, say
+from _process import ToolError, end_running, run, say
 
 TABLE = REQUIREMENTS / "wide.txt"
 RECORD = ROOT / "docs" / "data" / "releases.jsonl"
 PAGE = ROOT / "docs" / "releases.md"
+SETTLED = ("passed", "refused")
 MARK = "<!-- tools/lab matrix --wide -->\n"
 NEWEST = ["torch", "transformers", "deepspeed", "numpy", "accelerate", "peft", "matplotlib"]
 BESIDE = ("accelerate", "peft", "matplotlib", "triton")
@@ -41,7 +45,7 @@ NEEDED = [
     "pytest-xdist",
 ]
 LEFT_OUT = (
-    "tests/autocast/test_parity.py",
+    "tests/autocast/test_two_ranks.py",
     "tests/cli",
     "tests/constructors/test_parameter_dtypes.py",
     "tests/integrations/test_run.py",
@@ -63,6 +67,7 @@ print(json.dumps(found))
 import safe_rope
 try:
     with safe_rope.guard():
+        from safe_rope.integrations import SafeRopeCallback
         import transformers, deepspeed
 except safe_rope.SafeRopeError as error:
     print(error)
@@ -71,30 +76,31 @@ except safe_rope.SafeRopeError as error:
 Row = dict[str, Any]
 
 
-def wide(chosen: Sequence[str], again: bool) -> int:
+def wide(chosen: Sequence[str], again: bool, jobs: int) -> int:
     """Try every environment of the list that is not recorded as one that works or is refused.
 
     Args:
         chosen: words of the list's lines; only lines that have one of them are tried.
         again: also those that are recorded.
+        jobs: how many processes share the tests.
 
     """
     rows = {row["line"]: row for row in recorded()}
     lines = [line for line in listed() if not chosen or set(chosen) & set(line.split())]
-    for line in lines:
-        if again or rows.get(line, {}).get("outcome") not in ("passed", "refused"):
-            row = tried(line.split())
-            if row is not None:
-                rows[line] = {"line": line} | row
-                write([rows[name] for name in listed() if name in rows])
-        if line in rows:
-            print(summary(rows[line]), flush=True)
-    return int(any(rows.get(line, {}).get("outcome") not in ("passed", "refused") for line in lines))
+    settled = {line for line in rows if not again and rows[line]["outcome"] in SETTLED}
+    for line in settled.intersection(lines):
+        print(summary(rows[line]), flush=True)
+    for line, row in tried([line for line in lines if line not in settled], jobs):
+        rows[line] = {"line": line} | row
+        write([rows[name] for name in listed() if name in rows])
+        print(summary(row), flush=True)
+    return int(any(rows.get(line, {}).get("outcome") not in SETTLED for line in lines))
 
 
-def newest() -> int:
+def newest(jobs: int) -> int:
     """Try whatever is newest on the index, with this Python; nothing is recorded."""
-    row = tried([".".join(map(str, sys.version_info[:2])), *NEWEST])
+    version = ".".join(map(str, sys.version_info[:2]))
+    row = next((row for _, row in tried([" ".join([version, *NEWEST])], jobs)), None)
     if row is None:
         return 2
     print(summary(row))
@@ -117,26 +123,65 @@ def write(rows: list[Row]) -> None:
     PAGE.write_text(before + MARK + table(rows) + MARK + rest.partition(MARK)[2])
 
 
-def tried(words: list[str]) -> Row | None:
-    """Make an environment, find out how the library does in it, remove it; None where it cannot be made."""
-    version, *words = words
-    threads = "threads" in words
-    taken = [word[1:] for word in words if word.startswith("-")]
-    wanted = [word for word in words if word != "threads" and not word.startswith("-")]
-    main = Path(os.environ.get("SAFE_ROPE_VENV") or ROOT / ".venv").absolute()
-    folder = main.with_name(f"{main.name}-wide")
-    log = main.with_name(f"{main.name}-wide-{'-'.join([version, *wanted[:2]])}.log")
-    began = time.monotonic()
-    with log.open("w") as output:
-        try:
-            make(folder, interpreter(version), wanted, taken, output)
-            row = measured(folder, output, threads)
-        except ToolError as error:
-            say(f"{version} {' '.join(words)}: {error} (log: {log})")
-            return None
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    return row | {"threads": threads, "seconds": round(time.monotonic() - began)}
+@dataclass(frozen=True)
+class Wanted:
+    """What a line of the list asks for, and where it is made."""
+
+    line: str
+
+    @property
+    def python(self) -> str:
+        return self.line.split()[0]
+
+    @property
+    def threads(self) -> bool:
+        return "threads" in self.line.split()
+
+    @property
+    def taken(self) -> list[str]:
+        return [word[1:] for word in self.line.split() if word.startswith("-")]
+
+    @property
+    def packages(self) -> list[str]:
+        return [word for word in self.line.split()[1:] if word != "threads" and not word.startswith("-")]
+
+    @property
+    def folder(self) -> Path:
+        main = Path(os.environ.get("SAFE_ROPE_VENV") or ROOT / ".venv").absolute()
+        return main.with_name("-".join([main.name, "wide", self.python, *self.packages[:2]]))
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+
+def tried(lines: Sequence[str], jobs: int) -> Iterator[tuple[str, Row]]:
+    """Make each environment, find out how the library does in it, remove it; leave out what cannot be made.
+
+    While one is tested the next is made: pip mostly waits.
+    """
+    wanted = [Wanted(line) for line in lines]
+    with contextlib.ExitStack() as held:
+        for one in wanted:
+            held.callback(shutil.rmtree, one.folder, ignore_errors=True)
+        maker = held.enter_context(ThreadPoolExecutor(1))
+        held.callback(end_running)
+        making = (maker.submit(make, one) for one in wanted)
+        coming = next(making, None)
+        for one in wanted:
+            assert coming is not None
+            wait([coming])
+            made, coming = coming, next(making, None)
+            began = time.monotonic()
+            try:
+                seconds = made.result()
+                with one.log.open("a") as output:
+                    row = measured(one, output, jobs)
+            except ToolError as error:
+                say(f"{one.line}: {error} (log: {one.log})")
+            else:
+                yield one.line, row | {"seconds": round(seconds + time.monotonic() - began)}
+            shutil.rmtree(one.folder, ignore_errors=True)
 
 
 def interpreter(version: str) -> str:
@@ -152,23 +197,30 @@ def interpreter(version: str) -> str:
     raise ToolError(f"found no Python {version}, on PATH or among pyenv's; install one")
 
 
-def make(folder: Path, python: str, wanted: list[str], taken: list[str], output: Any) -> None:
-    inside = folder / "bin" / "python"
-    pip: list[str | Path] = [inside, *PIP, "--no-cache-dir"]
-    first = [word for word in wanted if word.startswith(("torch", "numpy"))]
-    shutil.rmtree(folder, ignore_errors=True)
+def make(one: Wanted) -> float:
+    """Make an environment; return the seconds that it took."""
+    began = time.monotonic()
+    inside = one.folder / "bin" / "python"
+    pip: list[str | Path] = [inside, *PIP, "--no-cache-dir", "--no-compile"]
+    first = [word for word in one.packages if word.startswith(("torch", "numpy"))]
+    shutil.rmtree(one.folder, ignore_errors=True)
     commands: list[list[str | Path]] = [
-        [python, "-m", "venv", folder],
+        [interpreter(one.python), "-m", "venv", one.folder],
         [*pip, "-r", BUILD_REQUIREMENTS, *first],
         # DeepSpeed is built from source and must see the torch that is installed.
-        [*pip, "--no-build-isolation", *wanted, *NEEDED],
+        [*pip, "--no-build-isolation", *one.packages, *NEEDED],
         [*pip, "--no-build-isolation", "--no-deps", "-e", ROOT],
     ]
-    if taken:
-        commands.insert(3, [inside, "-m", "pip", "uninstall", "-y", *taken])
-    for command in commands:
-        if run(command, env=variables(folder), cwd=folder.parent, limit=LIMIT, output=output):
-            raise ToolError(f"{' '.join(map(str, command[1:]))[:90]} ... failed")
+    if one.taken:
+        commands.insert(3, [inside, "-m", "pip", "uninstall", "-y", *one.taken])
+    with one.log.open("w") as output:
+        for command in commands:
+            if run(command, env=variables(one.folder), cwd=one.folder.parent, limit=LIMIT, output=output):
+                raise ToolError(f"{' '.join(map(str, command[1:]))[:90]} ... failed")
+        # Where it cannot be built, DeepSpeed says so and does without.
+        helper = [inside, "-c", BUILD_HELPER]
+        run(helper, env=variables(one.folder), cwd=one.folder, limit=LIMIT, output=output)
+    return time.monotonic() - began
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -181,11 +233,12 @@ def variables(folder: Path) -> dict[str, str]:
     }
 
 
-def measured(folder: Path, output: Any, threads: bool) -> Row:
+def measured(one: Wanted, output: Any, jobs: int) -> Row:
     """Return the versions that are there, and that the library refuses them or what tests and demo say."""
+    folder = one.folder
     inside = str(folder / "bin" / "python")
     environment = variables(folder)
-    if threads:
+    if one.threads:
         del environment["OMP_NUM_THREADS"]
     probe = subprocess.run(
         [inside, "-W", "ignore", "-c", PROBE, *NAMED, *BESIDE],
@@ -196,18 +249,18 @@ def measured(folder: Path, output: Any, threads: bool) -> Row:
         timeout=300,
     )
     print(probe.stdout, probe.stderr, file=output, flush=True)
-    row: Row = {"versions": json.loads(probe.stdout.partition("\n")[0])}
+    row: Row = {"versions": json.loads(probe.stdout.partition("\n")[0]), "threads": one.threads}
     if probe.returncode:
         said = (
             probe.stdout.rstrip().splitlines()[-1] if probe.returncode == 3 else probe.stderr.splitlines()[-1]
         )
         return row | {"outcome": "refused" if probe.returncode == 3 else "failed", "reason": said}
-    run([inside, "-c", BUILD_HELPER], env=environment, cwd=folder, limit=LIMIT, output=output)
     reports = []
     # One run for each mark: what a compiler keeps alive is nothing for tests of what is gone.
     for mark in ("contract", "torch and not contract"):
         reports.append(folder / f"{mark}.xml")
-        tests = ["-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", "-m", mark]
+        tests = ["-m", "pytest", "-v", "-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
+        tests += ["-p", "no:cacheprovider", "-m", mark]
         tests += [f"--junit-xml={reports[-1]}", *(f"--ignore={path}" for path in LEFT_OUT)]
         run([inside, *tests], env=environment, cwd=ROOT, limit=LIMIT, output=output)
     row |= outcomes(reports)

@@ -9,8 +9,7 @@ frequencies that stay exact until they meet the model (`safe_rope.rotation._cos_
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,8 +117,7 @@ def _run_in_graph(call: Call) -> Any:
     if state.how == "results":
         return in_fp32.apply_results(call)
     if state.how == "tables":
-        with _shown_in_graph(call, marked=True):
-            return call.on(module)
+        return _on_shown(call, marked=True)
     low = [name for name in state.pins if state.differs(name)]
     lowered = not low and products.are_lowered(call) and not _does_more(module)
     if not (low or lowered):
@@ -129,8 +127,7 @@ def _run_in_graph(call: Call) -> Any:
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 _told_in_graph(state.owner, name, state.nominal[name])
-        with _shown_in_graph(call, marked=False):
-            return call.on(module)
+        return _on_shown(call, marked=False)
     if keeps:
         # It cannot be asked what it returns as stock without being changed by that.
         dtype = next((leaf.dtype for leaf in call.leaves if leaf.dtype in LOW), None)
@@ -138,8 +135,7 @@ def _run_in_graph(call: Call) -> Any:
         if dtype is None:
             return result
         return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
-    with _shown_in_graph(call, marked=False):
-        stock = pytree.tree_leaves(call.on(module))
+    stock = pytree.tree_leaves(_on_shown(call, marked=False))
     leaves, structure = pytree.tree_flatten(call.in_fp32(module))
     leaves = [
         leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else leaf
@@ -159,8 +155,9 @@ def _lowered(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return leaf.to(dtype) if leaf.dtype == torch.float32 else leaf
 
 
-@contextlib.contextmanager
-def _shown_in_graph(call: Call, *, marked: bool) -> Iterator[None]:
+def _on_shown(call: Call, *, marked: bool) -> Any:
+    """Run a call on the tables of the stock model's dtypes, or on marked ones; put the true ones back."""
+    # No context manager: Dynamo before torch 2.5 takes none that is made of a generator.
     module, state = call.module, call.state
     tables = {name: get_table(module, name) for name in state.pins}
     shown = {}
@@ -168,7 +165,7 @@ def _shown_in_graph(call: Call, *, marked: bool) -> Iterator[None]:
         shown[name] = state.marked.get(name, table) if marked else table.to(state.nominal[name])
         set_table(module, name, shown[name])
     try:
-        yield
+        return call.on(module)
     finally:
         for name, table in tables.items():
             if get_table(module, name) is shown[name]:

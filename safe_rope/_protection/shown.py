@@ -21,50 +21,54 @@ _MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
 _INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
 
 
-class Shown:
-    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet."""
+class Shown(property):
+    """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet.
+
+    A property, since Dynamo before torch 2.8 follows no other descriptor that may be written to.
+    """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        def get(module: Any) -> Any:
+            attributes = module.__dict__  # Dynamo before torch 2.8 takes no ``vars`` of a module
+            for place in (attributes, module._buffers, module._parameters):
+                if name in place:
+                    return _seen(module, name, place[name])
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
 
-    def __get__(self, module: Any, cls: type) -> Any:
-        if module is None:
-            return self
-        attributes = vars(module)
-        state = attributes.get(STATE)
-        for place in (attributes, attributes["_buffers"], attributes["_parameters"]):
-            if self.name in place:
-                return self._seen(module, state, place[self.name])
-        raise AttributeError(f"{cls.__name__!r} object has no attribute {self.name!r}")
+        def put(module: Any, value: Any) -> None:
+            vars(module)[name] = value
 
-    def _seen(self, module: Any, state: Any, table: Any) -> Any:
-        nominal = state.nominal.get(self.name) if state is not None else None
-        if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
-            return table
-        if torch.compiler.is_compiling() or (nominal == table.dtype and not table.is_meta):
-            return table
-        frame = sys._getframe(2)
-        if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
-            return table
-        if frame.f_code.co_name in _INITIALISE:
-            return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
-        if table.is_meta:
-            return CosSin(table, nominal)
-        if not _is_code_of_a_module(frame):
-            return CosSin(table, nominal) if nominal in LOW else table
-        if nominal not in LOW:
-            return table.to(nominal)
-        # A module computes with it, and decides by its dtype what else it makes.
-        phase = f"{class_name(type(module))}.{self.name}"
-        return CosSin(table, nominal, faced=True, phase=phase if is_frequency(self.name) else None)
+        def delete(module: Any) -> None:
+            if name not in vars(module):
+                raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
+            del vars(module)[name]
 
-    def __set__(self, module: Any, value: Any) -> None:
-        vars(module)[self.name] = value
+        super().__init__(get, put, delete)
 
-    def __delete__(self, module: Any) -> None:
-        if self.name not in vars(module):
-            raise AttributeError(f"{type(module).__name__!r} object has no attribute {self.name!r}")
-        del vars(module)[self.name]
+
+def _seen(module: Any, name: str, table: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return table
+    state = vars(module).get(STATE)
+    nominal = state.nominal.get(name) if state is not None else None
+    if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
+        return table
+    if nominal == table.dtype and not table.is_meta:
+        return table
+    frame = sys._getframe(2)
+    if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
+        return table
+    if frame.f_code.co_name in _INITIALISE:
+        return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
+    if table.is_meta:
+        return CosSin(table, nominal)
+    if not _is_code_of_a_module(frame):
+        return CosSin(table, nominal) if nominal in LOW else table
+    if nominal not in LOW:
+        return table.to(nominal)
+    # A module computes with it, and decides by its dtype what else it makes.
+    phase = f"{class_name(type(module))}.{name}"
+    return CosSin(table, nominal, faced=True, phase=phase if is_frequency(name) else None)
 
 
 def _is_code_of_a_module(frame: Any) -> bool:

@@ -55,9 +55,8 @@ def is_inside(name: str) -> bool:
 
 def get_table(module: nn.Module, name: str) -> Any:
     """Return what `entries` calls ``name``, None where it is no more."""
-    direct = module._buffers.get(name)
-    if direct is None:
-        direct = vars(module).get(name)
+    # Dynamo before torch 2.5 takes no ``vars`` of a module in a graph, and no buffer needs it.
+    direct = module._buffers[name] if name in module._buffers else vars(module).get(name)
     if direct is not None or not is_inside(name):
         return direct
     owner, _, key = name.partition(".")

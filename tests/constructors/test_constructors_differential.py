@@ -78,6 +78,12 @@ def plain_torch() -> Iterator[None]:
             setattr(torch, name, function)
 
 
+def ends_the_process(name: str, args: tuple[Any, ...], dtype: Any) -> bool:
+    """Whether stock torch 2.12 divides by a step that int64 makes 0: SIGFPE, not an exception."""
+    broken = torch.__version__.startswith("2.12.") and dtype in (torch.int64, int)
+    return broken and name == "arange" and len(args) == 3 and 0 < args[2] < 1
+
+
 def construct(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor | type[Exception]:
     torch.default_generator.manual_seed(7)
     try:
@@ -139,6 +145,7 @@ def test_explicit_dtype_gives_what_plain_torch_gives(guarded: ConstructorGuard) 
             for name, args, options in batch
             for dtype in DTYPES
             if name != "Tensor"  # plain torch.Tensor(...) takes no dtype
+            and not ends_the_process(name, args, dtype)
         ]
         ran += len(cases)
         compare(guarded, cases, plain_torch())

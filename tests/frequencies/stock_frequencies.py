@@ -14,6 +14,11 @@ from transformers import LlamaConfig
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 
+try:
+    from transformers.models.phi3 import modeling_phi3
+except ImportError:  # before transformers 4.41
+    modeling_phi3 = None
+
 from safe_rope.frequencies import RopeSpec
 
 try:
@@ -62,11 +67,22 @@ def stock(
         layer = {}
     if rope_type in ROPE_INIT_FUNCTIONS:
         try:
-            return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=seq_len, **layer)
+            computed = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=seq_len, **layer)
+            return _of_its_class(config, seq_len, *computed) if rope_type == "longrope" else computed
         except (AttributeError, TypeError) as error:  # GPT-NeoX and a longrope without a factor in 4.44
             pytest.skip(f"this transformers computes no frequencies here: {error}")
     rotary = next(value for name, value in vars(module).items() if name.endswith("RotaryEmbedding"))
     return rotary.compute_default_rope_parameters(config, **layer)
+
+
+def _of_its_class(config: Any, seq_len: Any, inv_freq: torch.Tensor, scaling: float) -> Any:
+    """What Phi-3 computes by a class of its own, where the release has one: its function knows no length."""
+    own = getattr(modeling_phi3, "Phi3LongRoPEScaledRotaryEmbedding", None)
+    if own is not None and config.model_type == "phi3":
+        embedding = own(config.hidden_size // config.num_attention_heads, config)
+        embedding(torch.zeros(1), torch.tensor([[(seq_len or 1) - 1]]))
+        inv_freq = embedding.inv_freq
+    return inv_freq, scaling
 
 
 def _stock_of_classes(config: Any, seq_len: int | None, module: Any) -> torch.Tensor:

@@ -105,7 +105,8 @@ SCALED: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 3.3},
     "yarn": YARN,
     "llama3": LLAMA3,
-    "longrope": longrope(80, factor=4.0, original_max_position_embeddings=512),
+    # With its attention_factor, without which transformers 4.44 makes no config.
+    "longrope": longrope(80, factor=4.0, attention_factor=1.25, original_max_position_embeddings=512),
 }
 
 

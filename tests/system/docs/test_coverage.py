@@ -22,3 +22,7 @@ def test_the_table_of_environments_is_made_from_the_data() -> None:
     rows = _wide.recorded()
     assert {row["line"] for row in rows} <= set(_wide.listed())
     assert f"{_wide.MARK}{_wide.table(rows)}{_wide.MARK}" in _wide.PAGE.read_text()
+
+
+def test_what_the_environments_leave_out_is_there() -> None:
+    assert [path for path in _wide.LEFT_OUT if not (ROOT / path).exists()] == []
