@@ -26,6 +26,7 @@ COMMANDS = (
         "libraries",
         "quality",
         "scan-eval",
+        "soak",
     ),
     *("verify-tables", "wheel", "zoo"),
 )
