@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
+import os
 import sys
 import time
 import warnings
@@ -14,6 +16,8 @@ from laboratory.soak.trial import Trial
 
 def main(part: str, seed: str, scale: str, result: str) -> None:
     started = time.monotonic()
+    if seconds := os.environ.get("SECONDS_TO_DUMP"):
+        faulthandler.dump_traceback_later(float(seconds))
     warnings.simplefilter("ignore")
     trial = Trial(int(seed), float(scale))
     importlib.import_module(f"laboratory.soak.{part}").run(trial)
