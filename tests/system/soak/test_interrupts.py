@@ -6,7 +6,7 @@ import pytest
 from laboratory.soak import interrupts
 from laboratory.soak.trial import Trial
 
-SCALE = 0.03
+SCALE = 0.06
 
 
 @pytest.mark.usefixtures("deepspeed_group")

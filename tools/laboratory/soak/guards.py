@@ -6,7 +6,7 @@ import contextlib
 import importlib
 
 import safe_rope
-from laboratory.soak.interrupts import close_zero_init, llama, set_imports_aside, zero_init
+from laboratory.soak.interrupts import llama, set_imports_aside, zero_init
 from laboratory.soak.memory import Growth
 from laboratory.soak.surroundings import Unchanged
 from laboratory.soak.trial import Trial
@@ -42,4 +42,3 @@ def once(kind: str) -> None:
     with safe_rope.guard(), zero_init() if "zero" in kind else contextlib.nullcontext():
         if "model" in kind:
             llama()
-    close_zero_init()

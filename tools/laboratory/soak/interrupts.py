@@ -29,7 +29,7 @@ from laboratory.soak.trial import Trial
 zero_init: Any = importlib.import_module("support.zero_init").zero_init
 set_imports_aside: Any = importlib.import_module("support.one_rank").set_imports_aside
 
-TRIES = 500
+TRIES = 250
 """For each way of interrupting."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SENDER = """
@@ -77,7 +77,8 @@ class Scenes:
             llama()
 
     def building_inside_zero_init(self) -> None:
-        with safe_rope.guard(), zero_init():
+        inits[:] = [zero_init()]
+        with safe_rope.guard(), inits[0]:
             llama()
 
     def from_pretrained(self) -> None:
@@ -129,12 +130,18 @@ def quiet() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+inits: list[Any] = []
+"""The zero.Init that was entered last."""
+
+
 def close_zero_init() -> None:
-    """Do what a script does that has caught the error: DeepSpeed takes its constructors away on request."""
+    """End a zero.Init whose own ``__enter__`` or ``__exit__`` was interrupted: DeepSpeed does not."""
     from deepspeed.runtime.zero import partition_parameters
 
-    if partition_parameters.zero_init_context:
-        partition_parameters.shutdown_init_context()
+    entered = inits and torch.tensor is not torch._C._VariableFunctions.tensor
+    if entered or partition_parameters.zero_init_context:
+        inits[0].patched = True
+        inits[0].unpatch_init_and_builtins()
         partition_parameters.zero_init_context = 0
         partition_parameters.top_level_context = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -41,12 +42,12 @@ class Trial:
             yield
         except Exception as error:
             entry["failed"] += 1
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = str(error).strip().partition("\n")[0]
+            line = f"{what}: {type(error).__name__}: {said[:300]} ({where.name}:{where.lineno})"
+            print(kind, line, file=sys.stderr, flush=True)
             if len(entry["failures"]) < KEPT:
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                said = str(error).strip().partition("\n")[0]
-                entry["failures"].append(
-                    f"{what}: {type(error).__name__}: {said[:300]} ({where.name}:{where.lineno})"
-                )
+                entry["failures"].append(line)
 
     def passed(self, kind: str, tries: int) -> None:
         """Count tries that did not fail."""
