@@ -67,7 +67,8 @@ def main(options: argparse.Namespace) -> int:
         tries = sum(kind["tries"] for kind in known["kinds"].values())
         print(f"{name}: {tries:,} tries, {here} failed, {known['seconds']} s")
         for kind, entry in known["kinds"].items():
-            print(*(f"    {kind}: {failure}" for failure in entry["failures"]), sep="\n", end="")
+            for failure in entry["failures"]:
+                print(f"    {kind}: {failure}")
         failed += here
     return 1 if failed else 0
 

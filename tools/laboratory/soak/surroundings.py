@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import sys
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -21,6 +22,8 @@ from safe_rope.rotation import _installed
 
 CLASSES = (torch.nn.Module, torch.nn.Parameter, torch.nn.UninitializedParameter, torch.nn.Linear)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+GRACE = 5.0
+"""Seconds in which the idle threads of a pool that was dropped end."""
 HOOKS = "torch.nn.modules.module"
 
 
@@ -66,7 +69,7 @@ def settings() -> dict[str, Any]:
             for name, hooks in sorted(vars(sys.modules[HOOKS]).items())
             if name[:7] == "_global" and hasattr(hooks, "__len__")
         ],
-        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "threads": threads(),
         "processes": len(multiprocessing.active_children()),
         "open guards": (constructors._state.opens, constructors._state.pristines, len(watch._watches)),
         "tracking": (_shadow._scopes, _shadow.tracking(), len(_shadow._marks)),
@@ -81,6 +84,10 @@ def settings() -> dict[str, Any]:
     }
 
 
+def threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate())
+
+
 class Unchanged:
     """What must be as it is now."""
 
@@ -90,6 +97,9 @@ class Unchanged:
     def check(self) -> None:
         """Raise AssertionError with the names of what has changed."""
         gc.collect()
+        deadline = time.monotonic() + GRACE
+        while threads() != self.values["threads"] and time.monotonic() < deadline:
+            time.sleep(0.01)
         objects, values = everything(), settings()
         changed = [name for name in self.objects if objects.get(name) is not self.objects[name]]
         changed += [name for name in objects.keys() - self.objects.keys() if not name.startswith("torch.")]
