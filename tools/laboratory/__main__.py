@@ -28,7 +28,7 @@ COMMANDS = (
         "scan-eval",
         "soak",
     ),
-    *("verify-tables", "wheel", "zoo"),
+    *("upstream", "verify-tables", "wheel", "zoo"),
 )
 
 

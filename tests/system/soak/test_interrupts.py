@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+import torch
 from laboratory.soak import interrupts
 from laboratory.soak.trial import Trial
 
-SCALE = 0.06
+import safe_rope
+
+SCALE = 0.04
 
 
 @pytest.mark.usefixtures("deepspeed_group")
@@ -18,3 +23,27 @@ def test_interrupts_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     failures = [failure for kind in trial.kinds.values() for failure in kind["failures"]]
     assert not failures
     assert sum(kind["tries"] for kind in trial.kinds.values()) == 2 * round(interrupts.TRIES * SCALE)
+
+
+def test_a_guard_that_never_got_to_its_exit_closes_when_it_is_dropped() -> None:
+    before = torch.nn.Module.__init__
+    guard = safe_rope.guard()
+    guard.__enter__()
+    assert torch.nn.Module.__init__ is not before
+    del guard
+    gc.collect()
+    assert torch.nn.Module.__init__ is before
+
+
+def test_a_guard_that_was_started_stays_open_when_it_is_dropped() -> None:
+    before = torch.nn.Module.__init__
+    safe_rope.guard().start()
+    gc.collect()
+    assert torch.nn.Module.__init__ is not before
+    from safe_rope import constructors
+    from safe_rope._protection import watch
+
+    (left,) = watch._watches
+    left.close()
+    constructors._state.close()
+    assert torch.nn.Module.__init__ is before
