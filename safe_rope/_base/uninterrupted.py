@@ -34,7 +34,7 @@ class uninterrupted(contextlib.ContextDecorator):  # noqa: N801 - reads as torch
 
     def __enter__(self) -> None:
         global _depth
-        if threading.current_thread() is not threading.main_thread():
+        if not _in_main_thread():
             return
         if not _depth:
             try:
@@ -53,14 +53,21 @@ class uninterrupted(contextlib.ContextDecorator):  # noqa: N801 - reads as torch
         self._entered = False
         _depth -= 1
         if not _depth:
-            _put_back()
-            _run_waiting()
+            try:
+                _put_back()
+            finally:
+                _run_waiting()
 
 
 def run_waiting() -> None:
     """Run the handlers of signals that have come meanwhile: a point at which a long section may end."""
-    if threading.current_thread() is threading.main_thread():
+    if _in_main_thread():
         _run_waiting()
+
+
+def _in_main_thread() -> bool:
+    # current_thread() would leave an entry for a thread that C++ has started.
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _hold_up() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -70,6 +71,9 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
     """
 
+    _depth = 0
+    _is_entered = False
+
     def __init__(
         self,
         tables: Tables = "exact",
@@ -87,7 +91,6 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         self._report = ProtectionReport(tables=tables, apply=apply)
         self._built = built
         self._depth = 0
-        self._is_entered = False
         self._lock = threading.RLock()
         self._constructors = ConstructorGuard()
         self._watch: ConstructionWatch | None = None
@@ -118,6 +121,7 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
                 "start() of a guard that is open already; call stop() first, or open another with "
                 "safe_rope.guard()"
             )
+        self._is_entered = False
         return self._open()
 
     def _open(self) -> Guard:
@@ -155,7 +159,7 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
 
     def __del__(self) -> None:
         # A signal that comes as a ``with`` statement ends can keep `__exit__` from being run at all.
-        while self._is_entered and self._depth:
+        while self._is_entered and self._depth and not sys.is_finalizing():
             self._close(is_checked=False)
 
     def __exit__(

@@ -47,3 +47,10 @@ def test_a_guard_that_was_started_stays_open_when_it_is_dropped() -> None:
     left.close()
     constructors._state.close()
     assert torch.nn.Module.__init__ is before
+
+
+def test_a_guard_that_was_refused_is_dropped_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(safe_rope.ConfigError):
+        safe_rope.guard(tables="none")  # type: ignore[arg-type]
+    gc.collect()
+    assert not recwarn.list
