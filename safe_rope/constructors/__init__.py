@@ -22,8 +22,8 @@ import wrapt
 
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import TRUE_NEW
-from safe_rope._base.version import installed
 from safe_rope._base.uninterrupted import uninterrupted
+from safe_rope._base.version import installed
 from safe_rope.constructors import _shadow, _surroundings
 from safe_rope.constructors._truthful import CONSTRUCTORS, Session, Target, new_tensor
 from safe_rope.errors import IncompatibleVersionError

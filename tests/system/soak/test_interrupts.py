@@ -41,9 +41,9 @@ def test_a_guard_that_was_started_stays_open_when_it_is_dropped() -> None:
     gc.collect()
     assert torch.nn.Module.__init__ is not before
     from safe_rope import constructors
-    from safe_rope._protection import watch
+    from safe_rope._protection import wrapped_methods
 
-    (left,) = watch._watches
+    (left,) = wrapped_methods.watches
     left.close()
     constructors._state.close()
     assert torch.nn.Module.__init__ is before

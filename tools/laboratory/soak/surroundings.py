@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from safe_rope import constructors
-from safe_rope._protection import watch
+from safe_rope._protection import wrapped_methods
 from safe_rope.constructors import _default_dtype, _shadow, _surroundings
 from safe_rope.rotation import _installed
 
@@ -71,7 +71,11 @@ def settings() -> dict[str, Any]:
         ],
         "threads": threads(),
         "processes": len(multiprocessing.active_children()),
-        "open guards": (constructors._state.opens, constructors._state.pristines, len(watch._watches)),
+        "open guards": (
+            constructors._state.opens,
+            constructors._state.pristines,
+            len(wrapped_methods.watches),
+        ),
         "tracking": (_shadow._scopes, _shadow.tracking(), len(_shadow._marks)),
         "sections": (
             len(_default_dtype._sections),
@@ -79,8 +83,8 @@ def settings() -> dict[str, Any]:
             _surroundings.thread.outer_default,
         ),
         "session": constructors._state.session,
-        "in use": watch._this_thread.uses,
-        "aware functions": sorted(map(str, _installed.users())),
+        "in use": wrapped_methods._this_thread.uses,
+        "aware functions": sorted(map(str, _installed._installed)),
     }
 
 
