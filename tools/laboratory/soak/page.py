@@ -11,7 +11,8 @@ What people do to a library that they put under everything, tried many times ove
 plain torch, with the unguarded model in FP32, or with the process as it was before.
 
 `tools/lab soak` makes the [record](data/reliability.json), and `tools/lab soak --page` this page from it. A
-part is run alone with `--only`, other draws with `--seed`, a shorter run with `--scale 0.01`.
+part is run alone with `--only`, with other draws by `--seed`, and with other counts by `--scale`.
+`tools/lab upstream` runs the tests of DeepSpeed and transformers with an open guard and without.
 """
 SAID = {
     "orders": """\
