@@ -11,17 +11,23 @@ import tempfile
 def write_atomically(path: str, data: bytes, *, expected: bytes | None = None) -> None:
     """Replace a file's content in one step; its mode stays, and a symbolic link stays one.
 
-    With `expected`, the file must still hold just that.
+    With `expected`, the file must still hold just that. What is no regular file (a device, a pipe) is written
+    to and not replaced.
 
     Raises:
         OSError: it cannot be written, or somebody else changed it meanwhile.
     """
     target = os.path.realpath(path)
     try:
-        mode = stat.S_IMODE(os.stat(target).st_mode)
+        found = os.stat(target).st_mode
     except FileNotFoundError:
         mode = 0o666 & ~_umask()
     else:
+        if not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
+            with open(path, "wb", buffering=0) as device:
+                device.write(data)
+            return
+        mode = stat.S_IMODE(found)
         if not os.access(target, os.W_OK):
             raise PermissionError(f"{path}: the file is write-protected")
     handle, temporary = tempfile.mkstemp(prefix=".safe-rope-", dir=os.path.dirname(target))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from torch import nn
 
+from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport, is_main_rank, warn_unprotected
@@ -69,6 +71,9 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         IncompatibleVersionError: the installed DeepSpeed has none of the hook points that the guard knows.
     """
 
+    _depth = 0
+    _is_entered = False
+
     def __init__(
         self,
         tables: Tables = "exact",
@@ -111,27 +116,33 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         Raises:
             ConfigError: this guard is open already.
         """
-        with self._lock:
-            if self._depth:
-                raise ConfigError(
-                    "start() of a guard that is open already; call stop() first, or open another with "
-                    "safe_rope.guard()"
-                )
-            return self._open()
+        if self._depth:
+            raise ConfigError(
+                "start() of a guard that is open already; call stop() first, or open another with "
+                "safe_rope.guard()"
+            )
+        self._is_entered = False
+        return self._open()
 
     def _open(self) -> Guard:
-        with self._lock:
-            if self._depth == 0:
-                self._constructors.open()
-                try:
-                    options = Options(self.tables, self.apply, self.inv_freq)
-                    self._watch = ConstructionWatch(options, self._built)
-                    self._watch.open()
-                except BaseException:
-                    self._constructors.close()
-                    raise
-            self._depth += 1
-        return self
+        before = self._depth
+        try:
+            with uninterrupted(), self._lock:
+                if self._depth == 0:
+                    self._constructors.open()
+                    try:
+                        options = Options(self.tables, self.apply, self.inv_freq)
+                        self._watch = ConstructionWatch(options, self._built)
+                        self._watch.open()
+                    except BaseException:
+                        self._constructors.close()
+                        raise
+                self._depth += 1
+            return self
+        except BaseException:
+            if self._depth > before:  # a signal has waited until here
+                self._close(is_checked=False)
+            raise
 
     def stop(self) -> None:
         """Close the guard that `start` opened; put back everything that it replaced.
@@ -143,7 +154,13 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         self._close(is_checked=True)
 
     def __enter__(self) -> Guard:
+        self._is_entered = True
         return self._open()
+
+    def __del__(self) -> None:
+        # A signal that comes as a ``with`` statement ends can keep `__exit__` from being run at all.
+        while self._is_entered and self._depth and not sys.is_finalizing():
+            self._close(is_checked=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -155,7 +172,7 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
         return Guard(self.tables, self.apply, self.strict, self.inv_freq, built=self._built)
 
     def _close(self, *, is_checked: bool) -> None:
-        with self._lock:
+        with uninterrupted(), self._lock:
             if self._depth == 0:
                 raise ConfigError("stop() without start(): this guard is not open; call start() first")
             self._depth -= 1
@@ -226,12 +243,13 @@ def protect(
             if isinstance(result, Protection) and result.untold:
                 refused.add_unprotected(path, result.module, result.untold)
         _settle(refused, strict, stacklevel=4)
-    for path, result in results:
-        if isinstance(result, Protection):
-            try:
-                result._replace(reference=None).carry_out()
-            except UnsupportedModelError as error:
-                report.add_unprotected(path, result.module, str(error))
+    with uninterrupted():
+        for path, result in results:
+            if isinstance(result, Protection):
+                try:
+                    result._replace(reference=None).carry_out()
+                except UnsupportedModelError as error:
+                    report.add_unprotected(path, result.module, str(error))
     for path, module in model.named_modules():
         if is_protected(module) or is_pinned(module):
             report.add(path, module)

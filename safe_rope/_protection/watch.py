@@ -21,6 +21,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
+from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
@@ -131,6 +132,7 @@ class ConstructionWatch:
         for module in list(self._building):
             self._consider(module)
 
+    @uninterrupted()
     def before_use(self, *, by_call: bool = False) -> None:
         """Protect what this thread has built, before something is called, cast or moved: the last moment."""
         me = threading.get_ident()
@@ -155,6 +157,7 @@ class ConstructionWatch:
             self.catch_up()
             settle(self._seen)
 
+    @uninterrupted()
     def note(self, module: nn.Module, frame: Any) -> None:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
         building = _Building(arguments_in(module, frame), Conditions.now(), thread=threading.get_ident())
@@ -205,6 +208,7 @@ class ConstructionWatch:
         elif watch_of_this_thread() is self:
             self._consider(child)
 
+    @uninterrupted()
     def _consider(
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
     ) -> None:

@@ -22,6 +22,7 @@ from safe_rope import constructors
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.registrations import on_parameter
 from safe_rope._base.torch_private import storage_key
+from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -70,6 +71,7 @@ def rebuilding() -> bool:
     return getattr(_thread, "depth", 0) > 0
 
 
+@uninterrupted()
 def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions | None = None) -> Rebuilt:
     """Build a ``cls`` from ``arguments`` with nothing intercepted, or replay what ``conditions`` did to it.
 

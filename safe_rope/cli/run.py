@@ -110,9 +110,10 @@ def _reported(path: str | None, run: str, arguments: list[str]) -> Iterator[None
         yield
         return
     before: bytes | None = None
-    with contextlib.suppress(OSError):
-        before = Path(path).read_bytes()
     try:
+        run_report.check(path)
+        with contextlib.suppress(OSError):
+            before = Path(path).read_bytes()
         run_report.begin(path, run, arguments)
     except OSError as error:
         raise click.ClickException(

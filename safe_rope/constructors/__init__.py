@@ -22,6 +22,7 @@ import wrapt
 
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import TRUE_NEW
+from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._base.version import installed
 from safe_rope.constructors import _shadow, _surroundings
 from safe_rope.constructors._truthful import CONSTRUCTORS, Session, Target, new_tensor
@@ -94,6 +95,7 @@ def _on_import(module: ModuleType) -> None:
             _state.hook()
 
 
+@uninterrupted()
 def _after_add(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     result = wrapped(*args, **kwargs)
     with _lock:
@@ -107,6 +109,7 @@ before_exit: list[Callable[[], None]] = []
 """Called when an open zero.Init is about to take its constructors away."""
 
 
+@uninterrupted()
 def _after_remove(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     for listen in tuple(before_exit):
         listen()
@@ -254,22 +257,24 @@ def pristine(follow: bool = True) -> Iterator[None]:
     For the constructor of a position module and whenever its tables are rebuilt. Re-entrant, independent of
     any guard or zero.Init. The gradient mode stays as it is. A parameter made inside gets the dtype that it
     would have got outside, rounded once from what was computed here; with ``follow=False`` it stays as it is.
+    A signal waits until the section ends (`safe_rope._base.uninterrupted`).
     """
-    with _lock:
-        _shadow.tidy()
-        _state.pristines += 1
-        try:
-            _state.join()
-        except BaseException:
-            _state.pristines -= 1
-            raise
-    try:
-        with _surroundings.surroundings(), _followed_dtypes() if follow else _unfollowed():
-            yield
-    finally:
+    with uninterrupted():
         with _lock:
-            _state.pristines -= 1
-            _state.leave()
+            _shadow.tidy()
+            _state.pristines += 1
+            try:
+                _state.join()
+            except BaseException:
+                _state.pristines -= 1
+                raise
+        try:
+            with _surroundings.surroundings(), _followed_dtypes() if follow else _unfollowed():
+                yield
+        finally:
+            with _lock:
+                _state.pristines -= 1
+                _state.leave()
 
 
 @contextmanager

@@ -135,16 +135,22 @@ class Session:
         def constructor(*args: Any, **kwargs: Any) -> Any:
             if not self.live or _thread.unguarded or _called_by_deepspeed():
                 return inner(*args, **kwargs)
-            policy = learned if kwargs.get("out") is None else None
+            policy, out = learned, kwargs.get("out")
             if _surroundings.thread.depth:
                 result = true(*args, **kwargs)
-                if policy is not None and _surroundings.thread.follow and result.is_floating_point():
+                if (
+                    policy is not None
+                    and out is None
+                    and _surroundings.thread.follow
+                    and result.is_floating_point()
+                ):
                     _shadow.mark(result, policy.dtype)
                 return result
-            dtype = _requested(kwargs.get("dtype"))
+            # The dtype of an ``out`` was asked for when that was made.
+            dtype = _requested(out.dtype if isinstance(out, torch.Tensor) else kwargs.get("dtype"))
             if policy is None or not self.truthful or dtype in (None, policy.dtype):
                 return inner(*args, **kwargs)
-            if policy.device is not None and kwargs.get("device") is None:
+            if policy.device is not None and out is None and kwargs.get("device") is None:
                 kwargs["device"] = policy.device
             result = plain(*args, **kwargs)
             _shadow.mark(result, policy.dtype)

@@ -49,7 +49,15 @@ class Options:
 
         Args:
             before: the environment that they will be added to.
+
+        Raises:
+            ConfigError: the path of this package cannot stand in PYTHONPATH.
         """
+        if os.pathsep in str(STARTUP):
+            raise ConfigError(
+                f"PYTHONPATH cannot hold {STARTUP}, which has a {os.pathsep!r} in it; "
+                "install safe_rope elsewhere"
+            )
         rest = [part for part in before.get("PYTHONPATH", "").split(os.pathsep) if part]
         rest = [part for part in rest if Path(part) != STARTUP]
         variables = {

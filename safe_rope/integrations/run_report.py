@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ def put(path: str, run: str | None, process: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    check(path)
     with _alone(os.path.dirname(os.path.realpath(path))):
         report = _read(path)
         if run is None or report.get("run") != run:
@@ -45,6 +47,16 @@ def _read(path: str) -> dict[str, Any]:
         return {}
     known = isinstance(report, dict) and isinstance(report.get("processes"), list)
     return report if known else {}
+
+
+def check(path: str) -> None:
+    """Refuse what is no file that can be read and replaced.
+
+    Raises:
+        OSError: it is a device, a pipe or a folder.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def _write(path: str, report: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from safe_rope._base.torch_private import is_compiler_at_work
+from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope.rotation import fp32_application
 
 # Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
@@ -93,6 +94,7 @@ Places = Iterable[tuple[str, str]]
 """Names of Python modules, and of functions in them (dotted, for a method of a class)."""
 
 
+@uninterrupted()
 def acquire(user: object, places: Places) -> None:
     """Keep the functions at ``places`` FP32-aware until ``user`` is garbage-collected."""
     with _lock:
@@ -165,6 +167,7 @@ class _NextCollection:
         self.cycle = self
 
 
+@uninterrupted()
 def _release(keys: Iterable[Any]) -> None:
     if is_compiler_at_work():
         # Dynamo may be tracing one of these functions: nothing is swapped before the next collection.

@@ -192,10 +192,22 @@ def test_a_pristine_section_gives_what_plain_torch_gives(guarded: ConstructorGua
     check()
 
 
-def test_out_is_left_to_zero_init(guarded: ConstructorGuard) -> None:
-    stock, ours = (torch.zeros(4, dtype=torch.float32) for _ in range(2))
-    torch.arange(4, dtype=stock.dtype, out=stock)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_an_out_keeps_the_dtype_that_it_was_made_with(guarded: ConstructorGuard, dtype: torch.dtype) -> None:
     with guarded:
-        torch.arange(4, dtype=ours.dtype, out=ours)
-    assert ours.dtype == stock.dtype
-    assert torch.equal(ours, stock)
+        out = torch.empty(4, dtype=dtype)
+        begin = out.data_ptr()
+        assert torch.arange(4, out=out) is out
+        assert torch.full((4,), 0.1, out=out) is out
+    with plain_torch():
+        expected = torch.full((4,), 0.1, dtype=dtype)
+    assert (out.dtype, out.data_ptr()) == (dtype, begin)
+    assert torch.equal(out, expected)
+
+
+def test_a_parameter_of_an_out_is_what_zero_init_makes_of_it(guarded: ConstructorGuard) -> None:
+    stock = torch.zeros(4, dtype=torch.float64)
+    torch.arange(4, out=stock)
+    with guarded:
+        out = torch.empty(4, dtype=torch.float64)
+        assert torch.nn.Parameter(torch.arange(4, out=out)).dtype == stock.dtype

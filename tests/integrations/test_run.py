@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from running import SAFE_ROPE
 
+from safe_rope.errors import ConfigError
+from safe_rope.integrations.options import Options
+
 pytestmark = pytest.mark.contract
 
 RUN = (*SAFE_ROPE, "run")
@@ -247,6 +250,7 @@ def refused(
         (["--report", "report.json", "--", "no-such-program"], ["no-such-program", "not found"]),
         (["--report", "no/such/folder/report.json", "--", "true"], ["report", "cannot be written"]),
         (["--report", ".", "--", "true"], ["cannot be written"]),
+        (["--report", "/dev/null", "--", "true"], ["cannot be written", "no regular file"]),
         (["--print-env", "--", "true"], ["leave the command out"]),
     ],
     ids=lambda value: " ".join(value)[:40],
@@ -268,6 +272,14 @@ def test_a_file_that_cannot_be_run_leaves_the_report_of_before(
     done = call(*RUN, "--report", "report.json", "--", "./program", env=environment, cwd=tmp_path)
     refused(done, "cannot be run", folder=tmp_path, files=("program", "report.json"))
     assert (tmp_path / "report.json").read_text() == "old"
+
+
+def test_a_folder_that_pythonpath_cannot_hold_is_refused(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("safe_rope.integrations.options.STARTUP", tmp_path / "a:b")
+    with pytest.raises(ConfigError, match="PYTHONPATH cannot hold"):
+        Options().environment({})
 
 
 def test_a_python_that_ignores_its_environment_is_refused(

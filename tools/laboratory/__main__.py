@@ -26,8 +26,9 @@ COMMANDS = (
         "libraries",
         "quality",
         "scan-eval",
+        "soak",
     ),
-    *("verify-tables", "wheel", "zoo"),
+    *("upstream", "verify-tables", "wheel", "zoo"),
 )
 
 

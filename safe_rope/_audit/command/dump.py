@@ -54,13 +54,14 @@ def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
             notes = opened.metadata() or {}
             if notes.get("format") != FORMAT:
                 raise ConfigError(f"{file} is not a dump of tables; write one with safe-rope audit --dump")
+            made = json.loads(notes.get("environment", "{}"))
             for key in opened.keys():  # noqa: SIM118  (it is no mapping)
                 rest, _, part = key.rpartition("/")
                 group, _, name = rest.partition("/")
                 groups.setdefault(group, {}).setdefault(name, {})[part] = opened.get_tensor(key)
-    except SafetensorError as error:
+    except (SafetensorError, json.JSONDecodeError) as error:
         raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error
-    return groups, json.loads(notes.get("environment", "{}"))
+    return groups, made
 
 
 def environment(model: str) -> dict[str, str]:

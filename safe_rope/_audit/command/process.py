@@ -54,6 +54,7 @@ def measure(
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=_environment(folder, alone=isinstance(asked, Job)),
+                cwd=folder,  # -m looks for modules there first: not where a checkpoint lies
                 start_new_session=True,
             )
         with process:
@@ -77,7 +78,7 @@ def _environment(folder: Path, alone: bool) -> dict[str, str]:
         "TMPDIR": str(folder),  # compilers put their caches there
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
     }
     if alone:
         environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} | _ALONE

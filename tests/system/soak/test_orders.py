@@ -1,6 +1,6 @@
 """Guards, zero.Init, foreign replacements and models in any order: what is global is what it must be.
 
-``SAFE_ROPE_SEQUENCES`` says how many sequences are drawn (default: 100).
+`tools/lab soak --only orders` draws more of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import copy
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,12 +26,15 @@ from hypothesis.stateful import (
 )
 from support.zero_init import assert_plain, assert_stock, assert_truthful, replaceable, zero_init
 from torch import nn
+from torch.utils._device import DeviceContext
 
 import safe_rope
 
-SEQUENCES = int(os.environ.get("SAFE_ROPE_SEQUENCES", "100"))
+SEQUENCES = 100
 METHODS = ("__init__", "__call__", "_apply", "train", "load_state_dict")
 LENGTH, DIM = 300, 16
+PATIENCE = 60
+"""Seconds that a child has."""
 EXACT = 1e4 ** (-torch.arange(0, DIM, 2, dtype=torch.float64) / DIM)
 
 pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.timeout(7200), pytest.mark.slow]
@@ -72,6 +76,7 @@ class Orders(RuleBasedStateMachine):
         self.foreign: dict[str, Any] = {}
         self.models: list[Any] = []
         self.unfinished: list[Any] = []
+        self.device_modes: tuple[Any, ...] = ()
 
     # ---- guards ------------------------------------------------------------------------------------
 
@@ -147,6 +152,35 @@ class Orders(RuleBasedStateMachine):
             self.foreign[name] = foreign
             setattr(nn.Module, name, foreign)
 
+    @precondition(lambda self: self.inits)
+    @rule()
+    def zero_init_is_shut_down_and_restored(self) -> None:
+        """As deepspeed.initialize does it inside zero.Init."""
+        from deepspeed.runtime.zero import partition_parameters
+
+        partition_parameters.shutdown_init_context()
+        assert_plain()
+        partition_parameters.restore_init_context()
+
+    @precondition(lambda self: not self.inits)
+    @rule(device=st.sampled_from([None, "cpu"]))
+    def set_default_device(self, device: Any) -> None:
+        torch.set_default_device(device)
+        self.device_modes = tuple(mode for mode in function_modes() if type(mode) is DeviceContext)
+
+    @rule()
+    def fork(self) -> None:
+        """A child can open a guard, build and close, whatever is open here."""
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(PATIENCE)
+                self.decorated()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
     # ---- models ------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.guards and not self.inits)
@@ -198,7 +232,12 @@ class Orders(RuleBasedStateMachine):
     def assert_put_back(self) -> None:
         after = everything()
         wanted = {**self.before, **{f"Module.{name}": value for name, value in self.foreign.items()}}
-        changed = [name for name, value in wanted.items() if after[name] is not value]
+        wanted["modes"] = (*self.before["modes"], *self.device_modes)
+        changed = [
+            name
+            for name, value in wanted.items()
+            if after[name] is not value and not (name == "modes" and after[name] == value)
+        ]
         assert not changed, f"not what stood there: {changed}"
 
     def teardown(self) -> None:
@@ -209,28 +248,37 @@ class Orders(RuleBasedStateMachine):
         try:
             self.assert_put_back()
         finally:
+            torch.set_default_device(None)
             for name in self.foreign:
                 setattr(nn.Module, name, self.before[f"Module.{name}"])
 
 
+def function_modes() -> list[Any]:
+    modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+    return modes
+
+
 def everything() -> dict[str, Any]:
     """Every global that a guard may replace, each as the object that stands there now."""
-    found = replaceable()
-    modes = found.pop("modes")
-    found |= {f"mode {number}": mode for number, mode in enumerate(modes)}
-    return found | {f"Module.{name}": vars(nn.Module)[name] for name in METHODS}
+    return replaceable() | {f"Module.{name}": vars(nn.Module)[name] for name in METHODS}
 
 
-def test_any_order_leaves_every_global_what_it_must_be(deepspeed_group: None) -> None:
+def run_sequences(count: int) -> None:
+    """Draw so many sequences; raise what the first one raises that finds something wrong."""
     with zero_init():
         pass  # DeepSpeed leaves an attribute behind on the first use
     run_state_machine_as_test(
         Orders,
         settings=settings(
-            max_examples=SEQUENCES,
+            max_examples=count,
             stateful_step_count=25,
             deadline=None,
+            database=None,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],  # a sequence is short enough to be read as it was drawn
         ),
     )
+
+
+def test_any_order_leaves_every_global_what_it_must_be(deepspeed_group: None) -> None:
+    run_sequences(SEQUENCES)
