@@ -218,7 +218,7 @@ def make(one: Wanted) -> float:
             if run(command, env=variables(one.folder), cwd=one.folder.parent, limit=LIMIT, output=output):
                 raise ToolError(f"{' '.join(map(str, command[1:]))[:90]} ... failed")
         # Where it cannot be built, DeepSpeed says so and does without.
-        helper = [inside, "-c", BUILD_HELPER]
+        helper: list[str | Path] = [inside, "-c", BUILD_HELPER]
         run(helper, env=variables(one.folder), cwd=one.folder, limit=LIMIT, output=output)
     return time.monotonic() - began
 

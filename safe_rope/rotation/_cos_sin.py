@@ -61,14 +61,13 @@ class _Kind(NamedTuple):
     """What an operator does to a table."""
 
     operator: Any
-    is_composite: bool
+    composite: bool
     moves: bool
     views: bool
     repeats: bool
     converts: bool
     keeps_the_mark: bool
     ends_a_phase: bool
-    is_composite: bool
 
 
 _kinds: dict[int, _Kind] = {}
@@ -87,7 +86,6 @@ def _kind_of(func: Any) -> _Kind:
             packet is _aten._to_copy,
             packet in _KEEP_THE_MARK,
             packet in _ENDS_A_PHASE,
-            is_composite(func),
         )
     return known
 
@@ -152,7 +150,7 @@ class CosSin(torch.Tensor):
     ) -> Any:
         kind = _kind_of(func)
         kwargs = kwargs or {}
-        if kind.is_composite and torch.is_inference_mode_enabled():
+        if kind.composite and torch.is_inference_mode_enabled():
             return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
         if kind.moves and type(args[0]) is CosSin:
             if kind.repeats and all(count == 1 for count in args[1]):
