@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -83,8 +83,22 @@ def tensors_in(statements: list[ast.stmt]) -> set[str]:
     return {node.id for node in of if isinstance(node, ast.Name)}
 
 
+def holders_in(statements: list[ast.stmt]) -> set[str]:
+    """Return the names of attributes that are asked for fields, as a part of a configuration is."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    of = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "get"]
+    of += [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant | ast.Name)
+    ]
+    return {node.attr for node in of if isinstance(node, ast.Attribute)}
+
+
 class Anything:
     """An object whose attributes, items and results are generated; what it is called with is recorded."""
+
+    holders: ClassVar[set[str]] = set()  # names of attributes that are such objects themselves
 
     def __init__(
         self, draw: random.Random, record: list[Any], known: dict[str, ast.expr | None] | None = None
@@ -94,7 +108,9 @@ class Anything:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in self._known:
+        if name in self.holders and self._draw.random() < 0.5:
+            value: Any = Anything(self._draw, self._record)
+        elif name in self._known:
             value = annotated(name, self._known[name], self._draw, self._record)
         else:
             value = drawn(self._draw, self._record)
@@ -358,6 +374,7 @@ def judge(source: bytes, finding: Finding) -> str:
         if found is None:
             return "not executed"
         holder, statements = found
+        Anything.holders = holders_in(statements)
         known = {**constants(tree), **imports(tree)}
         bound = set().union(*map(assigned, statements))
         arguments: dict[str, ast.expr | None] = {}
@@ -373,7 +390,9 @@ def judge(source: bytes, finding: Finding) -> str:
         )
     executed = False
     defaults = [torch.float32, torch.float64] if finding.rule == "SR001" else [torch.float32]
-    for seed, default in itertools.product(range(TRIES), defaults):
+    for seed, default in itertools.product(range(8 * TRIES), defaults):
+        if executed and seed >= TRIES:
+            break
         before, changed = (run(*code, seed, default) for code in codes)
         if isinstance(before, Exception) or isinstance(changed, TimeoutError):
             continue
