@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -47,4 +48,50 @@ def test_tables_stay_exact_and_the_rotation_fp32_under_zero_init_and_autocast(
     survival.assert_applied_exactly(calls, family, range(LENGTH))
     survival.assert_right(model, family, "exact")
     safe_rope.audit(model).raise_if_damaged()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_adapters_on_a_low_base_train_and_a_guard_keeps_the_tables_exact(
+    guarded: bool, has_autocast: bool
+) -> None:
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+    import deepspeed
+    import peft
+
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    families.model_class("llama")
+    with contextlib.ExitStack() as stack:
+        if guarded:
+            stack.enter_context(safe_rope.guard())
+        stack.enter_context(deepspeed.zero.Init(config_dict_or_path=config))
+        model = families.build("llama", layers=2).train()
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    )
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    engine, *_ = safe_rope.initialize(
+        model=adapted, optimizer=torch.optim.SGD(trained, lr=0.01), config=config
+    )
+    ids = survival.tokens(LENGTH)
+    losses = []
+    for _ in range(2):
+        loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(float(loss.detach()))
+    assert losses[1] < losses[0]
+    assert {p.dtype for p in trained} == {torch.float32}
+    assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
+    if guarded:
+        safe_rope.audit(model).raise_if_damaged()
+        survival.assert_right(model, "llama", "exact")
     engine.destroy()
