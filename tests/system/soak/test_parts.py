@@ -46,7 +46,7 @@ def test_a_failure_is_counted_kept_and_shown(capsys: pytest.CaptureFixture[str])
     assert (entry["tries"], entry["failed"], len(entry["failures"])) == (30, 15, 15)
     assert entry["failures"][1].startswith("2: AssertionError: even")
     versions = dict.fromkeys(("torch", "transformers", "deepspeed"), "1")
-    part = {**trial.result(), "seed": 0, "date": "", "commit": "c", "versions": versions}
+    part = {**trial.result(), "seed": 0, "scale": 1, "date": "", "commit": "c", "versions": versions}
     assert "| odd numbers | 30 | 15 |" in page({"orders": part})
     capsys.readouterr()
 

@@ -111,7 +111,8 @@ def shown(value: float) -> str:
 
 def made(part: dict[str, Any]) -> str:
     versions = part["versions"]
+    share = "" if part["scale"] == 1 else f", {part['scale']:g} of the usual counts"
     return (
-        f"Seed {part['seed']}, {part['date']}, commit `{part['commit']}`: torch {versions['torch']},\n"
+        f"Seed {part['seed']}{share}, {part['date']}, commit `{part['commit']}`: torch {versions['torch']},\n"
         f"transformers {versions['transformers']}, DeepSpeed {versions['deepspeed']}.\n"
     )
