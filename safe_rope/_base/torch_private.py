@@ -7,10 +7,11 @@ and operators to use (``Module._buffers``, ``Tensor._version``, ``OpOverload._sc
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -92,6 +93,18 @@ def is_compiler_at_work() -> bool:
     guards = sys.modules.get("torch._guards")
     contexts = (getattr(guards, name, None) for name in ("CompileContext", "TracingContext"))
     return any(context is not None and context.try_get() is not None for context in contexts)
+
+
+@contextlib.contextmanager
+def between_compilations() -> Iterator[bool]:
+    """Keep other threads from compiling; yield False, and keep nobody from it, where one compiles already."""
+    lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+    is_free = lock is None or lock.acquire(blocking=False)  # to wait for it could be to wait for ever
+    try:
+        yield is_free
+    finally:
+        if is_free and lock is not None:
+            lock.release()
 
 
 # ---- torch function modes ------------------------------------------------------------------------------

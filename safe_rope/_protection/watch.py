@@ -28,8 +28,8 @@ from safe_rope._protection.report import ProtectionReport
 from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.wrapped_methods import (
-    calls,
     is_torchs,
+    unwrap_call,
     unwrap_methods,
     watch_of_this_thread,
     watches,
@@ -149,7 +149,7 @@ class ConstructionWatch:
             self._look_at_what_was_empty()
         with watches_lock:
             if not any(watch._building for watch in watches):
-                calls.put_back()
+                unwrap_call()
 
     def _before_exit(self) -> None:
         # What zero.Init would have made of a tensor is known as long as its constructors stand.

@@ -19,6 +19,7 @@ from torch import nn
 
 from safe_rope._base.positions import is_watched
 from safe_rope._base.replaced import Replaced
+from safe_rope._base.torch_private import between_compilations
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope.constructors._truthful import is_deepspeeds
 
@@ -126,13 +127,14 @@ def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-calls = Replaced()
+_calls = Replaced()
 """A call of any module, wrapped only while something that was built has not been considered."""
 
 
 def wrap_call() -> None:
-    with watches_lock:
-        if calls:
+    """Wrap calls, unless a thread compiles: Dynamo has read the method, and writes its checks of it later."""
+    with watches_lock, between_compilations() as is_free:
+        if _calls or not is_free:
             return
         inner = nn.Module.__call__
 
@@ -141,12 +143,21 @@ def wrap_call() -> None:
             if not (rebuilding() or is_watched()):
                 for watch in tuple(watches):
                     watch.before_use(by_call=True)
+                if not watches:
+                    unwrap_call()  # a thread was compiling when the last guard closed
             return inner(self, *args, **kwargs)
 
-        calls.put(nn.Module, "__call__", call)
+        _calls.put(nn.Module, "__call__", call)
+
+
+def unwrap_call() -> None:
+    """Put the method back, unless a thread compiles; the next call does it then."""
+    with watches_lock, between_compilations() as is_free:
+        if is_free:
+            _calls.put_back()
 
 
 def unwrap_methods() -> None:
-    calls.put_back()
+    unwrap_call()
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
     _methods.put_back(moved=_CONSTRUCTORS)

@@ -181,3 +181,41 @@ def test_a_constructor_that_somebody_replaced_while_zero_init_was_open_hides_not
         module = Made(32)
     assert module.to(torch.bfloat16)._buffers["inv_freq"].dtype == torch.float32  # type: ignore[union-attr]
     assert vars(nn.Sigmoid).get("__init__") is before
+
+
+def test_calls_are_wrapped_and_put_back_only_between_compilations() -> None:
+    """Dynamo holds a lock from when it reads a method until its checks of it are written."""
+    lock = pytest.importorskip("torch._dynamo.convert_frame").compile_lock
+    stock = nn.Module.__call__
+
+    def compiling(what: Callable[[], Any]) -> None:
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                assert go_on.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(60)
+        try:
+            what()
+        finally:
+            go_on.set()
+            thread.join()
+
+    def built_meanwhile() -> None:
+        with safe_rope.guard():
+            Rotary()
+            assert nn.Module.__call__ is stock
+
+    compiling(built_meanwhile)
+    guard = safe_rope.guard()
+    guard.__enter__()
+    model = Rotary()
+    assert nn.Module.__call__ is not stock
+    compiling(lambda: guard.__exit__(None, None, None))
+    assert nn.Module.__call__ is not stock
+    assert model(4).shape == (4, DIM // 2)
+    assert nn.Module.__call__ is stock

@@ -66,15 +66,6 @@ other.
 """,
 }
 
-KNOWN = {
-    ("threads", "compiled in one thread, built in another"): """\
-Known: while a guard is open, `nn.Module.__call__` is another function. If a guard in another thread puts it
-back just as Dynamo writes the checks of a graph, compiling ends with `InternalTorchDynamoError`. Compile
-before or after other threads build, or set `torch._dynamo.config.suppress_errors`.
-""",
-}
-"""What fails, and why: a part and a kind of its tries."""
-
 
 def page(record: dict[str, Any]) -> str:
     """Return the page, with a section for each part of the record."""
@@ -83,8 +74,6 @@ def page(record: dict[str, Any]) -> str:
         if name in record:
             sections.append(said)
             sections.append(table(record[name]))
-            kinds = record[name]["kinds"]
-            sections += [KNOWN[name, kind] for kind in kinds if (name, kind) in KNOWN]
             sections.append(made(record[name]))
     return "\n".join(sections)
 
