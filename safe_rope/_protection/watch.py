@@ -93,6 +93,8 @@ class ConstructionWatch:
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
         )
+        # As they were when they were last told: what outlives its model keeps its name.
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._stop_hearing: Callable[[], None] = lambda: None
         self._is_new = False  # something was built since what was empty has been looked at
         self.has_seen_a_module = False
@@ -298,7 +300,10 @@ class ConstructionWatch:
             parent, name = self._parents[current]
             names.append(name)
             current = parent()
-        return ".".join(reversed(names))
+        if current is None:  # a parent is gone
+            return self._paths.get(module, ".".join(reversed(names)))
+        self._paths[module] = ".".join(reversed(names))
+        return self._paths[module]
 
 
 def _under_construction(frame: Any) -> Iterator[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +110,19 @@ def test_a_guard_inside_does_not_hide_what_was_built_before_it() -> None:
             torch.nn.Linear(1, 1)
             model.to(torch.bfloat16)
             assert (model.inv_freq.double() - exact).abs().max() < 1e-7
+
+
+def test_what_outlives_its_model_keeps_its_path_in_the_report() -> None:
+    with safe_rope.guard() as guard:
+        layer = nn.Sequential(Rotary())
+        model = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([layer]))
+        before = guard.report.protected
+        del model
+        gc.collect()
+        assert [entry.path for entry in before] == ["1.0.0"]
+        assert guard.report.protected == before
+    assert guard.report.protected == before
+    del layer
 
 
 def test_what_another_thread_is_building_is_left_to_it() -> None:
