@@ -49,7 +49,7 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if actual.is_complex() and expected.is_complex():
         actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
     values, true = actual.reshape(-1).double(), expected.reshape(-1).double()
-    if not bool(values.isfinite().all()):
+    if not torch.equal(values.isfinite(), true.isfinite()):
         return UNRELATED
     rounded = rounded_like(actual, expected)
     if rounded is not None:

@@ -243,7 +243,9 @@ class ModuleAuditor:
         if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
             cause, certain = cause._replace(said=said), True
         if held.frozen:  # a checkpoint may have rounded or scaled it, and it may be meant so
-            certain = not bool(actual.isfinite().all()) or is_written_to(actual, expected)
+            certain = not torch.equal(actual.isfinite(), expected.isfinite()) or is_written_to(
+                actual, expected
+            )
             certain = certain or (is_frequency(held.name) and actual.dtype in LOW)
             certain = certain or is_replayed(actual, held.name, self.reference)
         last = (self.result.max_position_embeddings or 2048) - 1

@@ -118,7 +118,7 @@ class Keeper:
         is_settled = device is None and len(placed) == self._count
         # Another thread may put a table there meanwhile.
         if is_settled and all(
-            [known.is_right(get_table(module, name)) for name, known in tuple(placed.items())]
+            [known.is_right(get_table(module, name)) for name, known in placed.copy().items()]
         ):
             return False
         for name in tuple(self.names(module)):

@@ -9,6 +9,8 @@ when something is called, cast or moved, or when the guard closes.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import sys
 import threading
 import weakref
@@ -60,6 +62,8 @@ class _Building(NamedTuple):
     is_filled: bool = False
     """Whether somebody has filled it since, from where nobody knows."""
     thread: int | None = None
+    number: float = math.inf
+    """How many modules had been begun before it."""
 
     @property
     def on_real_device(self) -> bool:
@@ -96,6 +100,9 @@ class ConstructionWatch:
         # As they were when they were last told: what outlives its model keeps its name.
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._stop_hearing: Callable[[], None] = lambda: None
+        # When the constructor of each module had got to that of nn.Module.
+        self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._begun = itertools.count(1)
         self._is_new = False  # something was built since what was empty has been looked at
         self.has_seen_a_module = False
 
@@ -146,9 +153,10 @@ class ConstructionWatch:
             if module not in unfinished:
                 self._consider(module)
         settle(module for module in self._seen if not isinstance(module, ProtectedModule))
-        if not unfinished:
-            self._is_new = False
-            self._look_at_what_was_empty()
+        self._is_new &= bool(unfinished)
+        # An engine that takes a finished model is under construction, and fills nothing in it.
+        first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
+        self._look_at_what_was_empty(until=first)
         with watches_lock:
             if not any(watch._building for watch in watches):
                 unwrap_call()
@@ -162,7 +170,9 @@ class ConstructionWatch:
     @uninterrupted()
     def note(self, module: nn.Module, frame: Any) -> None:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
-        building = _Building(arguments_in(module, frame), Conditions.now(), thread=threading.get_ident())
+        number = self._numbers[module] = next(self._begun)
+        thread = threading.get_ident()
+        building = _Building(arguments_in(module, frame), Conditions.now(), thread=thread, number=number)
         self._building[module] = building
         self._is_new = True
         wrap_call()
@@ -181,10 +191,13 @@ class ConstructionWatch:
                 self._consider(module, _Building(is_filled=True))
         self._look_at_what_was_empty(loaded=True)
 
-    def _look_at_what_was_empty(self, loaded: bool = False) -> None:
+    def _look_at_what_was_empty(self, loaded: bool = False, until: int | None = None) -> None:
+        """Consider what has been filled since it was built, of what was begun before the module ``until``."""
         for module, building in list(self._nothing_yet.items()):
             if not loaded and building.thread != threading.get_ident():
                 continue  # another thread may be filling it
+            if until is not None and building.number >= until:
+                continue  # so may a parent whose constructor runs
             if _is_pinned_to_nothing(module) and may_hold_positions(module):
                 if not (loaded or building.on_real_device):
                     continue  # what stands there may be what nobody has written yet

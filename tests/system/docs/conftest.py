@@ -36,11 +36,11 @@ assert (rope.inv_freq.double() - exact).abs().max() < 1e-7, "not guarded"
 SOURCE = """import torch
 
 
-class Rotary:
-    def tables(self, inv_freq, max_positions):
-        # one row for each position
+class Rotary(torch.nn.Module):
+    def __init__(self, inv_freq, max_positions):
+        super().__init__()
         t = torch.arange(max_positions, dtype=torch.float32)
-        return torch.outer(t, inv_freq).cos()
+        self.cos = torch.outer(t, inv_freq).cos()
 """
 
 

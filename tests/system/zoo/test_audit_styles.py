@@ -25,7 +25,8 @@ UNTOLD = {
     *("config_given_and_changed", "BasesFromAnIterator", "dict_popped", "DimHalved", "base_not_kept"),
     *("global_while_building", "GlobalWhileTheParentBuilds", "context_variable"),
     *("environment_while_building", "class_attribute_while_building", "function_replaced_while_building"),
-    *("ChildRegistersOnItsParent", "BuiltInThreads", "OnePerSize"),
+    *("ChildRegistersOnItsParent", "BuiltInThreads", "OnePerSize", "FromARegistry", "SecondLikeTheFirst"),
+    *("FilledByApply", "HandsItsBufferOver"),
 }
 # Lost, and not told: what a checkpoint may hold as well, or a step in 16 bits that no replay repeats.
 UNPROVEN = {
@@ -44,6 +45,9 @@ UNPROVEN = {
 }
 # Their tables are on meta, where no list of a module's tensors has them, or are one number.
 HIDDEN = {"InADataclass", "TablesInANamespace", "BucketsInABuffer", "BaseInABuffer", "ThetaInATensor"}
+
+# The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.
+IN_A_MODULE_OF_TORCH = {"InABareModule", "Traced", "ScriptedRope", "EmbeddingOfABuffer"}
 
 
 # Every sixth style: a sample for the older releases.
@@ -68,7 +72,7 @@ def test_a_style_gets_a_right_verdict_on_every_load_path(
         lost = {text for text in seen.lost.values() if text != UNFILLED}
         state = "lost" if lost else "unfilled" if seen.lost else "right"
         SEEN[f"{state}: {seen.verdict}"] += 1
-        if seen.problem is not None:
+        if seen.problem is not None and name not in IN_A_MODULE_OF_TORCH:
             wrong.append(seen.problem)
         elif seen.verdict == "unknown" and not _is_named(name, state):
             wrong.append(f"{name}, {path.name}: unknown, {seen.lost or 'right'}\n{seen.report}")

@@ -83,7 +83,8 @@ def is_computed(values: torch.Tensor, again: torch.Tensor | None) -> bool:
     """Whether a tensor is the same with another seed, ``again``, and neither one constant nor a mask."""
     if again is None or again.shape != values.shape or not torch.equal(again, values):
         return False
-    return not bool((values == values.reshape(-1)[0]).all()) and bool(torch.isfinite(values.abs()).all())
+    finite = values[torch.isfinite(values.abs())]
+    return finite.numel() > 1 and not bool((finite == finite[0]).all())
 
 
 def forward_tables(model: nn.Module, every_form: bool = False) -> dict[str, Table]:
@@ -165,8 +166,9 @@ def _difference(table: Table, values: torch.Tensor) -> str | None:
     if problem:
         return problem
     exact = table.values.to(torch.complex128 if table.values.is_complex() else torch.float64)
-    error = (values.detach().cpu().to(exact.dtype) - exact).abs()
-    allowed = torch.clamp(exact.abs() * 2.0**-22, min=1e-37) + table.tolerance
+    here = values.detach().cpu().to(exact.dtype)
+    error = (here - exact).abs().masked_fill(here == exact, 0.0)  # infinity less itself is no number
+    allowed = torch.clamp(exact.abs().nan_to_num(posinf=0.0) * 2.0**-22, min=1e-37) + table.tolerance
     if bool((error <= allowed).all()):
         return None
     worst = float(error.nan_to_num(nan=math.inf).max())
