@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from laboratory.soak import PARTS, RECORD
-from laboratory.soak.page import SAID, page
+from laboratory.soak.page import KNOWN, SAID, page
 from markdown import ROOT
 
 FOUND: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -23,5 +23,5 @@ def test_nothing_of_what_is_recorded_has_failed_but_what_is_known() -> None:
     for name, part in FOUND.items():
         for kind, entry in part["kinds"].items():
             assert entry["tries"] > 0, (name, kind)
-            assert not entry["failed"], (name, kind, entry["failures"])
+            assert (name, kind) in KNOWN or not entry["failed"], (name, kind, entry["failures"])
             assert len(entry["failures"]) <= entry["failed"]

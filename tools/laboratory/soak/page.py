@@ -18,8 +18,8 @@ SAID = {
     "orders": """\
 ## Any order
 
-Sequences of up to 25 steps: guards opened, closed out of order, as decorators, in generators and tasks;
-zero.Init entered and left; methods replaced by somebody else; models built, cast, copied and dropped. After
+Sequences of up to 25 steps. Guards are opened, and closed out of order, as decorators, in generators and
+tasks. zero.Init is entered and left, methods are replaced by somebody else, models built and dropped. After
 every step every global is what it must be.
 """,
     "interrupts": """\
@@ -66,6 +66,15 @@ other.
 """,
 }
 
+KNOWN = {
+    ("threads", "compiled in one thread, built in another"): """\
+Known: a guard replaces constructors such as `torch.arange` for all threads. Where another thread opens or
+closes one while Dynamo traces, tracing may stop with an error, here `SpeculationLogDivergence`. Compile
+before or after other threads build.
+""",
+}
+"""What fails, and why: a part and a kind of its tries."""
+
 
 def page(record: dict[str, Any]) -> str:
     """Return the page, with a section for each part of the record."""
@@ -74,6 +83,8 @@ def page(record: dict[str, Any]) -> str:
         if name in record:
             sections.append(said)
             sections.append(table(record[name]))
+            kinds = record[name]["kinds"]
+            sections += [KNOWN[name, kind] for kind in kinds if (name, kind) in KNOWN]
             sections.append(made(record[name]))
     return "\n".join(sections)
 
