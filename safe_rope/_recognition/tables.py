@@ -20,7 +20,7 @@ _NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
 _NO_POSITION = re.compile(
     r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
     r"timestep(s)?$|schedule|quantil|boundar|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
-    r"taps|fir$|anchor|codebook|cluster|(^|_)(support|atoms)$"
+    r"taps|fir$|anchor|codebook|cluster"
 )
 # No position unless they are counted out.
 _SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")

@@ -11,9 +11,10 @@ from laboratory.soak.trial import Trial
 
 import safe_rope
 
-SCALE = 0.04
+SCALE = 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deepspeed_group")
 @pytest.mark.filterwarnings("ignore")
 def test_interrupts_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
