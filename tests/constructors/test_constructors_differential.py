@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.zero_init import zero_init
+from support.zero_init import plain_torch, zero_init
 
-from safe_rope.constructors import CONSTRUCTORS, ConstructorGuard, pristine
+from safe_rope.constructors import ConstructorGuard, pristine
 
 pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
 
@@ -63,19 +63,6 @@ def calls(draw: st.DrawFn) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     if draw(st.booleans()):
         options["requires_grad"] = draw(st.booleans())
     return name, args, options
-
-
-@contextmanager
-def plain_torch() -> Iterator[None]:
-    """The original constructors, as they stand in torch where there is no zero.Init."""
-    before = {name: getattr(torch, name) for name in CONSTRUCTORS}
-    try:
-        for name in CONSTRUCTORS:
-            setattr(torch, name, getattr(torch._C._VariableFunctions, name))
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(torch, name, function)
 
 
 def ends_the_process(name: str, args: tuple[Any, ...], dtype: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,6 +26,19 @@ def zero_init(dtype: torch.dtype = torch.bfloat16) -> Any:
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     }
     return deepspeed.zero.Init(config_dict_or_path=config)
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """The original constructors, as they stand in torch where there is no zero.Init."""
+    before = {name: getattr(torch, name) for name in CONSTRUCTORS}
+    try:
+        for name in CONSTRUCTORS:
+            setattr(torch, name, getattr(torch._C._VariableFunctions, name))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch, name, function)
 
 
 def replaceable() -> dict[str, Any]:

@@ -6,11 +6,10 @@ what zero.Init alone gives. A wrong call raises the same type.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -19,7 +18,7 @@ import torch
 from laboratory.soak.trial import Trial
 from safe_rope.constructors import CONSTRUCTORS, ConstructorGuard
 
-zero_init: Any = importlib.import_module("support.zero_init").zero_init
+zero_init: Any = importlib.import_module("support.zero_init")
 
 CALLS = 100_000
 BATCH = 250
@@ -162,18 +161,6 @@ def options(draw: random.Random, name: str) -> dict[str, Any]:
     return found
 
 
-@contextlib.contextmanager
-def plain_torch() -> Iterator[None]:
-    before = {name: getattr(torch, name) for name in CONSTRUCTORS}
-    try:
-        for name in CONSTRUCTORS:
-            setattr(torch, name, getattr(torch._C._VariableFunctions, name))
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(torch, name, function)
-
-
 def told(call: Call, result: Any) -> Any:
     """What must be the same of two results."""
     if not isinstance(result, torch.Tensor):
@@ -198,9 +185,9 @@ def run(trial: Trial) -> None:
     for number, low in zip(range(batches), itertools.cycle(LOW), strict=False):
         calls = [Call(trial.random) for _ in range(BATCH)]
         guard = ConstructorGuard()
-        with zero_init(low):
+        with zero_init.zero_init(low):
             stock = [told(call, call.run()) for call in calls]
-            with plain_torch():
+            with zero_init.plain_torch():
                 plain = [told(call, call.run()) for call in calls]
             with guard:
                 got = [told(call, call.run()) for call in calls]
