@@ -8,6 +8,7 @@ sends two does not want to wait. Sections nest; in other threads they are nothin
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 _SENT = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGUSR1", "SIGUSR2")
 """By users, schedulers and timers. Only those are held up that have a handler in Python."""
+# `_signal` is used past `signal`, which looks each handler up among its enumerations: six times the price.
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _SENT if hasattr(signal, name))
 
 _depth = 0
@@ -72,10 +74,10 @@ def _in_main_thread() -> bool:
 
 def _hold_up() -> None:
     for number in _NUMBERS:
-        handler = signal.getsignal(number)
+        handler = _signal.getsignal(number)
         if callable(handler) and handler is not _wait:
             _handlers[number] = handler
-            signal.signal(number, _wait)
+            _signal.signal(number, _wait)
 
 
 def _wait(number: int, frame: FrameType | None) -> None:
@@ -88,8 +90,8 @@ def _wait(number: int, frame: FrameType | None) -> None:
 def _put_back() -> None:
     try:
         for number, handler in list(_handlers.items()):
-            if signal.getsignal(number) is _wait:
-                signal.signal(number, handler)
+            if _signal.getsignal(number) is _wait:
+                _signal.signal(number, handler)
         _handlers.clear()
     except BaseException:  # the first handler that is back may run, and raise, before the last one is
         _put_back()
