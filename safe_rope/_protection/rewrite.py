@@ -160,10 +160,23 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
             "_safe_rope_stock": stock,
+            "__init__": _initializer(stock),
             "forward": forward,
         }
         protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
+
+
+def _initializer(stock: type[nn.Module]) -> Callable[..., None]:
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "_parameters" in vars(self):
+            stock.__init__(self, *args, **kwargs)
+        else:
+            _become(self, stock)
+            self.__init__(*args, **kwargs)
+
+    initialize.__signature__ = inspect.signature(stock.__init__)  # type: ignore[attr-defined]
+    return initialize
 
 
 def _derived(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
@@ -267,8 +280,13 @@ class ProtectedModule(_Module):
     _safe_rope_stock: type[nn.Module]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """``type(module)(...)``: another one of the stock class, which nothing is known of."""
-        return cls._safe_rope_stock(*args, **kwargs)
+        """``type(module)(...)``: another one of the stock class, which nothing is known of.
+
+        ``cls.__new__(cls)`` has no attributes yet: DataParallel and Dynamo make replicas so.
+        """
+        if args or kwargs or cls._safe_rope_stock.__new__ is not object.__new__:
+            return cls._safe_rope_stock(*args, **kwargs)
+        return object.__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # The protected class is no class of its author's: what hears of those does not hear of it.

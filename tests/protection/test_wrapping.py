@@ -120,6 +120,20 @@ def saved(model: Any) -> Results:
     return [eager(torch.load(file, weights_only=False)), eager(model)]
 
 
+def replicated(model: Any) -> Results:
+    """Replicate the model as torch.nn.parallel.replicate does for each device, which has to be a GPU."""
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            setattr(replica, name, child and replicas[child])
+        replica._former_parameters = {}
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else parameter.clone())
+        for name, buffer in module._buffers.items():
+            replica._buffers[name] = None if buffer is None else buffer.clone()
+    return [eager(replicas[model]), eager(model)]
+
+
 WAYS: dict[str, Callable[[Any], Results]] = {
     "export": exported,
     "export, strict": lambda m: exported(m, strict=True),
@@ -136,6 +150,7 @@ WAYS: dict[str, Callable[[Any], Results]] = {
     "double and back": lambda m: [eager(m.double().to(torch.float32)), eager(m.to(torch.bfloat16))],
     "deepcopy": lambda m: [eager(copy.deepcopy(m)), eager(m)],
     "deepcopy of a copy": lambda m: [eager(copy.deepcopy(copy.deepcopy(m)).to(torch.bfloat16)), eager(m)],
+    "replica": replicated,
     "pickle": lambda m: [eager(pickle.loads(pickle.dumps(m))), eager(m)],
     "torch.save": saved,
     "jit.trace": lambda m: [logits(torch.jit.trace(m, tokens(), strict=False)(tokens())), eager(m)],
