@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import accelerate
-import peft
 import pytest
 import torch
 from support import families, survival
@@ -16,6 +14,16 @@ import safe_rope
 pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
 
 LENGTH = 12
+
+
+@pytest.fixture
+def accelerate() -> Any:
+    return pytest.importorskip("accelerate")
+
+
+@pytest.fixture
+def peft() -> Any:
+    return pytest.importorskip("peft")
 
 
 def _step(model: Any, dtype: torch.dtype | None) -> float:
@@ -82,15 +90,15 @@ def test_generation_past_the_limit_rotates_exactly(family: str, monkeypatch: Any
         survival.assert_applied_exactly(calls[2 * step : 2 * step + 2], family, [LENGTH + step - 1])
 
 
-def _lora(family: str) -> peft.LoraConfig:
+def _lora(peft: Any, family: str) -> Any:
     targets = ["query_key_value"] if family == "gpt_neox" else ["q_proj", "v_proj"]
     return peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_lora_on_top_trains_and_merges(family: str, monkeypatch: Any) -> None:
+def test_lora_on_top_trains_and_merges(family: str, peft: Any, monkeypatch: Any) -> None:
     model = survival.build(family).to(torch.bfloat16)
-    adapted = peft.get_peft_model(model, _lora(family)).train()
+    adapted = peft.get_peft_model(model, _lora(peft, family)).train()
     with monkeypatch.context() as patch:
         calls = survival.record_applications(patch, family)
         _step(adapted, None)
@@ -102,14 +110,14 @@ def test_lora_on_top_trains_and_merges(family: str, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_lora_around_a_model_that_is_protected_afterwards(family: str) -> None:
-    adapted = peft.get_peft_model(families.build(family).to(torch.bfloat16), _lora(family))
+def test_lora_around_a_model_that_is_protected_afterwards(family: str, peft: Any) -> None:
+    adapted = peft.get_peft_model(families.build(family).to(torch.bfloat16), _lora(peft, family))
     safe_rope.protect(adapted)
     survival.assert_right(adapted, family, "exact")
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_dispatch_model_keeps_tables(family: str, monkeypatch: Any) -> None:
+def test_dispatch_model_keeps_tables(family: str, accelerate: Any, monkeypatch: Any) -> None:
     model = accelerate.dispatch_model(survival.build(family).to(torch.bfloat16), device_map={"": "cpu"})
     accelerate.hooks.add_hook_to_module(
         model, accelerate.hooks.AlignDevicesHook(execution_device="cpu", io_same_device=True)
@@ -123,7 +131,7 @@ def test_dispatch_model_keeps_tables(family: str, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("include_buffers", [False, True])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_empty_weights_then_a_checkpoint_dispatched(
-    family: str, include_buffers: bool, tmp_path: Path
+    family: str, include_buffers: bool, accelerate: Any, tmp_path: Path
 ) -> None:
     stock = families.build(family, layers=2)
     accelerate.Accelerator().save_model(stock, str(tmp_path))
