@@ -335,6 +335,12 @@ class ProtectedModule(_Module):
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
 
+    def _replicate_for_data_parallel(self) -> Any:
+        # Each replica has buffers on a device of its own, and a thread.
+        replica = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica.__dict__[STATE] = copy.deepcopy(state_of(self))
+        return replica
+
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         device = attributes.pop(f"{STATE}_device").device
         super().__setstate__(attributes)  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import safe_rope
+from safe_rope._protection.rewrite import is_protected, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -131,7 +132,9 @@ def replicated(model: Any) -> Results:
             setattr(replica, name, None if parameter is None else parameter.clone())
         for name, buffer in module._buffers.items():
             replica._buffers[name] = None if buffer is None else buffer.clone()
-    return [eager(replicas[model]), eager(model)]
+    for module, replica in replicas.items():
+        assert not is_protected(module) or state_of(replica) is not state_of(module), "threads share a state"
+    return [eager(replicas[model]), eager(model), eager(replicas[model])]
 
 
 WAYS: dict[str, Callable[[Any], Results]] = {
