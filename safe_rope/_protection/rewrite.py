@@ -303,12 +303,12 @@ class ProtectedModule(_Module):
         state = state_of(self)
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
-            result = super()._apply(fn)  # type: ignore[no-untyped-call]
+            result = _as_stock(self)._apply(fn)
             state.follow(self)
             keep_up(self)
             return result
         with state.buffers_aside(self, fn):
-            result = super()._apply(fn, *(() if recurse else (False,)))  # type: ignore[no-untyped-call]
+            result = _as_stock(self)._apply(fn, *(() if recurse else (False,)))
         keep_up(self)
         return result
 
@@ -337,17 +337,22 @@ class ProtectedModule(_Module):
 
     def _replicate_for_data_parallel(self) -> Any:
         # Each replica has buffers on a device of its own, and a thread.
-        replica = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica = _as_stock(self)._replicate_for_data_parallel()
         replica.__dict__[STATE] = copy.deepcopy(state_of(self))
         return replica
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         device = attributes.pop(f"{STATE}_device").device
-        super().__setstate__(attributes)  # type: ignore[no-untyped-call]
+        _as_stock(self).__setstate__(attributes)
         state = state_of(self)
         _acquire(self, state)
         state.restore(self, device)
         _show_properties(self)
+
+
+def _as_stock(module: ProtectedModule) -> Any:
+    """Return ``module`` with the methods of its stock class."""
+    return super(ProtectedModule, module)
 
 
 class ProtectedRotary(ProtectedModule):

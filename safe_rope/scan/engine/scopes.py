@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # The branches that lead to a statement: pairs of a compound statement's id and its arm.
@@ -111,19 +111,20 @@ class Walk:
 
     def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
         """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
+        node: Any
         for node, ancestors in within(statement):
             kind = type(node)  # isinstance takes longer, and there are a million nodes
             if kind is ast.Call or kind is ast.BinOp:
-                yield Site(node, ancestors, place)  # type: ignore[arg-type]
+                yield Site(node, ancestors, place)
             elif kind is ast.Attribute:
-                name = getattr(node.value, "id", "")  # type: ignore[attr-defined]
+                name = getattr(node.value, "id", "")
                 if name == "self":
-                    self.mentions.setdefault(node.attr, []).append(place)  # type: ignore[attr-defined]
-                elif name and node.attr in _ASKED:  # type: ignore[attr-defined]
+                    self.mentions.setdefault(node.attr, []).append(place)
+                elif name and node.attr in _ASKED:
                     bound = place.scope.bindings.get(name)
-                    place.scope.takes_tensors |= bool(bound) and bound[0].how == "parameter"  # type: ignore
+                    place.scope.takes_tensors |= bool(bound and bound[0].how == "parameter")
             elif kind is ast.comprehension or kind is ast.Lambda:
-                _bind_inner(node, place)  # type: ignore[arg-type]
+                _bind_inner(node, place)
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
