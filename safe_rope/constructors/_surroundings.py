@@ -53,5 +53,8 @@ def surroundings() -> Iterator[None]:
 def _autocast_device_types() -> set[str]:
     types = {"cpu", "cuda"}
     accelerator = getattr(torch, "accelerator", None)  # torch >= 2.6
-    current = accelerator.current_accelerator() if accelerator is not None else None
+    try:
+        current = accelerator.current_accelerator() if accelerator is not None else None
+    except RuntimeError:  # torch 2.6 raises where there is none
+        current = None
     return types | ({current.type} if current is not None else set())
