@@ -96,10 +96,17 @@ def is_compiler_at_work() -> bool:
 
 
 @contextlib.contextmanager
-def between_compilations() -> Iterator[bool]:
-    """Keep other threads from compiling; yield False, and keep nobody from it, where one compiles already."""
+def between_compilations(wait: float = 0.0) -> Iterator[bool]:
+    """Keep other threads from compiling; yield False, and keep nobody from it, where any compiles already.
+
+    Args:
+        wait: seconds that another thread's compilation is waited for; the caller holds no lock meanwhile.
+
+    """
     lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
-    is_free = lock is None or lock.acquire(blocking=False)  # to wait for it could be to wait for ever
+    is_free = not is_compiler_at_work()
+    if is_free and lock is not None:
+        is_free = lock.acquire(timeout=wait)  # to wait for it could be to wait for ever
     try:
         yield is_free
     finally:

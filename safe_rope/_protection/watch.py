@@ -23,6 +23,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.registrations import on_module
+from safe_rope._base.torch_private import between_compilations
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
@@ -52,6 +53,8 @@ from safe_rope.errors import UnsupportedModelError
 Built = Callable[[nn.Module], None]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_COMPILATION = 60.0
+"""Seconds that a guard waits for another thread's compiler, which has read what the guard replaces."""
 
 
 class _Building(NamedTuple):
@@ -108,7 +111,7 @@ class ConstructionWatch:
 
     def open(self) -> None:
         """Start watching."""
-        with watches_lock:
+        with between_compilations(_COMPILATION), watches_lock:
             self._stop_hearing = on_module(self._on_registration)
             watches.append(self)
             constructors.before_exit.append(self._before_exit)
@@ -124,7 +127,7 @@ class ConstructionWatch:
             for module in self._seen:
                 state_of(module).replays = None
         finally:
-            with watches_lock:
+            with between_compilations(_COMPILATION), watches_lock:
                 self._stop_hearing()
                 watches.remove(self)
                 constructors.before_exit.remove(self._before_exit)
@@ -208,7 +211,12 @@ class ConstructionWatch:
                 self._consider(module, building)
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is None or rebuilding() or not self._concerns_this_thread():
+        if (
+            torch.compiler.is_dynamo_compiling()
+            or child is None
+            or rebuilding()
+            or not self._concerns_this_thread()
+        ):
             return
         torchs = is_torchs(child)
         if torchs:

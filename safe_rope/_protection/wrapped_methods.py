@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from safe_rope._base.positions import is_watched
@@ -88,6 +89,8 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(inner)
     def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         inner(self, *args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return
         for one in watches:
             one.has_seen_a_module = True
         if is_torchs(self):
@@ -112,7 +115,7 @@ _this_thread = _ThreadState()
 def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if rebuilding() or _this_thread.uses:
+        if torch.compiler.is_dynamo_compiling() or rebuilding() or _this_thread.uses:
             return inner(self, *args, **kwargs)
         stock = type(self)
         for watch in tuple(watches):  # each has seen others being built
@@ -140,14 +143,21 @@ def wrap_call() -> None:
 
         @functools.wraps(inner)
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not (rebuilding() or is_watched()):
-                for watch in tuple(watches):
-                    watch.before_use(by_call=True)
-                if not watches:
-                    unwrap_call()  # a thread was compiling when the last guard closed
+            _look_before_call()
             return inner(self, *args, **kwargs)
 
         _calls.put(nn.Module, "__call__", call)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _look_before_call() -> bool:
+    """Have every watch look. Dynamo runs this while it traces, and puts nothing of it into the graph."""
+    if not (rebuilding() or is_watched()):
+        for watch in tuple(watches):
+            watch.before_use(by_call=True)
+        if not watches:
+            unwrap_call()  # a thread was compiling when the last guard closed
+    return True
 
 
 def unwrap_call() -> None:

@@ -7,6 +7,7 @@ paths of its modules are known, and training has not begun.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -116,17 +117,16 @@ class ProcessGuard:
         try:
             run_report.put(path, self.options.run, process)
         except OSError as failure:  # no reason to lose hours of training
-            print(f"safe-rope: the report cannot be written: {failure}", file=sys.stderr, flush=True)
+            _say(f"safe-rope: the report cannot be written: {failure}")
 
 
 def _say(line: str) -> None:
-    """Write a line to stderr: above the progress bar, if one stands there."""
-    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if bars is None:
-        print(line, file=sys.stderr, flush=True)
-    else:
-        bars.write(line, file=sys.stderr)
-        sys.stderr.flush()
+    """Write a line to stderr, above the progress bar if one stands there; nothing where stderr is closed."""
+    write = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "write", print)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            write(line, file=sys.stderr)
+            sys.stderr.flush()
 
 
 def _summary(report: ProtectionReport) -> str:

@@ -15,6 +15,7 @@ import pytest
 from running import SAFE_ROPE
 
 from safe_rope.errors import ConfigError
+from safe_rope.integrations import process_guard
 from safe_rope.integrations.options import Options
 
 pytestmark = pytest.mark.contract
@@ -212,6 +213,21 @@ def test_a_python_without_safe_rope_says_so_where_it_has_torch(
     assert done.stderr.count("\n") == 1
     strict = call(*bare, env=foreign | {"SAFE_ROPE_STRICT": "1"}, cwd=tmp_path)
     assert (strict.returncode, strict.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("how", ["none", "closed", "closed by its number"])
+def test_a_closed_stderr_is_nothing_to_fail_at(
+    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = os.open(os.devnull, os.O_WRONLY)
+    stderr = os.fdopen(number, "w", closefd=False)
+    os.close(number)
+    if how == "closed":
+        stderr.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None if how == "none" else stderr)
+        process_guard._say("nobody reads this")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("value", "armed"), [("1", True), ("true", True), ("0", False), ("", False)])

@@ -61,6 +61,20 @@ def test_one_graph_gives_the_eager_logits(family: str, tables: str) -> None:
     survival.assert_right(model, family, tables)
 
 
+@pytest.mark.torch
+def test_one_graph_is_made_while_the_guard_is_open() -> None:
+    """The forward builds a list of layers, which the guard watches, and is the first call of the model."""
+    _require("llama", fullgraph=True, backend="eager")
+    with safe_rope.guard():
+        model = families.build("llama", layers=1)
+        compiled = torch.compile(
+            lambda ids: model(ids, use_cache=False).logits, fullgraph=True, backend="eager"
+        )
+        with torch.no_grad():
+            compiled(survival.tokens())
+    survival.assert_right(model, "llama", "exact")
+
+
 @pytest.mark.parametrize("family", ["llama"])
 def test_one_graph_gives_the_eager_gradients(family: str) -> None:
     _require(family, fullgraph=True, backend="aot_eager")

@@ -38,11 +38,12 @@ def _say_unguarded(error: ImportError) -> None:
     # Another environment's Python than the one that safe_rope is installed for.
     if importlib.util.find_spec("torch") is None:
         return
-    print(
-        f"safe-rope: {sys.executable} cannot import safe_rope ({error}), so what it runs is not guarded; "
-        "install safe-rope there",
-        file=sys.stderr,
-    )
+    if sys.stderr is not None:
+        print(
+            f"safe-rope: {sys.executable} cannot import safe_rope ({error}), so what it runs is not guarded; "
+            "install safe-rope there",
+            file=sys.stderr,
+        )
     if os.environ.get("SAFE_ROPE_STRICT", "").lower() in ("1", "true", "yes", "on"):
         os._exit(2)  # SystemExit would be a fatal error this early
 

@@ -1,4 +1,4 @@
-"""The page about reliability says what the record of `tools/lab soak` holds; what has failed is known."""
+"""The page about reliability says what the record of `tools/lab soak` holds; nothing has failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from laboratory.soak import PARTS, RECORD
-from laboratory.soak.page import KNOWN, SAID, page
+from laboratory.soak.page import SAID, page
 from markdown import ROOT
 
 FOUND: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -17,11 +17,9 @@ def test_the_page_is_made_from_the_record() -> None:
     assert shown == page(FOUND), "run: tools/lab soak --page > docs/reliability.md"
 
 
-def test_nothing_of_what_is_recorded_has_failed_but_what_is_known() -> None:
-    assert list(FOUND) == [name for name in PARTS if name in FOUND]
-    assert SAID.keys() == PARTS.keys()
+def test_nothing_of_what_is_recorded_has_failed() -> None:
+    assert list(FOUND) == list(PARTS) == list(SAID)
     for name, part in FOUND.items():
         for kind, entry in part["kinds"].items():
             assert entry["tries"] > 0, (name, kind)
-            assert (name, kind) in KNOWN or not entry["failed"], (name, kind, entry["failures"])
-            assert len(entry["failures"]) <= entry["failed"]
+            assert not entry["failed"], (name, kind, entry["failures"])

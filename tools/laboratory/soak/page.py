@@ -66,15 +66,6 @@ other.
 """,
 }
 
-KNOWN = {
-    ("threads", "compiled in one thread, built in another"): """\
-Known: a guard replaces constructors such as `torch.arange` for all threads. Where another thread opens or
-closes one while Dynamo traces, tracing may stop with an error, here `SpeculationLogDivergence`. Compile
-before or after other threads build.
-""",
-}
-"""What fails, and why: a part and a kind of its tries."""
-
 
 def page(record: dict[str, Any]) -> str:
     """Return the page, with a section for each part of the record."""
@@ -83,8 +74,6 @@ def page(record: dict[str, Any]) -> str:
         if name in record:
             sections.append(said)
             sections.append(table(record[name]))
-            kinds = record[name]["kinds"]
-            sections += [KNOWN[name, kind] for kind in kinds if (name, kind) in KNOWN]
             sections.append(made(record[name]))
     return "\n".join(sections)
 
