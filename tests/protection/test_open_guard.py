@@ -13,6 +13,7 @@ from support.zero_init import zero_init
 from torch import nn
 
 import safe_rope
+from safe_rope._protection import watch
 from safe_rope._protection.wrapped_methods import _subclasses
 
 pytestmark = pytest.mark.contract
@@ -197,8 +198,9 @@ def test_a_constructor_that_somebody_replaced_while_zero_init_was_open_hides_not
     assert vars(nn.Sigmoid).get("__init__") is before
 
 
-def test_calls_are_wrapped_and_put_back_only_between_compilations() -> None:
+def test_calls_are_wrapped_and_put_back_only_between_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo holds a lock from when it reads a method until its checks of it are written."""
+    monkeypatch.setattr(watch, "_COMPILATION", 0.1)  # a compilation that outlasts the patience of a guard
     lock = pytest.importorskip("torch._dynamo.convert_frame").compile_lock
     stock = nn.Module.__call__
 
@@ -233,3 +235,21 @@ def test_calls_are_wrapped_and_put_back_only_between_compilations() -> None:
     assert nn.Module.__call__ is not stock
     assert model(4).shape == (4, DIM // 2)
     assert nn.Module.__call__ is stock
+
+
+def test_a_guard_waits_for_a_compilation_of_another_thread() -> None:
+    lock = pytest.importorskip("torch._dynamo.convert_frame").compile_lock
+    held, compiled = threading.Event(), threading.Event()
+
+    def compile_for_a_moment() -> None:
+        with lock:
+            held.set()
+            compiled.wait(0.3)
+            compiled.set()
+
+    thread = threading.Thread(target=compile_for_a_moment)
+    thread.start()
+    assert held.wait(60)
+    with safe_rope.guard():
+        assert compiled.is_set()
+    thread.join()
