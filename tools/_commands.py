@@ -78,13 +78,17 @@ def test(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
     parser.add_argument(
-        "--all", action="store_true", help="run the tests that are marked exhaustive, too: some minutes more"
+        "--slow", action="store_true", help="run the tests that are marked slow, too, as CI does"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="run the tests that are marked slow or exhaustive, too"
     )
     add_limits(parser)
     options, pytest_arguments = parser.parse_known_args(arguments)
     pair = named_pair(options.pair)
     checked = [] if pytest_arguments else list(checks(pair))
-    tested = tests(pair, pytest_arguments, options.time_limit, options.jobs, everything=options.all)
+    slow = options.slow or options.all
+    tested = tests(pair, pytest_arguments, options.time_limit, options.jobs, options.all, slow)
     ended = run_jobs(checked, [tested])
     return summary(ended) if len(ended) > 1 else ended[0].status
 

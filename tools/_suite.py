@@ -52,7 +52,9 @@ def checks(pair: Pair) -> Iterator[Job]:
     return (Job(pair, command, CHECK_LIMIT) for command in CHECKS)
 
 
-def tests(pair: Pair, arguments: Sequence[str], limit: float, workers: int, everything: bool) -> Job:
+def tests(
+    pair: Pair, arguments: Sequence[str], limit: float, workers: int, everything: bool, slow: bool = True
+) -> Job:
     """Return a run of pytest.
 
     Args:
@@ -61,6 +63,7 @@ def tests(pair: Pair, arguments: Sequence[str], limit: float, workers: int, ever
         limit: seconds.
         workers: how many processes of pytest share the tests, a file at a time.
         everything: also the tests that are marked ``exhaustive``, and on an older pair all but ``ONCE``.
+        slow: without it, those that are marked ``slow`` are left out on the newest pair.
 
     """
     chosen = [*arguments]
@@ -68,6 +71,8 @@ def tests(pair: Pair, arguments: Sequence[str], limit: float, workers: int, ever
         chosen += ["--quiet", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
         if pair != newest_pair() and not everything:
             chosen += ["-m", "contract"]
+        elif not slow:
+            chosen += ["-m", "not slow"]
     if pair != newest_pair():
         chosen += [f"--ignore={path}" for path in ONCE]
     if everything:

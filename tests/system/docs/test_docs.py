@@ -35,7 +35,7 @@ PRELUDES = {
     "model = AutoModelForCausalLM.from_pretrained('my-model')\n"
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 30)]
+pytestmark = pytest.mark.timeout(SECONDS + 30)
 
 Reader = tuple[Path, dict[str, str]]
 
@@ -106,6 +106,7 @@ def read(reader: Reader, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {page: (status, output) for page, status, output in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, read: dict[str, tuple[int, str]]) -> None:
     """In one process per page, as a reader would paste one block after the other."""
@@ -124,6 +125,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, read: dict[str
 DONE: set[str] = set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with(*SHELL), ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(page: Path, reader: Reader) -> None:
     for block in runnable(page, *SHELL):

@@ -14,7 +14,7 @@ from laboratory.zoo.summary import audits
 Rows = dict[str, dict[str, Any]]
 SCENARIOS = ("S1", "S2", "S3", "S4", "S4a", "S5")
 
-pytestmark = [pytest.mark.timeout(1000), pytest.mark.contract]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000), pytest.mark.contract]
 
 
 def holding(survey: Rows) -> Rows:
