@@ -268,6 +268,8 @@ class ProtectedModule(_Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """``type(module)(...)``: another one of the stock class, which nothing is known of."""
+        if "_safe_rope_stock" not in vars(cls):
+            return object.__new__(cls)  # torch has derived it, and copies a module so
         return cls._safe_rope_stock(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -311,6 +313,8 @@ class ProtectedModule(_Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
+        if "_safe_rope_stock" not in vars(type(self)):
+            return super().__reduce_ex__(protocol)  # type: ignore[return-value]
         _is_overruled(self)  # what was written to a table goes along
         attributes = state_of(self).portable(self)
         attributes[STATE] = copy.deepcopy(attributes[STATE])  # a shallow copy goes its own way
