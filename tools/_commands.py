@@ -128,7 +128,7 @@ def matrix(arguments: Sequence[str]) -> int:
     pytest_arguments = arguments[split + 1 :]
     checked = list(checks(newest)) if newest in chosen and not pytest_arguments else []
     tested = [
-        tests(pair, pytest_arguments, options.time_limit, options.jobs, everything=not options.older)
+        tests(pair, pytest_arguments, options.time_limit, options.jobs, not options.older, slow=True)
         for pair in chosen
     ]
     return summary(run_jobs(checked, tested))

@@ -53,7 +53,7 @@ def checks(pair: Pair) -> Iterator[Job]:
 
 
 def tests(
-    pair: Pair, arguments: Sequence[str], limit: float, workers: int, everything: bool, slow: bool = True
+    pair: Pair, arguments: Sequence[str], limit: float, workers: int, everything: bool, slow: bool
 ) -> Job:
     """Return a run of pytest.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "ndgrid"}
@@ -73,11 +74,22 @@ def _reached(cls: type, *, beside: bool) -> Iterator[types.FunctionType]:
 
 def _beside(function: types.FunctionType) -> Iterator[types.FunctionType]:
     """Yield the functions of the same package that one names."""
-    scope = vars(sys.modules.get(function.__module__, sys))
-    for name in function.__code__.co_names:
-        called = _function_of(scope.get(name))
-        if called is not None and _package(called) == _package(function):
+    for value in _named(function, function.__code__.co_names):
+        called = _function_of(value)
+        if called is not None and _package(called.__module__) == _package(function.__module__):
             yield called
+
+
+def _named(function: types.FunctionType, names: Iterable[str]) -> Iterator[Any]:
+    """Yield what ``names`` are in the file of a function, and in the files beside it that they name."""
+    own = vars(sys.modules.get(function.__module__, sys))
+    found = [own[name] for name in names if name in own]
+    yield from found
+    for module in found:
+        if isinstance(module, types.ModuleType) and _package(module.__name__) == _package(
+            function.__module__
+        ):
+            yield from (value for name in names if (value := vars(module).get(name)) is not None)
 
 
 def facts(cls: Any) -> Facts:
@@ -121,10 +133,8 @@ def _all_names(functions: list[types.FunctionType]) -> set[str]:
 def _helpers(functions: list[types.FunctionType]) -> Iterator[type]:
     """Yield the classes of the same package that functions name, and that are no ``nn.Module``."""
     for function in functions:
-        scope = vars(sys.modules.get(function.__module__, sys))
-        for name in _names(function.__code__):
-            cls = scope.get(name)
-            if not isinstance(cls, type) or _package(cls) != _package(function):
+        for cls in _named(function, _names(function.__code__)):
+            if not isinstance(cls, type) or _package(cls.__module__) != _package(function.__module__):
                 continue
             if not any(base.__module__.startswith("torch.") for base in cls.__mro__):
                 yield cls
@@ -186,10 +196,15 @@ def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:
         waiting += _beside(function)
 
 
-def _package(function: types.FunctionType | type) -> str:
-    # Of a library each model is a world of its own; a file of the user's imports from the files beside it.
-    name = function.__module__ or ""
-    return name if name.startswith("transformers.") else name.partition(".")[0]
+@functools.lru_cache(maxsize=4096)
+def _package(name: str | None) -> str:
+    """What a Python module is a part of: its package, or the folder of a file that is in none."""
+    name = name or ""
+    if name.startswith("transformers."):
+        return name  # of a library each model is a world of its own
+    module = sys.modules.get(name)
+    file = None if "." in name or hasattr(module, "__path__") else getattr(module, "__file__", None)
+    return name.partition(".")[0] if file is None else os.path.dirname(os.path.abspath(file))
 
 
 def _function_of(value: Any) -> types.FunctionType | None:

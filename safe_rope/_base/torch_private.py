@@ -206,6 +206,10 @@ WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Children under which torch's own wrappers keep the module; a name that no wrapper has is never met."""
 
 
+PARAMETRIZED = "torch.nn.utils.parametrize"
+"""The Python module of the classes that parametrizations give to modules: each has properties of its own."""
+
+
 def fsdp_class(name: str) -> Any:
     """Return a class of FSDP; None where this torch has none of the name, or nobody has imported FSDP."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)

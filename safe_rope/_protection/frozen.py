@@ -16,7 +16,14 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
-from safe_rope._recognition.tables import has_position_name, is_empty_table, is_frequency, is_table_of
+from safe_rope._recognition.reference import own_class
+from safe_rope._recognition.tables import (
+    has_position_name,
+    is_empty_table,
+    is_frequency,
+    is_table_of,
+    own_tensors,
+)
 from safe_rope._recognition.truths import frozen_tables
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 """Modules of torch's whose parameters are their parent's tables."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
 _TORCHS = "is in a module of torch: it is rounded to whatever dtype the model is given"
+_DERIVED = "is in a module whose class torch has derived (a parametrization, fully_shard): it is as in stock"
 _COMPUTED = "computes positions beside weights, in whatever precision it is called with"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
@@ -93,8 +101,11 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
     module with weights may compute positions whenever it is called, in whatever precision.
     """
     for module in modules:
-        if type(module).__module__.startswith("torch."):
+        if own_class(type(module)).__module__.startswith("torch."):
             continue
+        is_kept = hasattr(type(module), "_safe_rope_stock")
+        if type(module).__module__.startswith("torch.") and not is_kept:
+            yield from (Frozen(module, name, _DERIVED, False) for name in _derived_tables(module))
         for child_name, child in module._modules.items():
             if child is None or not type(child).__module__.startswith("torch."):
                 continue
@@ -105,11 +116,20 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
                 waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
                 if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
                     yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
-        keeps_none = (
-            not hasattr(type(module), "_safe_rope_stock") and bytecode.facts(type(module)).turns_counts
-        )
-        if keeps_none and next(module.parameters(), None) is not None:
+        computes = not is_kept and bytecode.facts(type(module)).turns_counts
+        if computes and next(module.parameters(), None) is not None:
             yield Frozen(module, "forward", _COMPUTED, False)
+
+
+def _derived_tables(module: Any) -> Iterator[str]:
+    """Names of what may be tables of a module whose class torch has derived, parametrized ones included."""
+    waves = bytecode.facts(type(module)).makes_waves
+    parts = module._modules.get("parametrizations")
+    parametrized = () if parts is None else parts.items()
+    originals = [(name, b) for name, part in parametrized for b in part._buffers.values()]
+    for name, tensor in (*own_tensors(module), *originals):
+        if waves or is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
+            yield name
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

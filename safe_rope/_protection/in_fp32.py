@@ -24,12 +24,16 @@ from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.tables import FEWEST
 from safe_rope._recognition.untouched import Untouched
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
 from safe_rope.rotation._cos_sin import rounded as rounded_once
 
 logger = logging.getLogger(__name__)
+
+MANY = 256
+"""Positions that BF16 counts without rounding; a longer call is looked at anew."""
 
 
 def rotate(call: Call, module: nn.Module) -> Any:
@@ -78,6 +82,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     if learned is None:
         learned = _compare(leaves, given, origins)
         if not call.watched:
+            _tell_of_rounded_counts(call)
             runner.learn(key, learned)
     if learned is not None and len(learned) == len(leaves):
         leaves = [
@@ -103,6 +108,24 @@ def run_once(call: Call) -> Any:
 def _as_returned(table: torch.Tensor) -> torch.Tensor:
     # A phase is never rounded: what is computed from it is.
     return rounded_once(table) if isinstance(table, CosSin) and table.phase is None else table
+
+
+def _tell_of_rounded_counts(call: Call) -> None:
+    """Warn where positions have arrived in a dtype that cannot count so far."""
+    for leaf in call.leaves:
+        if leaf.dtype not in LOW or leaf.numel() <= FEWEST:
+            continue
+        values, last = leaf.detach().reshape(-1), 2 / torch.finfo(leaf.dtype).eps
+        is_whole = bool((values.isfinite() & (values == values.round())).all())
+        steps = values.float().sort().values.diff().count_nonzero() if is_whole else 0
+        if steps >= FEWEST and bool((values.abs() > last).any()):
+            warnings.warn(
+                f"{call.state.owner} is given positions in {leaf.dtype}, which counts no further than "
+                f"{last:.0f}: they were rounded before, as in the stock model. Count them in torch.float32 "
+                "or as integers",
+                PrecisionWarning,
+                stacklevel=2,
+            )
 
 
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
@@ -203,4 +226,6 @@ def _key(call: Call) -> tuple[Any, ...]:
     leaves, _ = flattened((call.args, call.kwargs))
     structure = pytree.tree_structure((call.args, call.kwargs))
     dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
-    return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, call.autocast
+    are_many = any(leaf.dtype in LOW and leaf.numel() > MANY for leaf in call.leaves)
+    nominal = tuple(call.state.nominal.values())
+    return dtypes, str(structure), nominal, call.module.training, call.autocast, are_many

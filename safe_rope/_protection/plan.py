@@ -28,13 +28,15 @@ from safe_rope._recognition.explained import UNTOLD
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
-from safe_rope._recognition.tables import may_hold_positions, only_makes_positions
+from safe_rope._recognition.tables import may_hold_positions, only_makes_positions, uninitialized
 from safe_rope._recognition.truths import is_understood, truths_of
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.registry import find
 
 logger = logging.getLogger(__name__)
+
+_LAZY = "the first forward fills it, in whatever dtype the model has by then"
 
 
 class Options(NamedTuple):
@@ -126,6 +128,9 @@ def prepare(
 def _prepare(
     module: nn.Module, reference: Reference, namespaces: tuple[str, ...], options: Options
 ) -> Protection | Unprotectable | None:
+    lazy = uninitialized(module)
+    if lazy:
+        return Unprotectable(module, _reasons(dict.fromkeys(lazy, _LAZY)))
     patch = find(module)
     if reference.module is module:
         reference = Reference(None, plain=reference.plain)  # the class hands out an instance that lives

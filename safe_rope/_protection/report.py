@@ -11,6 +11,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.text import Report, class_name, counted, wrapped
 from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNTOLD
+from safe_rope._recognition.reference import own_class
 from safe_rope.errors import PrecisionWarning
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ProtectionReport(Report):
         """Add a position table that is a frozen parameter."""
         reason = f"{found.name} {found.reason}"
         entries = self.unprotected if found.is_damaged else self.left
-        entries.append(ModuleEntry(path, class_name(type(found.module)), reason=reason))
+        entries.append(ModuleEntry(path, class_name(own_class(type(found.module))), reason=reason))
 
     def describe_unprotected(self) -> str:
         """Say in one message which position modules are not protected, and what to do."""

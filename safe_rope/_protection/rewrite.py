@@ -282,9 +282,10 @@ class ProtectedModule(_Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """``type(module)(...)``: another one of the stock class, which nothing is known of.
 
-        ``cls.__new__(cls)`` has no attributes yet: DataParallel and Dynamo make replicas so.
+        ``cls.__new__(cls)`` has no attributes yet: DataParallel, Dynamo and what derives classes begin so.
         """
-        if args or kwargs or cls._safe_rope_stock.__new__ is not object.__new__:
+        is_ours = "_safe_rope_stock" in vars(cls)
+        if is_ours and (args or kwargs or cls._safe_rope_stock.__new__ is not object.__new__):
             return cls._safe_rope_stock(*args, **kwargs)
         return object.__new__(cls)
 
@@ -329,6 +330,8 @@ class ProtectedModule(_Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
+        if "_safe_rope_stock" not in vars(type(self)):
+            return _as_stock(self).__reduce_ex__(protocol)  # type: ignore[no-any-return]
         _is_overruled(self)  # what was written to a table goes along
         attributes = state_of(self).portable(self)
         attributes[STATE] = copy.deepcopy(attributes[STATE])  # a shallow copy goes its own way

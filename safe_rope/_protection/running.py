@@ -123,14 +123,17 @@ def _run_in_graph(call: Call) -> Any:
     if not (low or lowered):
         return call.on(module)
     keeps = state.code.stores or bool(module._modules)
-    if _does_more(module) or (low and _is_ready(state, low) and (keeps or _meets_its_dtype(call))):
+    dtype = next((leaf.dtype for leaf in call.leaves if leaf.dtype in LOW), None)
+    is_ready = low and _is_ready(state, low) and (keeps or _meets_its_dtype(call))
+    # Numbers in tensors may be there for their dtype, which nothing else tells then.
+    tells_dtype = keeps and dtype is None and all(state.pins[name].values.numel() == 1 for name in low)
+    if _does_more(module) or is_ready or tells_dtype:
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 _told_in_graph(state.owner, name, state.nominal[name])
         return _on_shown(call, marked=False)
     if keeps:
         # It cannot be asked what it returns as stock without being changed by that.
-        dtype = next((leaf.dtype for leaf in call.leaves if leaf.dtype in LOW), None)
         result = call.on(module)
         if dtype is None:
             return result

@@ -67,6 +67,8 @@ class _Building(NamedTuple):
     thread: int | None = None
     number: float = math.inf
     """How many modules had been begun before it."""
+    is_used: bool = False
+    """Whether it was empty when something complete was used: what fills it then is no constructor."""
 
     @property
     def on_real_device(self) -> bool:
@@ -208,7 +210,9 @@ class ConstructionWatch:
                 unknown = _Building(is_filled=True) if state_of(module).notes else building
                 self._consider(module, unknown, looked=True)
             elif concerns(module):
-                self._consider(module, building)
+                self._consider(module, _Building(is_filled=True) if building.is_used else building)
+            if not loaded and module in self._nothing_yet:
+                self._nothing_yet[module] = building._replace(is_used=True)
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if (

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -25,17 +26,23 @@ _LONGEST = 256
 
 def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield name and value of everything that may be a tensor and is no parameter."""
-    yield from module._buffers.items()
+    yield from ((name, value) for name, value in module._buffers.items() if not _is_lazy(value))
     for name, value in list(vars(module).items()):
         # Every module of a model is asked, and torch.Tensor answers isinstance slowly: the quick ones first.
         if name in _OF_TORCH or type(value) in _PLAIN:
             continue
         if isinstance(value, torch.Tensor):
-            yield name, value
+            if not _is_lazy(value):
+                yield name, value
         elif _may_be_looked_into(module, name, value):
             for key, inner in _items(value):
                 if isinstance(inner, torch.Tensor):
                     yield f"{name}.{key}", inner
+
+
+def _is_lazy(value: torch.Tensor | None) -> bool:
+    """Whether a tensor has no shape yet (`torch.nn.modules.lazy.LazyModuleMixin`): it answers nothing."""
+    return value is not None and is_lazy(value)
 
 
 def unfilled(module: nn.Module) -> list[str]:

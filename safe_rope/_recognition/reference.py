@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from safe_rope._base.torch_private import WRAPPED, fsdp_class
+from safe_rope._base.torch_private import PARAMETRIZED, WRAPPED
 from safe_rope._recognition.arguments import Arguments, infer_arguments
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.holdings import get_table
@@ -20,20 +22,33 @@ from safe_rope._recognition.rebuild import Rebuilt, rebuild
 logger = logging.getLogger(__name__)
 
 
+_derived_alike: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
 def stock_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the module had before it was protected."""
+    """The class that the module would have if it had not been protected.
+
+    That of a module which has been given a parametrization since is derived from the stock class as torch has
+    derived its own: that is where the parametrized attributes are.
+    """
     cls: Any = type(module)
     stock: type[nn.Module] = getattr(cls, "_safe_rope_stock", cls)
-    return stock
+    if cls.__module__ != PARAMETRIZED or stock is cls or "_safe_rope_stock" in vars(cls):
+        return stock
+    if cls not in _derived_alike:
+        namespace = {name: value for name, value in vars(cls).items() if not hasattr(value, "__objclass__")}
+        _derived_alike[cls] = type(cls.__name__, (stock,), namespace)
+    return _derived_alike[cls]
 
 
 def own_class(cls: type) -> type:
-    """The class that ``fully_shard`` derived ``cls`` from, or ``cls``."""
-    sharded = fsdp_class("FSDPModule")
-    if sharded is None or not issubclass(cls, sharded):
+    """The class that torch has derived ``cls`` from (``fully_shard``, a parametrization), or ``cls``."""
+    if not cls.__module__.startswith("torch."):
         return cls
-    mro = cls.__mro__
-    return mro[mro.index(sharded) + 1] if mro[1] is sharded else cls
+    is_torchs_own = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+    bases = () if is_torchs_own else cls.__mro__
+    own = (base for base in bases if issubclass(base, nn.Module) and not base.__module__.startswith("torch."))
+    return next(own, cls)
 
 
 class Again:

@@ -6,6 +6,7 @@ import re
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from safe_rope._base import bytecode
 from safe_rope._recognition.holdings import entries, unfilled
@@ -71,7 +72,7 @@ def may_hold_positions(module: nn.Module) -> bool:
         return False
     if any(not _is_no_position(name) for name, _ in own_tensors(module)):
         return True
-    return bool(made_later(module))
+    return bool(made_later(module) or uninitialized(module))
 
 
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
@@ -82,6 +83,12 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
 def made_later(module: nn.Module) -> list[str]:
     """Names of frequencies that the module has a place for and makes in its first forward."""
     return [name for name in unfilled(module) if _FREQUENCIES.search(name)]
+
+
+def uninitialized(module: nn.Module) -> list[str]:
+    """Names of the buffers that may be tables and get their shape in the first forward."""
+    lazy = [name for name, value in module._buffers.items() if value is not None and is_lazy(value)]
+    return [name for name in lazy if has_position_name(name) or bytecode.facts(type(module)).makes_waves]
 
 
 def is_finished(cls: type, name: str, origin: Origin) -> bool:

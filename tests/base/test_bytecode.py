@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +98,39 @@ def test_a_constructor_that_zero_init_has_replaced_is_no_method() -> None:
                 self.more = 1
 
         assert not facts(Inside).stores
+
+
+HELPERS = """
+import torch
+def rows(n): return torch.arange(n).cos()
+class Tables:
+    def __init__(self, n): self.cos = rows(n)
+"""
+MODEL = """
+import odd_helpers
+from torch import nn
+class Asking(nn.Module):
+    def forward(self, x): return x * odd_helpers.rows(len(x))
+class Holding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = odd_helpers.Tables(8)
+    def forward(self, x): return x * self.tables.cos
+"""
+
+
+def test_files_in_one_folder_are_followed_as_the_files_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_helpers.py").write_text(HELPERS)
+    (tmp_path / "odd_model.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("odd_model")
+    try:
+        assert facts(model.Asking).counts
+        assert facts(model.Asking).makes_waves
+        assert facts(model.Holding).makes_waves
+        assert not facts(Reads).makes_waves, "what a library's module has is not followed"
+    finally:
+        for name in ("odd_helpers", "odd_model"):
+            del sys.modules[name]

@@ -241,3 +241,39 @@ def test_more_classes_than_dynamo_keeps_graphs_for_one_code() -> None:
         cos = torch.compile(module, fullgraph=True, backend="eager")(torch.zeros(1, 600, 32))
         true = (torch.arange(600).double()[:, None] * module._buffers["inv_freq"].double()).cos()
         assert (cos.double() - true).abs().max() < 2**-8, index
+
+
+def test_a_dtype_that_only_a_buffer_tells_is_the_stock_models_in_a_graph() -> None:
+    """fairseq's sinusoids take the dtype of a buffer of one element, and integers for arguments."""
+
+    class Sinusoids(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = self.rows(64)
+            self.register_buffer("_float_tensor", torch.ones(1))
+
+        @staticmethod
+        def rows(length: int) -> torch.Tensor:
+            phase = torch.outer(torch.arange(1.0 * length), 1e4 ** (-torch.arange(0, 32, 2) / 32))
+            return torch.cat((phase.sin(), phase.cos()), dim=1)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            if ids.shape[1] >= len(self.weights):
+                self.weights = self.rows(ids.shape[1] + 1)
+            self.weights = self.weights.to(self._float_tensor)
+            return self.weights[ids.ne(1).cumsum(1)]
+
+    def compiled() -> torch.Tensor:
+        torch._dynamo.reset()
+        module.to(torch.bfloat16)
+        found: torch.Tensor = torch.compile(module, backend="eager")(torch.full((1, 600), 7))
+        return found
+
+    module = Sinusoids()
+    stock = compiled()
+    with safe_rope.guard():
+        module = Sinusoids()
+    with pytest.warns(safe_rope.PrecisionWarning, match="computes from _float_tensor"):
+        guarded = compiled()
+    assert guarded.dtype == stock.dtype == torch.bfloat16
+    assert torch.equal(guarded, stock)

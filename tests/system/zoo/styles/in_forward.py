@@ -163,3 +163,28 @@ class TimestepSinusoids(nn.Module):
         exponent = -math.log(self.max_period) * torch.arange(0, half, dtype=torch.float32) / half
         emb = timesteps[:, None].float() * torch.exp(exponent)[None, :]
         return torch.cat([emb.cos(), emb.sin()], dim=-1).to(x.dtype)
+
+
+@style("in forward", "parent", shows="output", inv_freq="rope.inv_freq")
+class CountedByTheParent(nn.Module):
+    """Transformer-XL: the parent counts backwards in the dtype of x, and its child turns that into sines."""
+
+    class Rope(nn.Module):
+        """Sinusoids of the positions that it is given."""
+
+        def __init__(self, dim: int = DIM) -> None:
+            super().__init__()
+            self.register_buffer("inv_freq", 1 / (10000 ** (torch.arange(0.0, dim, 2.0) / dim)))
+
+        def forward(self, positions: torch.Tensor) -> torch.Tensor:
+            phase = torch.outer(positions, self.inv_freq)
+            return torch.cat((phase.sin(), phase.cos()), dim=-1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = self.Rope()
+        self.r_net = nn.Linear(DIM, DIM, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1] - 1, -1, -1.0, dtype=x.dtype)
+        return self.r_net(self.rope(positions))

@@ -108,3 +108,31 @@ class ParentCallsTheBuilder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.rope(x)
+
+
+def rows(length: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Cos and sin [length, dim / 2, 2], counted in ``dtype``."""
+    theta = 1.0 / 10000 ** (torch.arange(0, dim, 2, dtype=dtype) / dim)
+    phase = torch.outer(torch.arange(length, dtype=dtype), theta).float()
+    return torch.stack((phase.cos(), phase.sin()), dim=-1)
+
+
+@style("lazy", "weights", shows="output")
+class RememberedBesideWeights(nn.Module):
+    """lit-llama's attention: None until the first forward, and then what that has counted in its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(DIM, DIM, bias=False)
+        self.rope_cache: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.q_proj(x)
+        if self.rope_cache is None:
+            self.rope_cache = rows(LONGEST, DIM, x.dtype)
+        pairs, cache = q.float().unflatten(-1, (-1, 2)), self.rope_cache[: x.shape[1]]
+        turned = (
+            pairs[..., 0] * cache[..., 0] - pairs[..., 1] * cache[..., 1],
+            pairs[..., 1] * cache[..., 0] + pairs[..., 0] * cache[..., 1],
+        )
+        return torch.stack(turned, dim=-1).flatten(-2).type_as(q)
