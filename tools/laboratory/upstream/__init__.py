@@ -22,7 +22,13 @@ LIMIT = None
 SECONDS = 7200.0
 """For one suite, with the guard or without."""
 SUITES = {
-    "deepspeed": ("tests", ("unit/runtime/zero/test_zero_context*.py",)),
+    "deepspeed": (
+        "tests",
+        tuple(
+            f"unit/runtime/zero/test_zero_{name}.py"
+            for name in ("context*", "dynamic_class", "late_module_attach", "leaf_module", "*_init")
+        ),
+    ),
     "transformers": (
         ".",
         (
