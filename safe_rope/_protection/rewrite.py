@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.positions import is_watched
+from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
@@ -268,8 +269,8 @@ class ProtectedModule(_Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """``type(module)(...)``: another one of the stock class, which nothing is known of."""
-        if "_safe_rope_stock" not in vars(cls):
-            return object.__new__(cls)  # torch has derived it, and copies a module so
+        if cls.__module__ == PARAMETRIZED:
+            return object.__new__(cls)  # torch copies a module so
         return cls._safe_rope_stock(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -313,7 +314,7 @@ class ProtectedModule(_Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
-        if "_safe_rope_stock" not in vars(type(self)):
+        if type(self).__module__ == PARAMETRIZED:
             return super().__reduce_ex__(protocol)  # type: ignore[return-value]
         _is_overruled(self)  # what was written to a table goes along
         attributes = state_of(self).portable(self)
