@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.positions import is_watched
+from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
@@ -282,10 +283,11 @@ class ProtectedModule(_Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """``type(module)(...)``: another one of the stock class, which nothing is known of.
 
-        ``cls.__new__(cls)`` has no attributes yet: DataParallel, Dynamo and what derives classes begin so.
+        ``cls.__new__(cls)`` has no attributes yet: DataParallel, Dynamo and parametrizations copy so.
         """
-        is_ours = "_safe_rope_stock" in vars(cls)
-        if is_ours and (args or kwargs or cls._safe_rope_stock.__new__ is not object.__new__):
+        if cls.__module__ != PARAMETRIZED and (
+            args or kwargs or cls._safe_rope_stock.__new__ is not object.__new__
+        ):
             return cls._safe_rope_stock(*args, **kwargs)
         return object.__new__(cls)
 
@@ -330,7 +332,7 @@ class ProtectedModule(_Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickle finds classes by name, and the name is the stock class's: name that, and rewrite on the way
         # back.
-        if "_safe_rope_stock" not in vars(type(self)):
+        if type(self).__module__ == PARAMETRIZED:
             return _as_stock(self).__reduce_ex__(protocol)  # type: ignore[no-any-return]
         _is_overruled(self)  # what was written to a table goes along
         attributes = state_of(self).portable(self)

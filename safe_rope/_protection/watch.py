@@ -207,10 +207,11 @@ class ConstructionWatch:
                 if not (loaded or building.on_real_device):
                     continue  # what stands there may be what nobody has written yet
                 # What was not filled then has been filled since, from where nobody knows.
-                unknown = _Building(is_filled=True) if state_of(module).notes else building
+                own = building._replace(is_used=False)  # its forward has run in FP32
+                unknown = _Building(is_filled=True) if state_of(module).notes else own
                 self._consider(module, unknown, looked=True)
             elif concerns(module):
-                self._consider(module, _Building(is_filled=True) if building.is_used else building)
+                self._consider(module, building)
             if not loaded and module in self._nothing_yet:
                 self._nothing_yet[module] = building._replace(is_used=True)
 
@@ -285,6 +286,7 @@ class ConstructionWatch:
             return Protection(module, state, reference=known.reference)
         again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
+        plain &= not building.is_used
         early = not building.is_filled and module not in self._nothing_yet
         reference = Reference(again, plain=plain, early=early)
         result = prepare(module, reference, around, self._options)
