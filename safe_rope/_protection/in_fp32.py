@@ -112,7 +112,7 @@ def _as_returned(table: torch.Tensor) -> torch.Tensor:
 
 def _tell_of_rounded_counts(call: Call) -> None:
     """Warn where positions have arrived in a dtype that cannot count so far."""
-    if torch.cuda.is_current_stream_capturing():
+    if any(leaf.is_cuda for leaf in call.leaves) and torch.cuda.is_current_stream_capturing():
         return  # where nothing can be read
     for leaf in call.leaves:
         if leaf.dtype not in LOW or leaf.numel() <= FEWEST:

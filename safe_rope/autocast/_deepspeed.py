@@ -1,6 +1,6 @@
 """The one place for what is private in DeepSpeed, found by capability; its absence is an error that says so.
 
-Releases 0.17.2 to 0.19.8 differ in names, not in structure. A parameter that carries an attribute is gathered
+Releases 0.17.6 to 0.19.8 differ in names, not in structure. A parameter that carries an attribute is gathered
 and reduced in the dtype that the attribute holds. A module-global flag says whether any engine has autocast
 on.
 """
@@ -21,7 +21,8 @@ from torch import nn
 from safe_rope.autocast.releases import FIRST_RELEASE, NEWEST_TESTED
 from safe_rope.errors import IncompatibleVersionError, MissingDependencyError
 
-_MARKS = ("comm_dtype", "autocast_dtype")  # from 0.17.6 on, and before
+_STATE = ("TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
+_MARK = "comm_dtype"
 _MARK_NAME = "PARAM_COMM_DTYPE_ATTR_NAME"
 
 
@@ -121,8 +122,8 @@ def _autocast_module() -> types.ModuleType | None:
 
 
 def has_autocast() -> bool:
-    """Whether the installed DeepSpeed has the section ``torch_autocast`` at all."""
-    return _autocast_module() is not None
+    """Whether the installed DeepSpeed has a section ``torch_autocast`` that trains, as from 0.17.6 on."""
+    return hasattr(_autocast_module(), _STATE[-1])
 
 
 def mark_name() -> str:
@@ -133,10 +134,7 @@ def mark_name() -> str:
 
     """
     module = _autocast_module()
-    require(module, "TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
-    if hasattr(module, "has_autocast_dtype") and not hasattr(module, _MARK_NAME):
-        return "autocast_dtype"
-    require(module, _MARK_NAME)
+    require(module, *_STATE, _MARK_NAME)
     return str(getattr(module, _MARK_NAME))
 
 
@@ -150,8 +148,7 @@ def mark(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
 def unmark(parameters: Iterable[nn.Parameter]) -> None:
     """Let DeepSpeed communicate these parameters in their own dtype, whatever another engine left on them."""
     for parameter in parameters:
-        for name in _MARKS:
-            vars(parameter).pop(name, None)
+        vars(parameter).pop(_MARK, None)
 
 
 def is_marked(parameter: nn.Parameter) -> bool:
@@ -161,7 +158,7 @@ def is_marked(parameter: nn.Parameter) -> bool:
 
 def own_globals() -> contextlib.AbstractContextManager[None]:
     """Hide the autocast state of other engines, and leave none behind."""
-    return meanwhile(_autocast_module(), TORCH_AUTOCAST_INITIALIZED=False, TORCH_AUTOCAST_DTYPE=None)
+    return meanwhile(_autocast_module(), **dict(zip(_STATE, (False, None), strict=True)))
 
 
 def widen(parameters: Iterable[Any]) -> None:

@@ -239,7 +239,7 @@ def _check_release(stage: int, accumulation: int, dtype: torch.dtype, zero: Mapp
     if not _deepspeed.has_autocast():
         raise ConfigError(
             f"{SECTION} needs DeepSpeed {releases.FIRST_RELEASE} or newer, {release} is installed and would "
-            f"train in FP32; upgrade DeepSpeed, or use the bf16 section instead"
+            f"train in FP32 or on wrong gradients; upgrade DeepSpeed, or use the bf16 section instead"
         )
     overlap = bool(zero.get("overlap_comm", False)) or not zero.get("contiguous_gradients", True)
     for fault in releases.faults(release, stage, accumulation, overlap):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-FIRST_RELEASE = "0.17.2"
-"""The first DeepSpeed that has the section ``torch_autocast``."""
+FIRST_RELEASE = "0.17.6"
+"""The first DeepSpeed whose section ``torch_autocast`` trains; 0.17.2 to 0.17.5 multiply gradients by 65536."""
 
 NEWEST_TESTED = "0.19.8"
 
@@ -34,7 +34,6 @@ class Fault(NamedTuple):
 
 _NEWER = "use DeepSpeed 0.19.3 or newer"
 _NO_STEPS = f"{_NEWER}, gradient_accumulation_steps 1, or zero_optimization.stage 3"
-_SCALED = "multiplies every gradient by 65536, a loss scale that is never removed"
 _OVERWRITTEN = "lets each micro-batch's gradient overwrite the last one's"
 _WRONG = "gets gradients wrong by up to their own size"
 _PLAIN = f"set overlap_comm to false and contiguous_gradients to true, or {_NEWER}"
@@ -42,7 +41,6 @@ _TWICE = "divides by the accumulation steps twice (ZeRO 0), or keeps the last mi
 _GATHER = "fails in the all-gather after the step"
 
 FAULTS = (
-    Fault("0.17.2", "0.17.5", (1, 2), _SCALED, "use DeepSpeed 0.17.6 or newer, or zero_optimization.stage 3"),
     Fault("0.17.6", "0.18.2", (2,), _OVERWRITTEN, _NO_STEPS, accumulation=True),
     Fault("0.17.6", "0.18.2", (1,), _WRONG, _PLAIN, accumulation=True, overlap=True),
     Fault("0.18.3", "0.18.3", (0, 1, 2), _TWICE, _NO_STEPS, accumulation=True),
