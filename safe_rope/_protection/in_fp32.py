@@ -31,6 +31,9 @@ from safe_rope.rotation._cos_sin import rounded as rounded_once
 
 logger = logging.getLogger(__name__)
 
+_LEAVES = frozenset({type(None), bool, int, float, str})
+"""Types of arguments that hold no others."""
+
 
 def rotate(call: Call, module: nn.Module) -> Any:
     """Run a method that takes q and k on ``module`` in FP32; round q and k to the dtypes they came in."""
@@ -200,7 +203,10 @@ def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool)
 
 
 def _key(call: Call) -> tuple[Any, ...]:
-    leaves, _ = flattened((call.args, call.kwargs))
-    structure = pytree.tree_structure((call.args, call.kwargs))
-    dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
-    return dtypes, str(structure), tuple(call.state.nominal.values()), call.module.training, call.autocast
+    given: Any = (*call.args, *call.kwargs.values())
+    structure: Any = len(call.args), *call.kwargs
+    if any([not (type(one) is torch.Tensor or type(one) in _LEAVES) for one in given]):
+        given, _ = flattened((call.args, call.kwargs))
+        structure = str(pytree.tree_structure((call.args, call.kwargs)))
+    dtypes = tuple([one.dtype if isinstance(one, torch.Tensor) else type(one) for one in given])
+    return dtypes, structure, tuple(call.state.nominal.values()), call.module.training, call.autocast

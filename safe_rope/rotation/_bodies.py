@@ -157,7 +157,7 @@ class Body:
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
 
-        Every layer asks the same of the same tables, or of its own with the same rows: what they all need is
+        Every layer asks the same of the same tables, or of another table's same rows: what they all need is
         made for the first.
         """
         table = args[self._cos_at] if len(args) == self._count else None

@@ -157,7 +157,7 @@ def _turned(raised: Tensor, cos: Tensor, signed_sin: Tensor, form: Form) -> Tens
 
 def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tensor]:
     if not torch.is_grad_enabled():
-        return torch.split_with_sizes(together, sizes, dim)  # type: ignore[no-any-return]
+        return torch.split_with_sizes(together, sizes, dim)
     # Autograd lets nobody write to one of several views that were made together.
     starts = itertools.accumulate(sizes, initial=0)
     return [together.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
