@@ -124,8 +124,8 @@ class Keeper:
         placed = self._placed
         if device is None and len(placed) == self._count:
             buffers = module._buffers
-            for name, known in placed.copy().items():  # another thread may put a table there meanwhile
-                if not known.is_right(buffers[name] if name in buffers else get_table(module, name)):
+            for name, right in placed.copy().items():  # another thread may put a table there meanwhile
+                if not right.is_right(buffers[name] if name in buffers else get_table(module, name)):
                     break
             else:
                 return False

@@ -174,9 +174,8 @@ class RotaryState(Keeper):
         shape, dtype = position_ids.shape, position_ids.dtype
         if dtype != torch.int64 or shape[-1:] != (1,):
             return None
-        if position_ids.numel() == 1:
-            position = int(position_ids.item())
-        elif (position := _only(position_ids)) is None:
+        position = int(position_ids.item()) if position_ids.numel() == 1 else _only(position_ids)
+        if position is None:
             return None
         table = self.sets[layer_type].table
         question = shape, x.dtype, id(table)

@@ -32,7 +32,8 @@ class Ahead:
         self.start, self.nominal = start, nominal
         self._tables = cos, sin
         shape = (*cos.shape[:-3], batch, *cos.shape[-2:])
-        self._rows = list(zip(cos.expand(shape).split(1, -2), sin.expand(shape).split(1, -2), strict=True))
+        split = (torch.split(table.expand(shape), 1, -2) for table in (cos, sin))
+        self._rows = list(zip(*split, strict=True))
         self._strides = torch.empty_like(self._rows[0][0], memory_format=torch.contiguous_format).stride()
         self._made = [self._make(index) for index in range(ROWS)]
         self._spread: dict[Form, list[tuple[Tensor, ...]]] = {}
@@ -56,7 +57,8 @@ class Ahead:
         spread = self._spread.get(form)
         if spread is None:
             with torch.inference_mode(False), torch.no_grad():
-                cos, sin = _few.spread(*(table.reshape(ROWS, -1) for table in self._tables), form)
+                cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
+                cos, sin = _few.spread(cos, sin, form)
                 spread = self._spread[form] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
         return spread[index]
 
@@ -65,7 +67,7 @@ class Row(NamedTuple):
     """Which row of which rows a cos and a sin are."""
 
     ahead: Ahead
-    index: int
+    at: int
     cos: int
     sin: int
 

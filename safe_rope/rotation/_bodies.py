@@ -183,7 +183,7 @@ class Body:
         if self.gathers or not row.is_of(table, args[self._sin_at]):
             return None
         plan = self._plans.get((table.shape, self._unsqueeze(args), *kinds))
-        return None if plan is None else (*row.ahead.spread(row.index, self.form), plan)
+        return None if plan is None else (*row.ahead.spread(row.at, self.form), plan)
 
     def _equal(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         last, other = self._last, args[self._sin_at]
