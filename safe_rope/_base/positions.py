@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safe_rope._base.torch_private import is_recorded, is_transformed
+from safe_rope._base.torch_private import is_recorded, is_recorded_or_transformed
 
 _INTEGERS = frozenset(
     {
@@ -61,4 +61,4 @@ def must_stay_opaque(position_ids: Tensor) -> bool:
 
 def is_watched() -> bool:
     """Whether somebody records or transforms what this thread does: nothing of it may be kept."""
-    return torch.compiler.is_compiling() or is_recorded() or is_transformed()
+    return torch.compiler.is_compiling() or is_recorded_or_transformed()

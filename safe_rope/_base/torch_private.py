@@ -76,9 +76,15 @@ def is_recorded() -> bool:
     return _count_dispatch_modes() > 0 or _tracing_state() is not None
 
 
-def is_transformed() -> bool:
-    """Whether this runs inside a transform of ``torch.func``."""
-    return _innermost_transform() is not None
+def is_recorded_or_transformed() -> bool:
+    """`is_recorded`, or whether this runs inside a transform of ``torch.func``; asked in each forward."""
+    return _count_dispatch_modes() > 0 or _tracing_state() is not None or _innermost_transform() is not None
+
+
+def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Do what ``torch.compiler.assume_constant_result`` does, which takes a second: it imports Dynamo."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def undispatched() -> AbstractContextManager[Any]:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 MANY = 256
 """Positions that BF16 counts without rounding; a longer call is looked at anew."""
+_LEAVES = frozenset({type(None), bool, int, float, str})
+"""Types of arguments that hold no others."""
 
 
 def rotate(call: Call, module: nn.Module) -> Any:
@@ -225,9 +227,12 @@ def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool)
 
 
 def _key(call: Call) -> tuple[Any, ...]:
-    leaves, _ = flattened((call.args, call.kwargs))
-    structure = pytree.tree_structure((call.args, call.kwargs))
-    dtypes = tuple(leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves)
-    are_many = any(leaf.dtype in LOW and leaf.numel() > MANY for leaf in call.leaves)
+    given: Any = (*call.args, *call.kwargs.values())
+    structure: Any = len(call.args), *call.kwargs
+    if any([not (type(one) is torch.Tensor or type(one) in _LEAVES) for one in given]):
+        given, _ = flattened((call.args, call.kwargs))
+        structure = str(pytree.tree_structure((call.args, call.kwargs)))
+    dtypes = tuple([one.dtype if isinstance(one, torch.Tensor) else type(one) for one in given])
+    are_many = any([leaf.dtype in LOW and leaf.numel() > MANY for leaf in call.leaves])
     nominal = tuple(call.state.nominal.values())
-    return dtypes, str(structure), nominal, call.module.training, call.autocast, are_many
+    return dtypes, structure, nominal, call.module.training, call.autocast, are_many

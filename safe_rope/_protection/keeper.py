@@ -59,8 +59,15 @@ class Placed(NamedTuple):
 
     def is_right(self, current: Any) -> bool:
         """Whether ``current`` is this tensor with the values that it had."""
-        # A write through `.data` leaves no other trace than the values; to read them stops an accelerator.
-        return self.is_untouched(current) and (self.memory is None or self.memory.raw == self.last)
+        tensor, version, address, memory, last = self
+        # `is_untouched`; and a write through `.data` leaves no other trace than the values, which to read
+        # stops an accelerator.
+        return (
+            tensor is current
+            and version == tensor._version
+            and address == (tensor.data_ptr() if type(tensor) is torch.Tensor else 0)
+            and (memory is None or memory.raw == last)
+        )
 
 
 class Keeper:
@@ -115,12 +122,13 @@ class Keeper:
 
         """
         placed = self._placed
-        is_settled = device is None and len(placed) == self._count
-        # Another thread may put a table there meanwhile.
-        if is_settled and all(
-            [known.is_right(get_table(module, name)) for name, known in placed.copy().items()]
-        ):
-            return False
+        if device is None and len(placed) == self._count:
+            buffers = module._buffers
+            for name, right in placed.copy().items():  # another thread may put a table there meanwhile
+                if not right.is_right(buffers[name] if name in buffers else get_table(module, name)):
+                    break
+            else:
+                return False
         for name in tuple(self.names(module)):
             current, known = get_table(module, name), placed.get(name)
             if device is None and known is not None and known.is_right(current):

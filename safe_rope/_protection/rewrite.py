@@ -215,10 +215,13 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
-        if _is_overruled(self, patched=stock.forward is not inner):
+        is_live = not is_watched()
+        if _is_overruled(self, is_live, patched=stock.forward is not inner):
             given = (layer_type,) if by_layer_type else ()
             with torch.no_grad():
                 return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
+        if is_live and (step := state.step(x, position_ids, layer_type if by_layer_type else None)):
+            return step  # type: ignore[no-any-return]
         cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
         several_axes = position_ids.dim() == 3
         return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
@@ -236,7 +239,8 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
         if seq_len is None:
             raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
         state = state_of(self)
-        if _is_overruled(self, patched=stock.forward is not inner):
+        is_live = not is_watched()
+        if _is_overruled(self, is_live, patched=stock.forward is not inner):
             with torch.no_grad():
                 return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
         cos, sin = state.rows(self, seq_len)
@@ -245,9 +249,16 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
     return forward
 
 
-def _is_overruled(module: nn.Module, *, patched: bool = False) -> bool:
-    """Put the tables back; tell whether the module is pinned from here on, by what somebody put there."""
-    if not torch.compiler.is_compiling() and not is_watched():
+def _is_overruled(module: nn.Module, is_live: bool, *, patched: bool = False) -> bool:
+    """Put the tables back; tell whether the module is pinned from here on, by what somebody put there.
+
+    Args:
+        module: a protected module.
+        is_live: whether nobody records or transforms what happens.
+        patched: whether the class has another forward than when the module was protected.
+
+    """
+    if is_live:
         if patched:
             state_of(module).overruled["forward"] = torch.empty(0)
         state_of(module).restore(module)
@@ -324,7 +335,7 @@ class ProtectedModule(_Module):
                 destination[prefix + name] = state.saved(name, table)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        _is_overruled(self)  # what was written to a table before is judged before
+        _is_overruled(self, not is_watched())  # what was written to a table before is judged before
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         state_of(self).settle(self, prefix, state_dict)
         keep_up(self)
@@ -334,7 +345,7 @@ class ProtectedModule(_Module):
         # back.
         if type(self).__module__ == PARAMETRIZED:
             return _as_stock(self).__reduce_ex__(protocol)  # type: ignore[no-any-return]
-        _is_overruled(self)  # what was written to a table goes along
+        _is_overruled(self, not is_watched())  # what was written to a table goes along
         attributes = state_of(self).portable(self)
         attributes[STATE] = copy.deepcopy(attributes[STATE])  # a shallow copy goes its own way
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions

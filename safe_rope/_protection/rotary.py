@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safe_rope._base import originals
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
@@ -30,8 +31,14 @@ from safe_rope._recognition.specs import (
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.frequencies import Bits, RopeSpec
 from safe_rope.registry import RopePatch
+from safe_rope.rotation._ahead import ROWS, Ahead
+from safe_rope.rotation._cos_sin import CosSin
 from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
+
+_LARGEST_STEP = 32
+"""Sequences and position axes of a step beyond which nothing is made ahead."""
+_LAST_AHEAD = 1 << 31
 
 Table = RotaryTable | StockTable
 Make = Callable[[torch.device], torch.Tensor]
@@ -80,6 +87,8 @@ class RotaryState(Keeper):
         self.row_cache: RowCache | None = None
         self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
         self._rows: Rows | None = None
+        self._ahead: dict[str | None, tuple[Any, int, Ahead | None]] = {}
+        """For each set what was asked for last, the position that would be next, and what was made ahead."""
         self.lost: set[str] = set()
         self._now: dict[str, Make] = {}
         self.scaling: Any = None  # the module's own factor, as it was
@@ -152,6 +161,43 @@ class RotaryState(Keeper):
         return state
 
     # ------------------------------------------------------------------ cos and sin
+
+    def step(
+        self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None
+    ) -> tuple[CosSin, CosSin] | None:
+        """Return cos and sin of one position on CPU, the same for all sequences, made ahead; or None.
+
+        They are made once somebody asks for one position and then for the next.
+        """
+        if type(position_ids) is not torch.Tensor or not (position_ids.is_cpu and x.is_cpu):
+            return None
+        shape, dtype = position_ids.shape, position_ids.dtype
+        if dtype != torch.int64 or shape[-1:] != (1,):
+            return None
+        position = int(position_ids.item()) if position_ids.numel() == 1 else _only(position_ids)
+        if position is None:
+            return None
+        table = self.sets[layer_type].table
+        question = shape, x.dtype, id(table)
+        known, following, ahead = self._ahead.get(layer_type, (None, 0, None))
+        if known == question:
+            if ahead is not None and (found := ahead.row(position)) is not None:
+                return found
+            if 0 <= following - position <= 1 and position < _LAST_AHEAD:
+                ahead = self._look_ahead(table, position, shape, x.dtype)
+                self._ahead[layer_type] = question, position + ROWS, ahead
+                return ahead.row(position)
+        if self.apply == "fp32" and isinstance(table, RotaryTable) and len(shape) in (2, 3):
+            self._ahead[layer_type] = question, position + 1, None
+        return None
+
+    def _look_ahead(self, table: Table, start: int, shape: torch.Size, dtype: torch.dtype) -> Ahead:
+        with torch.inference_mode(False), torch.no_grad():
+            positions = originals.arange(start, start + ROWS, dtype=torch.int64, device="cpu")
+            cos, sin = table.lookup(positions.expand(*shape[:-2], 1, ROWS))
+            several_axes = len(shape) == 3
+            wide = self.widen(cos, several_axes), self.widen(sin, several_axes)
+            return Ahead(start, *wide, shape[-2], dtype if self.follows_x else torch.float32)
 
     def lookup(
         self, module: nn.Module, position_ids: torch.Tensor, layer_type: str | None
@@ -322,11 +368,19 @@ class RotaryState(Keeper):
         duplicate = copy.copy(self)
         duplicate.sets = {key: dataclasses.replace(value) for key, value in self.sets.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
-        duplicate._placed, duplicate.overruled = {}, dict(self.overruled)
+        duplicate._placed, duplicate._ahead, duplicate.overruled = {}, {}, dict(self.overruled)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_rows": None, "_now": {}}
+        return {**super().__getstate__(), "_rows": None, "_now": {}, "_ahead": {}}
+
+
+def _only(position_ids: torch.Tensor) -> int | None:
+    """Return the one position that a few are, None where they differ or are many."""
+    if not 0 < position_ids.numel() <= _LARGEST_STEP:
+        return None
+    first, *others = position_ids.reshape(-1).tolist()
+    return first if all([other == first for other in others]) else None
 
 
 def _longrope_limit(spec: RopeSpec) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
-from safe_rope._base.torch_private import pytree
+from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection import in_fp32, products
 from safe_rope._protection.stand_ins import Call, as_it_is, marked, on_twin, rounded, warn_rounded
 from safe_rope._recognition.holdings import get_table, set_table
@@ -147,7 +147,7 @@ def _run_in_graph(call: Call) -> Any:
     return pytree.tree_unflatten(leaves, structure)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _told_in_graph(owner: str, name: str, dtype: torch.dtype) -> bool:
     """Warn while Dynamo traces, which runs this once and leaves no trace of it in the graph."""
     warn_rounded(owner, name, dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from safe_rope._base.torch_private import is_dispatched
+from safe_rope._base.torch_private import WithoutTorchFunction, is_dispatched
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 
@@ -84,12 +84,11 @@ def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
     theirs = torch.cat([table.reshape(-1, table.shape[-1]) for table in stock])
     ours = [_columns(table) if merged else table.reshape(-1, table.shape[-1]) for table in own]
     columns = torch.cat(ours)
-    places = []
-    for channel in theirs.T:
-        equal = (columns == channel[:, None]).all(0).nonzero().flatten()
-        if not len(equal):
+    with WithoutTorchFunction():  # a torch.device context makes every call several times as dear
+        equal = (theirs[:, :, None] == columns[:, None]).all(0)
+        if not bool(equal.any(1).all()):
             return None
-        places.append(int(equal[0]))
+        places = equal.int().argmax(1).tolist()  # the first of each
     frequencies = own[0].shape[-1]
     order = tuple(place % frequencies for place in places)
     return Channels(order, tuple(place // frequencies for place in places) if merged else None)

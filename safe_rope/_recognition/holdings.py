@@ -92,10 +92,10 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
 
     """
     other: nn.Module = object.__new__(stock)  # a class's own __new__ may hand out an instance that lives
-    own = None if tables is None else {name.partition(".")[0] for name in tables if is_inside(name)}
+    own = None if tables is None else {name.partition(".")[0] for name in tables if "." in name}
     attributes = vars(other)
     attributes.update(vars(module))
-    for name in tuple(attributes) if own is None else own & attributes.keys():
+    for name in tuple(attributes) if own is None else own and own & attributes.keys():
         if type(attributes[name]) not in _PLAIN and name not in _OF_TORCH:
             attributes[name] = _apart(attributes[name])
     attributes["_buffers"] = dict(module._buffers)
@@ -123,12 +123,15 @@ def _slots(cls: Any) -> tuple[str, ...]:
 
 def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> None:
     """Take over what was assigned in a twin, except its tables."""
-    names = set(tables)
-    owners = {name.partition(".")[0] for name in names if is_inside(name)}
     attributes = vars(module)
-    for name, value in vars(other).items():
-        if attributes.get(name, other) is value or name == "_buffers":
-            continue
+    changed = [
+        (name, value)
+        for name, value in vars(other).items()
+        if attributes.get(name, other) is not value and name != "_buffers"
+    ]
+    names = set(tables)
+    owners = {name.partition(".")[0] for name in names if is_inside(name)} if changed else ()
+    for name, value in changed:
         if name in owners and not isinstance(value, torch.Tensor):
             _take_entries(attributes.get(name), value, {n.partition(".")[2] for n in names if is_inside(n)})
         elif name not in names:

@@ -130,7 +130,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     return application
 
 
-_bodies: weakref.WeakKeyDictionary[Callable[..., Any], Body | None] = weakref.WeakKeyDictionary()
+_bodies: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary()
+"""What functions of some code were: a guard makes another function of the same code for each model."""
 
 
 class _Recognised:
@@ -143,9 +144,9 @@ class _Recognised:
 
     def try_now(self) -> None:
         if can_sample():
-            if self.stock not in _bodies:
-                _bodies[self.stock] = recognise(self.stock)
-            self.body = _bodies[self.stock]
+            of_code = getattr(self.stock, "__closure__", self) is None
+            key = self.stock.__code__ if of_code else self.stock
+            self.body = _bodies[key] = recognise(self.stock, known=_bodies.get(key))
             self.tried = True
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 

@@ -8,6 +8,7 @@ element, so that a function that pairs, broadcasts, slices or scales otherwise g
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import itertools
 import math
@@ -22,13 +23,15 @@ from safe_rope._base import originals
 from safe_rope._base.positions import is_watched, must_stay_opaque
 from safe_rope._base.torch_private import WithoutTorchFunction
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
-from safe_rope.rotation._cos_sin import CosSin, plain, written
+from safe_rope.rotation._cos_sin import CosSin, written
 from safe_rope.rotation.kernels import Form, _few, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
 _HEAD_DIM = 8
 _KEPT = 64
 """Kinds of states of which a body remembers whether and how they are laid side by side."""
+_LARGEST_COMPARED = 1 << 12
+"""Entries of a table beyond which it is not compared with the last one."""
 _UNKNOWN: Any = object()
 _FORMS = tuple(Form(*f) for f in itertools.product(PAIRS, PAIRS, ("half", "interleaved", "first", "shared")))
 
@@ -56,21 +59,27 @@ class Body:
     is_tuple: bool
 
     def __post_init__(self) -> None:
-        self._cos_at = self.names.index("cos")
+        self._count, self._cos_at, self._sin_at = (
+            len(self.names),
+            self.names.index("cos"),
+            self.names.index("sin"),
+        )
+        known = {*self.names[: self.states], "cos", "sin", "position_ids", "unsqueeze_dim"}
+        self._others = [at for at, name in enumerate(self.names) if name not in known]
+        self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None
         self._plans: dict[Any, _few.Plan | None] = {}
+        self._last: tuple[Any, tuple[Tensor, Tensor, _few.Plan]] | None = None
 
     def rotate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the function returns for the plain values of a call; None if it has to be asked itself.
-
-        It is asked for what few tokens give with gradients: a kernel's preparation would be dearer.
-        """
+        """Return what the function returns for the plain values of a call; None if it has to be asked."""
         bound = self._bound(args, kwargs)
         if bound is None:
             return None
         xs, cos, sin, unsqueeze = bound
-        few = not torch.compiler.is_compiling() and sum(x.numel() for x in xs) < _few.LARGEST
-        if few and xs[0].is_cpu and not is_watched():
-            return None if _needs_gradient(xs) else self._rotate_few(args, xs, cos, sin, unsqueeze)
+        if not torch.compiler.is_compiling() and xs[0].is_cpu and not is_watched():
+            largest = _few.LARGEST_WITH_GRADIENT if _needs_gradient(xs) else _few.LARGEST
+            if sum([x.numel() for x in xs]) < largest:
+                return self._rotate_few(args, xs, cos, sin, unsqueeze)
         return self._rotate(xs, cos, sin, unsqueeze)
 
     def by_kernel(self, arguments: dict[str, Any]) -> Any:
@@ -86,7 +95,7 @@ class Body:
         if len(args) > len(self.names) or (kwargs and any(name in kwargs for name in given)):
             return None
         given.update(kwargs)  # not "|=", which a Dynamo before 2.8 does not know
-        cos, sin = plain(given.pop("cos", None)), plain(given.pop("sin", None))
+        cos, sin = _values(given.pop("cos", None)), _values(given.pop("sin", None))
         xs = tuple([given.pop(name, None) for name in self.names[: self.states]])
         position_ids = given.pop("position_ids", None)
         unsqueeze = given.pop("unsqueeze_dim", self.unsqueeze)
@@ -121,33 +130,77 @@ class Body:
         if plan is None:
             return None
         arranged = _few.arrange(cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), self.form, plan)
-        if len(args) == len(self.names) and not self.gathers:
-            table, other = args[self._cos_at], args[self.names.index("sin")]
-            if type(table) is type(other) is CosSin:
-                if len(table.ready) >= _KEPT:
-                    table.ready.clear()
-                # The ids of what comes with them are the key: sin, which stays alive by that, and numbers.
-                again = self, written(), *map(id, args[self.states :]), *kinds
-                table.ready[again] = *arranged, plan, other
+        if len(args) == self._count and not self.gathers:
+            table, other = args[self._cos_at], args[self._sin_at]
+            if type(table) is type(other) is CosSin and table.row is None:
+                self._keep(table, other, args, kinds, plan, arranged)
         results = _few.turn(xs, *arranged, self.form, plan)
         return results if self.is_tuple else results[0]
+
+    def _keep(
+        self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any, plan: _few.Plan, arranged: Any
+    ) -> None:
+        """Keep arranged tables for the next call: of the same two, or of two that hold the same."""
+        if cos.numel() <= _LARGEST_COMPARED:
+            first, signed_sin = arranged
+            # A clone stays what it is, whoever writes to the table.
+            kept = (first.clone() if self.form.table == self.form.out else first), signed_sin
+            key = kinds, self._unsqueeze(args), cos.shape, _bytes(cos.table), _bytes(sin.table)
+            self._last = key, (*kept, plan)
+            return
+        if cos.ready is None or len(cos.ready) >= _KEPT:
+            cos.ready = {}
+        # The ids of what comes with them are the key: sin, which stays alive by that, and numbers.
+        key = (self, written(), *map(id, args[self.states :]), *kinds)
+        cos.ready[key] = *arranged, plan, sin
 
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
 
-        Every layer asks the same of the same tables: what they all need is made for the first.
+        Every layer asks the same of the same tables, or of another table's same rows: what they all need is
+        made for the first.
         """
-        table = args[self._cos_at] if len(args) == len(self.names) else None
-        if type(table) is not CosSin or not table.ready:
+        table = args[self._cos_at] if len(args) == self._count else None
+        if type(table) is not CosSin:
             return None
         xs = args[: self.states]
-        if _needs_gradient(xs):
+        if _needs_gradient(xs) and sum([x.numel() for x in xs]) >= _few.LARGEST_WITH_GRADIENT:
             return None
-        found = table.ready.get((self, written(), *map(id, args[self.states :]), *_kinds(xs)))
+        kinds = _kinds(xs)
+        if table.row is not None:
+            found = self._in_row(table, args, kinds)
+        elif table.ready is not None:
+            found = table.ready.get((self, written(), *map(id, args[self.states :]), *kinds))
+        else:
+            found = self._equal(table, args, kinds)
         if found is None:
             return None
         results = _few.turn(xs, found[0], found[1], self.form, found[2])
         return results if self.is_tuple else results[0]
+
+    def _in_row(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
+        row = table.row
+        if self.gathers or not row.is_of(table, args[self._sin_at]):
+            return None
+        plan = self._plans.get((table.shape, self._unsqueeze(args), *kinds))
+        return None if plan is None else (*row.ahead.spread(row.at, self.form), plan)
+
+    def _equal(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
+        last, other = self._last, args[self._sin_at]
+        if last is None or type(other) is not CosSin or table.shape != last[0][2] or is_watched():
+            return None
+        cos, sin = table.table, other.table
+        if not (type(cos) is type(sin) is Tensor and cos.is_cpu and sin.is_cpu and cos.dtype == sin.dtype):
+            return None
+        key = kinds, self._unsqueeze(args), other.shape, _bytes(cos), _bytes(sin)
+        return last[1] if key == last[0] else None
+
+    def _unsqueeze(self, args: tuple[Any, ...]) -> int | None:
+        """Return unsqueeze_dim of a call that gives all arguments; None where nothing is known of one."""
+        if self._others and any([args[at] is not None for at in self._others]):
+            return None
+        given = self.unsqueeze if self._unsqueeze_at is None else args[self._unsqueeze_at]
+        return given if type(given) is int else None
 
     def _fits(self, xs: tuple[Tensor, ...], cos: Tensor) -> bool:
         """Whether ``xs`` can be rotated with the unsqueezed tables."""
@@ -160,13 +213,25 @@ class Body:
         return self.partial or all(x.shape[-1] == rotary_dim for x in xs)
 
 
+def _bytes(table: Tensor) -> bytes:
+    """Return what a table on CPU holds, past torch: one operator costs more."""
+    if not table.is_contiguous():
+        table = table.contiguous()
+    return ctypes.string_at(table.data_ptr(), table.nbytes)
+
+
 def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
     """Return what a plan depends on; there is none but for the CPU."""
-    return [kind for x in xs for kind in (type(x), x.is_cpu, x.dtype, x.shape, x.stride())]
+    return [(type(x), x.is_cpu, x.dtype, x.shape, x.stride()) for x in xs]
 
 
 def _needs_gradient(xs: tuple[Tensor, ...]) -> bool:
     return torch.is_grad_enabled() and any([x.requires_grad for x in xs])
+
+
+def _values(table: Any) -> Any:
+    """Return what a table holds, to be read."""
+    return table.table if isinstance(table, CosSin) else table
 
 
 def _is_plain(value: Any) -> bool:
@@ -178,8 +243,18 @@ def can_sample() -> bool:
     return not must_stay_opaque(_numbers((1,), 0))
 
 
-def recognise(stock: Callable[..., Any]) -> Body | None:
-    """Return what ``stock`` computes, if one of our kernels can do it to the same bits; else None."""
+def recognise(stock: Callable[..., Any], known: Body | None = None) -> Body | None:
+    """Return what ``stock`` computes, if one of our kernels can do it to the same bits; else None.
+
+    Args:
+        stock: any callable.
+        known: what a function of the same code was; one sample says whether that still holds.
+
+    """
+    if known is not None:
+        with _undisturbed():
+            if _agree_on(stock, known, 2 * _HEAD_DIM if known.partial else _HEAD_DIM, *next(_samples(known))):
+                return known
     try:
         given = inspect.signature(stock).parameters
     except (TypeError, ValueError):

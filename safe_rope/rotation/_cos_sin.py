@@ -9,6 +9,7 @@ that place.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 import weakref
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     graphs_take_attributes,
@@ -61,6 +63,7 @@ class _Kind(NamedTuple):
     """What an operator does to a table."""
 
     operator: Any
+    function: Any
     composite: bool
     moves: bool
     views: bool
@@ -70,6 +73,8 @@ class _Kind(NamedTuple):
     ends_a_phase: bool
 
 
+_FUNCTIONS = {_aten.gather.default: torch.gather}
+"""Functions that do what an operator does, without a look at its schema."""
 _kinds: dict[int, _Kind] = {}
 
 
@@ -79,6 +84,7 @@ def _kind_of(func: Any) -> _Kind:
         packet = func.overloadpacket
         known = _kinds[id(func)] = _Kind(
             func,
+            _FUNCTIONS.get(func, func),
             is_composite(func),
             packet in _MOVE,
             packet in _VIEWS,
@@ -103,6 +109,7 @@ class CosSin(torch.Tensor):
             the model; None where that is not known: then FP32 meets the model.
         faced: whether ``dtype`` says the nominal dtype, and not the table's.
         phase: the name of the frequencies that it was made from, as long as it is to go through cos and sin.
+        strides: those that it shows, if not the table's: what is lent has them once it has its own memory.
     """
 
     table: torch.Tensor
@@ -111,9 +118,13 @@ class CosSin(torch.Tensor):
     phase: str | None
     source: torch.Tensor
     """The table that a view is one of: what writes to the view writes to it."""
-    lent: bool
+    lent = False
     """Whether it is a copy that has not been made yet: its memory is another table's."""
-    ready: dict[Any, Any]
+    row: Any = None
+    """The `safe_rope.rotation._ahead.Row` that it is, as long as it is lent."""
+    wide: tuple[Any, int, torch.Tensor, tuple[int, ...]] | None = None
+    """What `_lent` gave last: counts, `written` by then, the values expanded, and the strides of a copy."""
+    ready: dict[Any, Any] | None = None
     """What an application has made of it, for the next one; good as long as `written` says the same."""
 
     @staticmethod
@@ -123,20 +134,22 @@ class CosSin(torch.Tensor):
         nominal: torch.dtype | None = None,
         faced: bool = False,
         phase: str | None = None,
+        strides: tuple[int, ...] | None = None,
     ) -> CosSin:
         dtype = nominal if faced and nominal is not None else table.dtype
         self: CosSin = make_wrapper_subclass(
-            cls, table.size(), strides=table.stride(), dtype=dtype, device=table.device
+            cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device
         )
-        self.table, self.nominal, self.faced, self.phase = table, nominal, faced, phase
-        self.source, self.ready, self.lent = table, {}, False
+        self.table = self.source = table
+        self.nominal, self.faced, self.phase = nominal, faced, phase
         return self
 
     def own(self) -> None:
         """Make the copy that it is, before somebody may write to it."""
         if self.lent:
-            self.table = self.source = self.table.clone()
-            self.lent = False
+            own = self.table.new_empty_strided(self.size(), self.stride())
+            self.table = self.source = own.copy_(self.table)
+            self.lent, self.row = False, None
             _lents.pop(id(self), None)
 
     def _around(self, table: torch.Tensor) -> CosSin:
@@ -153,11 +166,11 @@ class CosSin(torch.Tensor):
         if kind.composite and torch.is_inference_mode_enabled():
             return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
         if kind.moves and type(args[0]) is CosSin:
-            if kind.repeats and all(count == 1 for count in args[1]):
-                return _lent(args[0], len(args[1]))
+            if kind.repeats and (lent := _lent(args[0], tuple(args[1]))) is not None:
+                return lent
             if kind.views:
                 args[0].own()
-            return _moved(func(args[0].table, *args[1:], **kwargs), args[0], kind.views)
+            return _moved(kind.function(args[0].table, *args[1:], **kwargs), args[0], kind.views)
         if kind.converts:
             return _converted(func, args[0], kwargs)
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -178,6 +191,31 @@ class CosSin(torch.Tensor):
         phase = None if kind.ends_a_phase else tables[0].phase
         moves = kind.keeps_the_mark and not kind.ends_a_phase
         return _marked_alike(result, tables, nominal, phase, moves=moves)
+
+    # What a step of decoding does with a table, past the dispatcher, which costs more than the operators.
+
+    def repeat(self, *sizes: Any) -> torch.Tensor:
+        """Return a copy that is made when somebody writes, where the same values are repeated in front."""
+        lent = None if _is_followed() else _lent(self, sizes)
+        return super().repeat(*sizes) if lent is None else lent
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Note a lower dtype; else as in torch."""
+        if not kwargs and len(args) == 1 and args[0] in LOW and args[0] != self.dtype and not _is_followed():
+            return CosSin(self.table.clone(), args[0], self.faced, self.phase)
+        return super().to(*args, **kwargs)
+
+    def split(self, split_size: Any, dim: int = 0) -> Any:
+        """Return views, as torch does."""
+        if _is_followed():
+            return super().split(split_size, dim)  # type: ignore[no-untyped-call]
+        self.own()
+        parts = []
+        for part in self.table.split(split_size, dim):  # type: ignore[no-untyped-call]
+            view = CosSin(part, self.nominal, self.faced, self.phase)
+            view.source = self.source
+            parts.append(view)
+        return tuple(parts)
 
     # What lets torch.compile take such a tensor as an input of a compiled region.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
@@ -225,14 +263,21 @@ class CosSin(torch.Tensor):
         return f"CosSin({self.table!r})"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self.own()
         return CosSin, (self.table, self.nominal, self.faced, self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
+        self.own()
         return self._around(self.table.clone())
 
 
 _lents: dict[int, weakref.ref[CosSin]] = {}
 """Copies that have not been made: a write to any table makes them first."""
+
+
+def _is_followed() -> bool:
+    """Whether torch has to see every operator."""
+    return is_watched() or torch.is_inference_mode_enabled()
 
 
 def _note_write(table: CosSin) -> None:
@@ -303,10 +348,24 @@ def _marked_alike(
     return pytree.tree_map_only(torch.Tensor, mark, result)
 
 
-def _lent(table: CosSin, dims: int) -> CosSin:
-    """Return a copy of a table with more dimensions in front, which is made when somebody needs it."""
-    values = table.table
-    copy = table._around(values.view(*(1,) * (dims - values.dim()), *values.shape).detach())
+def _lent(table: CosSin, counts: tuple[Any, ...]) -> CosSin | None:
+    """Return ``table.repeat(*counts)`` as a copy that is made when somebody needs it.
+
+    None where anything but new dimensions in front is repeated.
+    """
+    known = table.wide
+    if known is None or known[:2] != (counts, _writes):
+        values = table.table
+        added = len(counts) - values.dim()
+        if added < 0 or any(
+            type(n) is not int or n < 1 or (n > 1 and i >= added) for i, n in enumerate(counts)
+        ):
+            return None
+        shape = (*counts[:added], *values.shape)
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        with torch.no_grad():
+            known = table.wide = counts, _writes, values.expand(shape), tuple(strides)
+    copy = CosSin(known[2], table.nominal, table.faced, table.phase, known[3])
     copy.lent = True
     key = id(copy)
     _lents[key] = weakref.ref(copy, lambda _: _lents.pop(key, None))
@@ -335,7 +394,11 @@ def rounded(tensor: CosSin) -> torch.Tensor:
 
 def plain(value: Any) -> Any:
     """Return a tensor without the `CosSin` mark, as a view of the same memory; anything else as it is."""
-    return value.table if isinstance(value, CosSin) else value
+    if not isinstance(value, CosSin):
+        return value
+    if value.lent and (value.row is not None or value.table.stride() != value.stride()):
+        value.own()  # the memory of many rows, or of fewer values than there are
+    return value.table
 
 
 def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:

@@ -211,7 +211,7 @@ def test_an_unusual_call_of_a_known_function_is_answered_by_the_function_itself(
     assert not calls
     trained = q[..., :2, :].clone().requires_grad_()
     application(trained, trained, *[CosSin(table.table[:, :2])] * 2)
-    assert calls.pop(), "so little is quicker done by the function itself, where there is a gradient"
+    assert not calls
     wide = torch.randn(2, 30, 50, 16)
     with pytest.raises(RuntimeError):
         application(wide, wide, table, table)

@@ -8,6 +8,8 @@ only the layout of a gradient in memory is not.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,8 +18,10 @@ from torch import Tensor
 from safe_rope._base import originals
 from safe_rope.rotation.kernels._form import Form, table_planes
 
-LARGEST = 1 << 15
+LARGEST = 1 << 20
 """Elements of all that is rotated together below which this is the fastest."""
+LARGEST_WITH_GRADIENT = 3 << 17
+"""The same where a gradient is needed."""
 
 
 class Plan(NamedTuple):
@@ -86,6 +90,11 @@ def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Te
             return arrange(cos, sin, form, how)
     if how.order is not None:
         cos, sin = cos.permute(how.order), sin.permute(how.order)
+    return spread(cos, sin, form)
+
+
+def spread(cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """Return cos, and sin with its sign, ``[..., rotary_dim]``; cos may be the tensor that came."""
     if form.table == form.out:
         return cos, sin * _signs(form.out, sin.shape[-1])
     first, second = _halves(sin, form)
@@ -118,30 +127,40 @@ def turn(
 ) -> tuple[Tensor, ...]:
     """Rotate ``xs`` with arranged tables; the results are laid out in memory as ``xs`` are."""
     dim, sizes, order, back, is_outermost, width = how
+    if order is None and width is None and len(xs) == 1:
+        return (_turned(xs[0].to(torch.float32, copy=True), cos, signed_sin, form).to(xs[0].dtype),)
     if order is not None:
         xs = tuple([x.permute(order) for x in xs])
     together = torch.cat(xs, dim)
     part = together if width is None else together[..., :width]
-    raised = part.float()
+    raised = _turned(part.float(), cos, signed_sin, form)
+    if width is None and not is_outermost:
+        together = raised  # each part is rounded for itself, and contiguous by that
+    elif raised is not part:
+        part.copy_(raised)
+    results = _parts(together, sizes, dim)
+    if not is_outermost:
+        results = [one.to(xs[0].dtype, memory_format=torch.contiguous_format) for one in results]
+    return tuple(results if order is None else [one.permute(back) for one in results])
+
+
+def _turned(raised: Tensor, cos: Tensor, signed_sin: Tensor, form: Form) -> Tensor:
+    """Rotate FP32 ``raised``; where its pairs lie as in ``out``, the result is written to it."""
     if form.pairs != form.out:
         raised = _paired_otherwise(raised, form.out)
     if form.out == "half":
         other = raised.roll(raised.shape[-1] // 2, -1)
     else:
         other = raised.view(*raised.shape[:-1], -1, 2).flip(-1).view(raised.shape)
-    raised.mul_(cos).add_(other.mul_(signed_sin))
-    if width is None and not is_outermost:
-        together = raised  # each part is rounded for itself, and contiguous by that
-    elif raised is not part:
-        part.copy_(raised)
-    start, results = 0, []
-    for size in sizes:
-        one = together.narrow(dim, start, size)
-        if not is_outermost:
-            one = one.to(xs[0].dtype, memory_format=torch.contiguous_format)
-        results.append(one if order is None else one.permute(back))
-        start += size
-    return tuple(results)
+    return raised.mul_(cos).add_(other.mul_(signed_sin))
+
+
+def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tensor]:
+    if not torch.is_grad_enabled():
+        return torch.split_with_sizes(together, sizes, dim)
+    # Autograd lets nobody write to one of several views that were made together.
+    starts = itertools.accumulate(sizes, initial=0)
+    return [together.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
 
 
 def _paired_otherwise(x: Tensor, out: str) -> Tensor:

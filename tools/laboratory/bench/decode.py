@@ -1,7 +1,9 @@
 """Decoding, prefill and a training step, with the guard and without: a model for every body that rotates.
 
-The two models share their weights and take turns in one process. What is compared are medians; operators
-are counted by torch's profiler: those that the model calls, and those that call no other.
+The models share their weights and take turns in one process: one with the guard, one without, and another
+one without, as a control of how much the figures mean. A turn of decoding is several steps, as a model that
+is alone takes them. Operators are counted by torch's profiler: those that the model calls, and those that
+call no other.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import contextlib
 import copy
 import functools
 import gc
+import itertools
 import json
+import os
+import platform
 import statistics
 import sys
 import time
@@ -34,6 +39,9 @@ ALSO = ("esm", "codegen", "qwen2_vl_text", "gpt_oss", "deepseek_v2", "roformer",
 PROMPT = 128
 LARGEST = 24_000_000
 FULLY, PINNED = 1.0, 1.05
+STEPS = 8
+"""Of decoding in a turn, after one that is not timed: the other model has left its own in the caches."""
+RECORD = SURVEY / "decode.json"
 LIMIT = 240.0
 MEMORY = 12 << 30
 
@@ -44,12 +52,19 @@ class Case(NamedTuple):
     what: str
     batch: int
     make: Callable[[Any], Callable[[], Any]]
+    many: bool = False
+    """Whether a turn is of several calls."""
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure every subject in a fork of its own; write what came out, and say what missed its target."""
     from laboratory.forked import in_child, one_rank
 
+    if options.page:
+        from laboratory.bench.decode_page import page
+
+        print(page(json.loads(RECORD.read_text(encoding="utf-8"))), end="")
+        return 0
     one_rank()
     torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
@@ -62,8 +77,25 @@ def run(options: argparse.Namespace) -> int:
         rows.append({"model_type": name, **found})
         say(f"{name}: {found.get('reason', '')} {time.monotonic() - began:.0f} s")
         if options.json:
-            options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            options.json.write_text(json.dumps({"here": here(options), "rows": rows}, indent=1) + "\n")
     return show(rows)
+
+
+def here(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the times depend on, besides the code."""
+    import transformers
+
+    return {
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": options.threads,
+        "load": [round(value, 1) for value in os.getloadavg()],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "layers": options.layers,
+        "prompt": PROMPT,
+    }
 
 
 def subjects() -> list[str]:
@@ -90,17 +122,22 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         stock, guarded, layers, protection = models(name, options.layers)
     if stock is None:
         return {"reason": "cannot be built small"}
-    for model in (stock, guarded):
+    control = copy.deepcopy(stock)
+    for model in (stock, guarded, control):
         model.to(options.device, torch.bfloat16).eval()
-    for parameter, same in zip(stock.parameters(), guarded.parameters(), strict=True):
-        same.data = parameter.data  # where weights lie in memory costs or saves some percent
+    for model in (guarded, control):
+        for parameter, same in zip(stock.parameters(), model.parameters(), strict=True):
+            same.data = parameter.data  # where weights lie in memory costs or saves some percent
     found: dict[str, Any] = {"layers": layers, **protection, "cases": []}
     wanted = options.cases.split(",")
-    for batch in map(int, options.batches.split(",")):
-        for case in cases(stock, batch, wanted, options.device):
+    batches = [int(batch) for batch in options.batches.split(",")]
+    for batch in batches:
+        # A prefill and a training step have tokens enough in one sequence.
+        some = [what for what in wanted if batch == min(batches) or what not in ("prefill", "training")]
+        for case in cases(stock, batch, some, options.device):
             row: dict[str, Any] = {"what": case.what, "batch": batch}
             try:
-                row |= compare(case, stock, guarded, options)
+                row |= compare(case, (stock, guarded, control), options)
             except Exception as error:  # one case says why, the others go on
                 row["reason"] = f"{type(error).__name__}: {str(error)[:160]}"
             found["cases"].append(row)
@@ -152,11 +189,11 @@ def cases(model: Any, batch: int, wanted: list[str], device: str) -> Iterator[Ca
     except Exception:
         decodes = False
     if decodes and "decode" in wanted:
-        yield Case("decode", batch, lambda m: _decoding(m, inputs, step, None))
+        yield Case("decode", batch, lambda m: _decoding(m, inputs, step, None), True)
     if decodes and "static" in wanted:
-        yield Case("static", batch, lambda m: _decoding(m, inputs, step, _static))
+        yield Case("static", batch, lambda m: _decoding(m, inputs, step, _static), True)
     if decodes and "compiled" in wanted:
-        yield Case("compiled", batch, lambda m: _decoding(m, inputs, step, _static, compiled=True))
+        yield Case("compiled", batch, lambda m: _decoding(m, inputs, step, _static, compiled=True), True)
     if not decodes:
         found = own_inputs(model, device) if batch == 1 else None
         if found is not None:
@@ -197,17 +234,18 @@ def _static(model: Any, batch: int) -> Any:
 
 
 def _decoding(model: Any, inputs: Any, step: Any, cache: Any, compiled: bool = False) -> Callable[[], Any]:
-    state: dict[str, Any] = {"left": 0}
+    state: dict[str, Any] = {"left": 0, "position": PROMPT}
     run = torch.compile(model, dynamic=False) if compiled else model
 
     def one() -> Any:
-        position = torch.full_like(step["input_ids"], PROMPT)  # as generate() gives them
+        position = torch.full_like(step["input_ids"], state["position"])  # as generate() gives them
         return run(**step, position_ids=position, past_key_values=state["cache"], use_cache=True)
 
     def prepare() -> None:
         kept = cache(model, len(step["input_ids"])) if cache is not None else None
         given = {} if kept is None else {"past_key_values": kept}
         state["cache"] = model(**inputs, **given, use_cache=True).past_key_values
+        state["position"] = PROMPT
 
     @torch.no_grad()
     def call() -> Any:
@@ -215,7 +253,9 @@ def _decoding(model: Any, inputs: Any, step: Any, cache: Any, compiled: bool = F
             prepare()
             state["left"] = 64
         state["left"] -= 1
-        return one()
+        result = one()
+        state["position"] += 1
+        return result
 
     call.before = prepare  # type: ignore[attr-defined]
     return call
@@ -237,43 +277,68 @@ def _training(model: Any, inputs: Any) -> Callable[[], Any]:
     return call
 
 
-def compare(case: Case, stock: Any, guarded: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Time one case of both models in turns, and count its operators.
+def compare(case: Case, three: tuple[Any, Any, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Time one case of the stock model, the guarded one and the control in turns; count its operators.
 
     Returns:
-        medians in milliseconds, the ratio of medians, the median of the pairs' ratios, operators per call.
+        the stock model's median in milliseconds; for the guarded model and the control the median of the
+        ratios of each turn, and by how much that median may be off; operators per call.
+
     """
-    calls = [case.make(stock), case.make(guarded)]
-    for call in calls * 3:
-        call()
-    with stock_functions():
-        counts = [operators(calls[0])]
-    counts.append(operators(calls[1]))
+    calls = [case.make(model) for model in three]
+    for which, call in enumerate(calls):
+        with as_it_is_alone(which):
+            for _ in range(3):
+                call()
+    counts = []
+    for which in (0, 1):
+        with as_it_is_alone(which):
+            counts.append(operators(calls[which]))
     now = clock(options.device)
-    times: list[list[float]] = [[], []]
+    times: list[list[float]] = [[], [], []]
+    orders = list(itertools.permutations(range(3)))
     gc.collect()
     gc.disable()
-    for index in range(options.rounds):
-        for which in (0, 1) if index % 2 else (1, 0):
-            with stock_functions() if which == 0 else contextlib.nullcontext():
-                wait(options.device)
-                began = now()
-                calls[which]()
-                wait(options.device)
-                times[which].append(now() - began)
+    for index in range(options.rounds if case.many else max(options.rounds // 4, 6)):
+        for which in orders[index % len(orders)]:
+            with as_it_is_alone(which):
+                times[which].append(_turn(calls[which], STEPS if case.many else 1, now, options.device))
     gc.enable()
-    medians = [statistics.median(t) for t in times]
-    pairs = statistics.median(b / a for a, b in zip(*times, strict=True))
-    best = [min(t) for t in times]
+    ratio, off = _compared(times[1], times[0])
+    control, control_off = _compared(times[2], times[0])
     return {
-        "stock_ms": round(1e3 * medians[0], 4),
-        "guarded_ms": round(1e3 * medians[1], 4),
-        "ratio": round(medians[1] / medians[0], 4),
-        "pairs": round(pairs, 4),
-        "best": round(best[1] / best[0], 4),
+        "stock_ms": round(1e3 * statistics.median(times[0]), 4),
+        "ratio": ratio,
+        "off": off,
+        "control": control,
+        "control_off": control_off,
         "operators": [count[0] for count in counts],
         "leaves": [count[1] for count in counts],
     }
+
+
+def _turn(call: Callable[[], Any], steps: int, now: Callable[[], float], device: str) -> float:
+    call()
+    taken = []
+    for _ in range(steps):
+        wait(device)
+        began = now()
+        call()
+        wait(device)
+        taken.append(now() - began)
+    return statistics.median(taken)
+
+
+def _compared(times: list[float], stock: list[float]) -> tuple[float, float]:
+    """Return the median of the turns' ratios, and half of its 95 % interval (McGill et al. 1978)."""
+    ratios = [one / other for one, other in zip(times, stock, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return round(middle, 4), round(1.57 * (high - low) / len(ratios) ** 0.5, 4)
+
+
+def as_it_is_alone(which: int) -> contextlib.AbstractContextManager[None]:
+    """Give a model the functions that it has where no other model is: the second one is guarded."""
+    return contextlib.nullcontext() if which == 1 else stock_functions()
 
 
 @contextlib.contextmanager
@@ -302,11 +367,16 @@ def operators(call: Callable[[], Any]) -> tuple[int, int]:
     return len(outer), len(leaves)
 
 
+def is_late(row: dict[str, Any], case: dict[str, Any]) -> bool:
+    """Whether a case misses its target by more than what two equal models differ by, or may be off by."""
+    noise = max(abs(case["control"] - 1), case["off"])
+    return bool(case["ratio"] > (PINNED if row["pinned"] else FULLY) + noise)
+
+
 def show(rows: list[dict[str, Any]]) -> int:
     """Print the comparison; return 1 if a target is missed."""
-    table = Table(
-        "model", "level", "what", "batch", "stock ms", "ratio", "pairs", "best", "operators", "leaves"
-    )
+    columns = ("model", "level", "what", "batch", "stock ms", "ratio", "control", "operators", "leaves")
+    table = Table(*columns)
     missed = False
     for row in rows:
         if "reason" in row:
@@ -316,17 +386,15 @@ def show(rows: list[dict[str, Any]]) -> int:
             if "reason" in case:
                 table.add_row(row["model_type"], level, case["what"], str(case["batch"]), case["reason"][:60])
                 continue
-            late = case["pairs"] > (PINNED if row["pinned"] else FULLY)
-            missed |= late
+            missed |= (late := is_late(row, case))
             table.add_row(
                 row["model_type"],
                 level,
                 case["what"],
                 str(case["batch"]),
                 f"{case['stock_ms']:.3f}",
-                f"{case['ratio']:.3f}",
-                f"{case['pairs']:.3f}{' !' if late else ''}",
-                f"{case['best']:.3f}",
+                f"{case['ratio']:.3f} ± {case['off']:.3f}{' !' if late else ''}",
+                f"{case['control']:.3f} ± {case['control_off']:.3f}",
                 "{} / {}".format(*case["operators"]),
                 "{} / {}".format(*case["leaves"]),
             )

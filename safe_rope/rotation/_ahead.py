@@ -1,0 +1,76 @@
+"""Cos and sin of consecutive positions, made together: decoding asks for one after the other.
+
+What a step asks for is a row then, on which nothing is left to compute, neither for the tables nor for the
+functions that apply them. A row is lent (`CosSin.lent`): whoever writes to it has a copy first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from safe_rope.rotation._cos_sin import CosSin
+from safe_rope.rotation.kernels import Form, _few
+
+ROWS = 64
+
+
+class Ahead:
+    """Cos and sin of `ROWS` positions, each for all sequences of a batch.
+
+    Args:
+        start: the first position.
+        cos: FP32 ``[..., 1, ROWS, width]`` on CPU; nobody writes to it.
+        sin: the same for sin.
+        batch: how many sequences there are.
+        nominal: the dtype that the stock model's tables have.
+    """
+
+    def __init__(self, start: int, cos: Tensor, sin: Tensor, batch: int, nominal: torch.dtype) -> None:
+        self.start, self.nominal = start, nominal
+        self._tables = cos, sin
+        shape = (*cos.shape[:-3], batch, *cos.shape[-2:])
+        split = (torch.split(table.expand(shape), 1, -2) for table in (cos, sin))
+        self._rows = list(zip(*split, strict=True))
+        self._strides = torch.empty_like(self._rows[0][0], memory_format=torch.contiguous_format).stride()
+        self._made = [self._make(index) for index in range(ROWS)]
+        self._spread: dict[Form, list[tuple[Tensor, ...]]] = {}
+
+    def row(self, position: int) -> tuple[CosSin, CosSin] | None:
+        """Return cos and sin ``[..., batch, 1, width]`` of a position; None where it is not among these."""
+        index = position - self.start
+        if not 0 <= index < ROWS:
+            return None
+        made, self._made[index] = self._made[index], None
+        return made or self._make(index)  # each is handed out once: it is its holder's to write to
+
+    def _make(self, index: int) -> tuple[CosSin, CosSin] | None:
+        cos, sin = (CosSin(table, self.nominal, strides=self._strides) for table in self._rows[index])
+        cos.lent = sin.lent = True
+        cos.row = sin.row = Row(self, index, id(cos), id(sin))
+        return cos, sin
+
+    def spread(self, index: int, form: Form) -> tuple[Tensor, ...]:
+        """Return cos and signed sin of a row, each ``[rotary_dim]``, as `_few.turn` takes them."""
+        spread = self._spread.get(form)
+        if spread is None:
+            with torch.inference_mode(False), torch.no_grad():
+                cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
+                cos, sin = _few.spread(cos, sin, form)
+                spread = self._spread[form] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
+        return spread[index]
+
+
+class Row(NamedTuple):
+    """Which row of which rows a cos and a sin are."""
+
+    ahead: Ahead
+    at: int
+    cos: int
+    sin: int
+
+    def is_of(self, cos: Any, sin: Any) -> bool:
+        """Whether nobody has written to one of them or swapped them; and all sequences are alike."""
+        return cos.lent and sin.lent and id(cos) == self.cos and id(sin) == self.sin and cos.dim() == 3

@@ -1,0 +1,103 @@
+"""Write docs/decoding.md from the record of `tools/lab bench decode`."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from laboratory.bench.decode import FULLY, PINNED, is_late
+
+TITLE = """\
+# Decoding
+
+Whole models with the guard and without, one for each body of the survey that rotates. They share their
+weights and take turns in one process. Times are ratios to the stock model, medians over turns. A second stock
+model takes turns with them; its ratio stands in brackets and says what such a figure is worth.
+
+`tools/lab bench decode --cases decode,prefill,training --json docs/data/decode.json` makes the
+[record](data/decode.json), and `tools/lab bench decode --page` this page from it. Operators are those that a
+step calls, stock and guarded; nothing else that runs on the machine changes them.
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the page as Markdown."""
+    here, rows = found["here"], found["rows"]
+    lines = [
+        TITLE,
+        f"{here['layers']} layers where a model can have them, BF16, one new token after {here['prompt']}, "
+        f"{here['threads']} thread of",
+        f"{here['cores']} cores on {here['machine']}, torch {here['torch']}, transformers "
+        f"{here['transformers']}, Python {here['python']}. The load was {max(here['load']):.0f}.",
+        "",
+    ]
+    measured = [row for row in rows if any("ratio" in case for case in row.get("cases", ()))]
+    for title, level, target in (
+        ("Fully protected", False, FULLY),
+        ("Pinned", True, PINNED),
+    ):
+        some = [row for row in measured if bool(row["pinned"]) == level]
+        lines += [f"## {title}", "", *_summary(some, target), "", *_table(some), ""]
+    absent = [(row["model_type"], _reason(row)) for row in rows if row not in measured]
+    if absent:
+        lines += ["## Not measured", "", "| model | reason |", "|---|---|"]
+        lines += [f"| {name} | {reason} |" for name, reason in absent] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _summary(rows: list[dict[str, Any]], target: float) -> list[str]:
+    lines = [f"The target for decoding is {target:.2f}.", ""]
+    lines += [
+        "| | models | median ratio | median control | above the target by more than noise |",
+        "|---|---|---|---|---|",
+    ]
+    for what, batch in (("decode", 1), ("decode", 16), ("prefill", 1), ("training", 1), ("forward", 1)):
+        found = [(row, case) for row in rows if (case := _case(row, what, batch)) is not None]
+        if not found:
+            continue
+        late = [row["model_type"] for row, case in found if what == "decode" and is_late(row, case)]
+        ratio, control = (statistics.median(c[key] for _, c in found) for key in ("ratio", "control"))
+        lines.append(
+            f"| {_name(what, batch)} | {len(found)} | {ratio:.3f} | {control:.3f} | {', '.join(late)} |"
+        )
+    return lines
+
+
+def _name(what: str, batch: int) -> str:
+    return f"{what}, batch {batch}" if what == "decode" else what
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| model | batch 1 | batch 16 | prefill | training | forward | operators |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            ""
+            if (case := _case(row, what, batch)) is None
+            else f"{case['ratio']:.3f} ({case['control']:.3f})"
+            for what, batch in (
+                ("decode", 1),
+                ("decode", 16),
+                ("prefill", 1),
+                ("training", 1),
+                ("forward", 1),
+            )
+        ]
+        first = next(case for case in row["cases"] if "ratio" in case)
+        operators = "{} / {}".format(*first["operators"])
+        lines.append(f"| {row['model_type']} | {' | '.join(cells)} | {operators} |")
+    return lines
+
+
+def _case(row: dict[str, Any], what: str, batch: int) -> dict[str, Any] | None:
+    found = (case for case in row["cases"] if (case["what"], case["batch"]) == (what, batch))
+    case = next(found, None)
+    return case if case is not None and "ratio" in case else None
+
+
+def _reason(row: dict[str, Any]) -> str:
+    reasons = [case["reason"] for case in row.get("cases", ()) if "reason" in case]
+    reason: str = row.get("reason") or next(iter(reasons), "takes no input that is known")
+    return reason.replace("|", "/").replace("\n", " ")[:90]
