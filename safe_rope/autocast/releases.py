@@ -11,7 +11,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 FIRST_RELEASE = "0.17.6"
-"""The first DeepSpeed whose section ``torch_autocast`` trains; 0.17.2 to 0.17.5 multiply gradients by 65536."""
+"""The first DeepSpeed whose section ``torch_autocast`` trains: before, gradients come out far too large."""
 
 NEWEST_TESTED = "0.19.8"
 

@@ -50,6 +50,7 @@ def launchers(port: int, ds_config: Path) -> dict[str, list[str]]:
 def test_an_unmodified_script_trains_with_exact_tables_in_every_rank(
     launcher: str, tmp_path: Path, environment: dict[str, str], port: int, checkpoint: Path, ds_config: Path
 ) -> None:
+    pytest.importorskip("accelerate", reason="the Trainer needs it")
     report = tmp_path / "report.json"
     script = [TRAIN, str(checkpoint), str(ds_config), str(tmp_path / "out"), "measured"]
     command = [*launchers(port, ds_config)[launcher], *script]

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.contract
 
 
 def trainer(model: Any, callback: SafeRopeCallback, folder: Path) -> Trainer:
+    pytest.importorskip("accelerate", reason="the Trainer needs it")
     return Trainer(
         model=model,
         args=training_arguments(str(folder), disable_tqdm=True),

@@ -27,6 +27,8 @@ LOADS: dict[str, dict[str, Any]] = {
 
 
 def _load(family: str, path: Path, **kwargs: Any) -> Any:
+    if kwargs.keys() & {"low_cpu_mem_usage", "device_map"}:
+        pytest.importorskip("accelerate", reason="transformers uses it for this")
     return families.model_class(family).from_pretrained(path, **kwargs).eval()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -72,6 +73,7 @@ def train(engine: Any, steps: int = 1) -> list[float]:
 
 def from_pretrained(family: str, checkpoint: Path, **kwargs: Any) -> Any:
     """The model of ``checkpoint`` in bfloat16."""
+    pytest.importorskip("accelerate", reason="transformers reads a DeepSpeed config with it")
     return families.model_class(family).from_pretrained(checkpoint, torch_dtype=torch.bfloat16, **kwargs)
 
 
