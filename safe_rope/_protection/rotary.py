@@ -174,11 +174,14 @@ class RotaryState(Keeper):
         shape, dtype = position_ids.shape, position_ids.dtype
         if dtype != torch.int64 or shape[-1:] != (1,):
             return None
+        frequencies = self.sets[layer_type]
+        if frequencies.spec.depends_on_length:
+            return None  # each position may have a table of its own
         position = int(position_ids.item()) if position_ids.numel() == 1 else _only(position_ids)
         if position is None:
             return None
-        table = self.sets[layer_type].table
-        question = shape, x.dtype, id(table)
+        table = frequencies.table
+        question = shape, x.dtype, table
         known, following, ahead = self._ahead.get(layer_type, (None, 0, None))
         if known == question:
             if ahead is not None and (found := ahead.row(position)) is not None:

@@ -124,6 +124,15 @@ def test_frequencies_follow_the_length_as_the_stock_ones_do(
         _agree(module, stock, tables, length, divisor)
 
 
+@pytest.mark.parametrize("rope_type", SCALINGS)
+def test_steps_of_decoding_follow_the_length_too(rope_type: str) -> None:
+    stock, module = _stock("llama", rope_type), _protected("llama", rope_type, "exact")
+    for position in (*range(LIMIT - 5, LIMIT + 5), *range(2 * LIMIT - 3, 2 * LIMIT + 3), 5, 6, 7):
+        mine, theirs = (families.read_tables(one, (position,)) for one in (module, stock))
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.allclose(one, other, atol=1e-4), position
+
+
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_copy_that_is_cast_goes_on_where_the_original_was(family: str, rope_type: str) -> None:
