@@ -49,7 +49,7 @@ class Ahead:
     def _make(self, index: int) -> tuple[CosSin, CosSin] | None:
         cos, sin = (CosSin(table, self.nominal, strides=self._strides) for table in self._rows[index])
         cos.lent = sin.lent = True
-        cos.row = sin.row = Row(self, index, id(cos), id(sin))
+        cos.row = sin.row = Row(self, index, id(cos))
         return cos, sin
 
     def spread(self, index: int, form: Form) -> tuple[Tensor, ...]:
@@ -69,8 +69,9 @@ class Row(NamedTuple):
     ahead: Ahead
     at: int
     cos: int
-    sin: int
 
     def is_of(self, cos: Any, sin: Any) -> bool:
         """Whether nobody has written to one of them or swapped them; and all sequences are alike."""
-        return cos.lent and sin.lent and id(cos) == self.cos and id(sin) == self.sin and cos.dim() == 3
+        # Who writes to a row has a copy, which is none.
+        is_both = cos.row is self and getattr(sin, "row", None) is self and sin is not cos
+        return is_both and id(cos) == self.cos and cos.dim() == 3

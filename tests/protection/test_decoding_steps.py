@@ -63,6 +63,19 @@ def _write_to_numpy(table: torch.Tensor) -> None:
     np.multiply(table.numpy(), 2, out=table.numpy())
 
 
+def test_a_row_goes_with_another_sin_as_a_table_does() -> None:
+    rope = _rope()
+    (cos, sin), (q, k) = [_tables(rope, FIRST + step) for step in range(4)][-1], _states(rope)
+    assert cos.row is not None
+    expected = modeling_llama.apply_rotary_pos_emb(q, k, *map(CosSin, _true(rope, FIRST + 3)))
+    for other in (plain(sin).clone(), sin):
+        got = modeling_llama.apply_rotary_pos_emb(q, k, cos, other)
+        assert all(map(torch.equal, got, expected))
+    swapped = modeling_llama.apply_rotary_pos_emb(q, k, sin, cos)
+    again = modeling_llama.apply_rotary_pos_emb(q, k, *map(CosSin, _true(rope, FIRST + 3)[::-1]))
+    assert all(map(torch.equal, swapped, again))
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "mul_": lambda table: table.mul_(2),
     "view": lambda table: table[0, 0, 1].zero_(),
