@@ -20,7 +20,7 @@ from torch import nn
 
 from safe_rope._base.positions import is_watched
 from safe_rope._base.replaced import Replaced
-from safe_rope._base.torch_private import between_compilations
+from safe_rope._base.torch_private import between_compilations, constant_in_graphs
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope.constructors._truthful import is_deepspeeds
 
@@ -149,7 +149,7 @@ def wrap_call() -> None:
         _calls.put(nn.Module, "__call__", call)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _look_before_call() -> bool:
     """Have every watch look. Dynamo runs this while it traces, and puts nothing of it into the graph."""
     if not (rebuilding() or is_watched()):
