@@ -94,10 +94,10 @@ class ConstructionWatch:
         self._building: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
         # What held nothing when it was looked at; its parent may have filled it since.
         self._nothing_yet: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
-        self._looked_at: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._looked_at: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         self._again: dict[Hashable, tuple[Arguments, Again]] = {}
         self._states: dict[Hashable, _Known] = {}
-        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._seen: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         self._refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
@@ -125,8 +125,8 @@ class ConstructionWatch:
         try:
             self.catch_up()
             self._look_again()
-            settle(self._seen)
-            for module in self._seen:
+            settle(_alive(self._seen))
+            for module in _alive(self._seen):
                 state_of(module).replays = None
         finally:
             with between_compilations(_COMPILATION), watches_lock:
@@ -135,7 +135,8 @@ class ConstructionWatch:
                 constructors.before_exit.remove(self._before_exit)
                 if not watches:
                     unwrap_methods()
-            self._looked_at = weakref.WeakSet([*self._parents, *self._nothing_yet])
+            looked_at = dict.fromkeys([*_alive(self._parents), *_alive(self._nothing_yet)])
+            self._looked_at = weakref.WeakKeyDictionary(looked_at)
             self._nothing_yet.clear()
             self._building.clear()
             self._again.clear()
@@ -143,21 +144,25 @@ class ConstructionWatch:
 
     def catch_up(self) -> None:
         """Protect what was built and never got a parent."""
-        for module in list(self._building):
+        for module in _alive(self._building):
             self._consider(module)
 
     @uninterrupted()
     def before_use(self, *, by_call: bool = False) -> None:
         """Protect what this thread has built, before something is called, cast or moved: the last moment."""
         me = threading.get_ident()
-        waiting = [module for module, building in list(self._building.items()) if building.thread == me]
+        waiting = [
+            module
+            for module in _alive(self._building)
+            if (building := self._building.get(module)) is not None and building.thread == me
+        ]
         if by_call and not waiting and not self._is_new:
             return  # calls are many, and what another thread builds may wait for long
         unfinished = set(_under_construction(sys._getframe(1)))
         for module in waiting:
             if module not in unfinished:
                 self._consider(module)
-        settle(module for module in self._seen if not isinstance(module, ProtectedModule))
+        settle(module for module in _alive(self._seen) if not isinstance(module, ProtectedModule))
         self._is_new &= bool(unfinished)
         # An engine that takes a finished model is under construction, and fills nothing in it.
         first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
@@ -170,7 +175,7 @@ class ConstructionWatch:
         # What zero.Init would have made of a tensor is known as long as its constructors stand.
         if watch_of_this_thread() is self:
             self.catch_up()
-            settle(self._seen)
+            settle(_alive(self._seen))
 
     @uninterrupted()
     def note(self, module: nn.Module, frame: Any) -> None:
@@ -191,14 +196,17 @@ class ConstructionWatch:
 
     def _look_again(self) -> None:
         """Consider what has been filled since, by a parent or by a loader."""
-        for module in list(self._refused):
+        for module in _alive(self._refused):
             if concerns(module) and not any(_is_meta(value) for _, value in entries(module)):
                 self._consider(module, _Building(is_filled=True))
         self._look_at_what_was_empty(loaded=True)
 
     def _look_at_what_was_empty(self, loaded: bool = False, until: int | None = None) -> None:
         """Consider what has been filled since it was built, of what was begun before the module ``until``."""
-        for module, building in list(self._nothing_yet.items()):
+        for module in _alive(self._nothing_yet):
+            building = self._nothing_yet.get(module)
+            if building is None:
+                continue
             if not loaded and building.thread != threading.get_ident():
                 continue  # another thread may be filling it
             if until is not None and building.number >= until:
@@ -253,7 +261,7 @@ class ConstructionWatch:
                 if _is_pinned_to_nothing(module):
                     self._nothing_yet[module] = building
         except UnsupportedModelError as error:
-            self._seen.discard(module)
+            self._seen.pop(module, None)
             result = Unprotectable(module, str(error))
         refused = self._refused.pop(module, None)
         if result is None and refused is not None:
@@ -267,7 +275,7 @@ class ConstructionWatch:
         _give_stock_dtypes(module)
 
     def _see(self, module: nn.Module) -> None:
-        self._seen.add(module)
+        self._seen[module] = None
         if self._built is not None:
             self._built(module)
 
@@ -311,12 +319,15 @@ class ConstructionWatch:
 
     def complete(self, report: ProtectionReport) -> None:
         """Add every position module that was built and still exists to ``report``, ordered by path."""
-        entries = sorted(((self._path(module), module) for module in self._seen), key=lambda entry: entry[0])
+        entries = sorted(
+            ((self._path(module), module) for module in _alive(self._seen)), key=lambda entry: entry[0]
+        )
         for path, module in entries:
             report.add(path, module)
         for module, reason in self._refused.items():
             report.add_unprotected(self._path(module), module, reason)
-        known = {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
+        known = {*_alive(self._parents), *_alive(self._nothing_yet), *_alive(self._looked_at)}
+        known |= {*_alive(self._seen), *_alive(self._refused)}
         for found in (*frozen_positions(known), *unseen_positions(known)):
             report.add_frozen(self._path(found.module), found)
 
@@ -385,3 +396,8 @@ def _give_stock_dtypes(module: nn.Module) -> None:
         dtype = _shadow.shadow_dtype(value) if isinstance(value, torch.Tensor) and name not in kept else None
         if dtype is not None and not isinstance(value, nn.Parameter):
             set_table(module, name, value.to(dtype))
+
+
+def _alive(modules: weakref.WeakKeyDictionary[nn.Module, Any]) -> list[nn.Module]:
+    """Return the modules that are alive; other threads may add to them meanwhile, which no iterator bears."""
+    return [module for reference in modules.keyrefs() if (module := reference()) is not None]

@@ -314,7 +314,7 @@ def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tenso
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
     target = args[0] if args else None
-    for reference in tuple(_lents.values()):
+    for reference in list(_lents.values()):  # no allocation, and by that no callback, while it iterates
         if (copy := reference()) is not None:
             copy.own()
     values = pytree.tree_map_only(CosSin, plain, (args, kwargs))
