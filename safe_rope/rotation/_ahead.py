@@ -34,7 +34,7 @@ class Ahead:
         shape = (*cos.shape[:-3], batch, *cos.shape[-2:])
         split = (torch.split(table.expand(shape), 1, -2) for table in (cos, sin))
         self._rows = list(zip(*split, strict=True))
-        self._strides = self._rows[0][0].contiguous().stride()
+        self._strides = self._rows[0][0].clone(memory_format=torch.contiguous_format).stride()
         self._made = [self._make(index) for index in range(ROWS)]
         self._spread: dict[Form, list[tuple[Tensor, ...]]] = {}
 
