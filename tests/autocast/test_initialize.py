@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import safe_rope
-from safe_rope.autocast import _deepspeed
+from safe_rope.autocast import _deepspeed, releases
 from safe_rope.errors import ConfigError, PrecisionWarning
 
 pytestmark = [pytest.mark.usefixtures("deepspeed_group"), pytest.mark.contract]
@@ -184,6 +184,8 @@ def test_the_config_may_come_in_args_and_data_gets_a_loader(tmp_path: Path) -> N
 def autocast_engine(has_autocast: bool) -> None:
     if not has_autocast:
         pytest.skip("this DeepSpeed has no torch_autocast")
+    if releases.faults(_deepspeed.release(), 2, 1):
+        pytest.skip("this DeepSpeed cannot train with torch_autocast at ZeRO 1 and 2")
 
 
 @pytest.mark.usefixtures("autocast_engine")
