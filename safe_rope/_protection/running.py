@@ -123,10 +123,12 @@ def _run_in_graph(call: Call) -> Any:
     if not (low or lowered):
         return call.on(module)
     keeps = state.code.stores or bool(module._modules)
-    dtype = next((leaf.dtype for leaf in call.leaves if leaf.dtype in LOW), None)
+    # Lists: Dynamo before 2.5 knows neither next() with a default nor all() of a generator.
+    dtypes = [leaf.dtype for leaf in call.leaves if leaf.dtype in LOW]
+    dtype = dtypes[0] if dtypes else None
     is_ready = low and _is_ready(state, low) and (keeps or _meets_its_dtype(call))
     # Numbers in tensors may be there for their dtype, which nothing else tells then.
-    tells_dtype = keeps and dtype is None and all(state.pins[name].values.numel() == 1 for name in low)
+    tells_dtype = keeps and dtype is None and all([state.pins[name].values.numel() == 1 for name in low])
     if _does_more(module) or is_ready or tells_dtype:
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
