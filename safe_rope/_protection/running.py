@@ -123,7 +123,7 @@ def _run_in_graph(call: Call) -> Any:
     if not (low or lowered):
         return call.on(module)
     keeps = state.code.stores or bool(module._modules)
-    # Lists: Dynamo before 2.5 knows neither next() with a default nor all() of a generator.
+    # Lists: Dynamo before torch 2.7 knows neither next() with a default nor all() of a generator.
     dtypes = [leaf.dtype for leaf in call.leaves if leaf.dtype in LOW]
     dtype = dtypes[0] if dtypes else None
     is_ready = low and _is_ready(state, low) and (keeps or _meets_its_dtype(call))
