@@ -26,13 +26,13 @@ _LONGEST = 256
 
 def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield name and value of everything that may be a tensor and is no parameter."""
-    yield from ((name, value) for name, value in module._buffers.items() if not _is_lazy(value))
+    yield from ((name, value) for name, value in module._buffers.items() if not has_no_shape(value))
     for name, value in list(vars(module).items()):
         # Every module of a model is asked, and torch.Tensor answers isinstance slowly: the quick ones first.
         if name in _OF_TORCH or type(value) in _PLAIN:
             continue
         if isinstance(value, torch.Tensor):
-            if not _is_lazy(value):
+            if not has_no_shape(value):
                 yield name, value
         elif _may_be_looked_into(module, name, value):
             for key, inner in _items(value):
@@ -40,7 +40,7 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}", inner
 
 
-def _is_lazy(value: torch.Tensor | None) -> bool:
+def has_no_shape(value: torch.Tensor | None) -> bool:
     """Whether a tensor has no shape yet (`torch.nn.modules.lazy.LazyModuleMixin`): it answers nothing."""
     return value is not None and is_lazy(value)
 

@@ -6,10 +6,9 @@ import re
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from safe_rope._base import bytecode
-from safe_rope._recognition.holdings import entries, unfilled
+from safe_rope._recognition.holdings import entries, has_no_shape, unfilled
 from safe_rope._recognition.provenance import Origin
 
 FEWEST = 8
@@ -87,7 +86,7 @@ def made_later(module: nn.Module) -> list[str]:
 
 def uninitialized(module: nn.Module) -> list[str]:
     """Names of the buffers that may be tables and get their shape in the first forward."""
-    lazy = [name for name, value in module._buffers.items() if value is not None and is_lazy(value)]
+    lazy = [name for name, value in module._buffers.items() if has_no_shape(value)]
     return [name for name in lazy if has_position_name(name) or bytecode.facts(type(module)).makes_waves]
 
 

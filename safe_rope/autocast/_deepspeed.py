@@ -21,7 +21,8 @@ from torch import nn
 from safe_rope.autocast.releases import FIRST_RELEASE, NEWEST_TESTED
 from safe_rope.errors import IncompatibleVersionError, MissingDependencyError
 
-_STATE = ("TORCH_AUTOCAST_INITIALIZED", "TORCH_AUTOCAST_DTYPE")
+_STATE = {"TORCH_AUTOCAST_INITIALIZED": False, "TORCH_AUTOCAST_DTYPE": None}
+"""Globals that all engines share, as they are before any engine has autocast on."""
 _MARK = "comm_dtype"
 _MARK_NAME = "PARAM_COMM_DTYPE_ATTR_NAME"
 
@@ -123,7 +124,7 @@ def _autocast_module() -> types.ModuleType | None:
 
 def has_autocast() -> bool:
     """Whether the installed DeepSpeed has a section ``torch_autocast`` that trains, as from 0.17.6 on."""
-    return hasattr(_autocast_module(), _STATE[-1])
+    return hasattr(_autocast_module(), "TORCH_AUTOCAST_DTYPE")
 
 
 def mark_name() -> str:
@@ -158,7 +159,7 @@ def is_marked(parameter: nn.Parameter) -> bool:
 
 def own_globals() -> contextlib.AbstractContextManager[None]:
     """Hide the autocast state of other engines, and leave none behind."""
-    return meanwhile(_autocast_module(), **dict(zip(_STATE, (False, None), strict=True)))
+    return meanwhile(_autocast_module(), **_STATE)
 
 
 def widen(parameters: Iterable[Any]) -> None:
