@@ -144,7 +144,9 @@ def test_autocast_around_an_engine_without_it_is_warned_about_once(stage: int) -
         with warnings.catch_warnings():
             warnings.simplefilter("error", PrecisionWarning)
             step(engine)
-    assert engine.module.seen == torch.bfloat16
+    # DeepSpeed 0.17.4 refuses CUDA's autocast around such an engine and switches off any other.
+    switched_off = hasattr(_deepspeed.deepspeed().runtime.engine, "validate_nested_autocast")
+    assert engine.module.seen == (torch.float32 if switched_off else torch.bfloat16)
 
 
 @pytest.mark.usefixtures("autocast_engine")
