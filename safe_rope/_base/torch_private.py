@@ -22,6 +22,7 @@ from safe_rope.errors import IncompatibleVersionError
 
 try:
     from torch._subclasses import FakeTensorMode as FakeTensorMode
+    from torch.overrides import _get_current_function_mode_stack
     from torch.utils import _pytree
     from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._device import _device_constructors
@@ -132,6 +133,13 @@ def put_function_modes(modes: list[Any]) -> None:
     """Put modes on this thread's stack, the last on top."""
     for mode in modes:
         _push_function_mode(mode)
+
+
+def default_device_type() -> str:
+    """The type of ``torch.get_default_device()``, which makes a tensor to know the index."""
+    modes = (mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, DeviceContext))
+    innermost: Any = next(modes, None)
+    return (torch.get_default_device() if innermost is None else innermost.device).type
 
 
 def stays_at_bottom(mode: Any) -> bool:

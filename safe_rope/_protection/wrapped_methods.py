@@ -136,17 +136,20 @@ _calls = Replaced()
 
 def wrap_call() -> None:
     """Wrap calls, unless a thread compiles: Dynamo has read the method, and writes its checks of it later."""
-    with watches_lock, between_compilations() as is_free:
-        if _calls or not is_free:
-            return
-        inner = nn.Module.__call__
+    with watches_lock:
+        if _calls:
+            return  # each module that is built asks
+        with between_compilations() as is_free:
+            if not is_free:
+                return
+            inner = nn.Module.__call__
 
-        @functools.wraps(inner)
-        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            _look_before_call()
-            return inner(self, *args, **kwargs)
+            @functools.wraps(inner)
+            def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                _look_before_call()
+                return inner(self, *args, **kwargs)
 
-        _calls.put(nn.Module, "__call__", call)
+            _calls.put(nn.Module, "__call__", call)
 
 
 @constant_in_graphs

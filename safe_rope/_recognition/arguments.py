@@ -23,6 +23,7 @@ from safe_rope.constructors._truthful import is_deepspeeds
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, tuple, set, dict)
+_AS_THEY_ARE = (*_PLAIN, torch.Tensor, nn.Module, type)
 _CHANGING = {"pop", "popitem", "update", "setdefault", "clear", "append", "extend", "insert", "remove"}
 
 
@@ -121,7 +122,7 @@ def _call_with(frame: FrameType, values: dict[str, Any]) -> Arguments | None:
     if count and not rest and code.co_posonlyargcount <= 1:
         args, kwargs = (), {**{name: values[name] for name in names[1:count]}, **kwargs}
     certain = frame.f_lasti < _first_change(code)
-    certain = certain and not any(isinstance(v, Iterator) for v in (*args, *kwargs.values()))
+    certain = certain and not any(issubclass(type(v), Iterator) for v in (*args, *kwargs.values()))
     return Arguments(tuple(map(_kept, args)), {name: _kept(value) for name, value in kwargs.items()}, certain)
 
 
@@ -160,18 +161,21 @@ def _changes(after: list[dis.Instruction]) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    if isinstance(value, (*_PLAIN, torch.Tensor, nn.Module, type)):
+    cls = type(value)  # a configuration answers isinstance slowly
+    if issubclass(cls, _AS_THEY_ARE):
         return value
-    if type(value) in _CONTAINERS:
+    if cls in _CONTAINERS:
         return _copied(value)
-    if isinstance(value, Iterator):
+    if issubclass(cls, Iterator):
         with contextlib.suppress(Exception):  # a generator, say: `fresh` refuses it
             return copy.copy(value)
         return value
     attributes = getattr(value, "__dict__", None)
     if callable(value) or type(attributes) is not dict:
         return value
-    return Kept(value, {name: _copied(held) for name, held in attributes.items()})
+    # Configurations have dozens of attributes, and most modules have one.
+    copied = {n: _copied(held) if type(held) in _CONTAINERS else held for n, held in attributes.items()}
+    return Kept(value, copied)
 
 
 def _copied(value: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from safe_rope import constructors
+from safe_rope._base import torch_private
 from safe_rope._base.dtypes import LOW
 from safe_rope.constructors._default_dtype import default_dtype
 
@@ -43,8 +44,11 @@ class Conditions(NamedTuple):
     @classmethod
     def now(cls) -> Conditions:
         """Return what a constructor that is called by this thread now runs under, with a guard open."""
-        device = torch.get_default_device().type
-        return cls(torch.get_default_dtype(), constructors.lowered_dtype(), device=device)
+        return cls(
+            torch.get_default_dtype(),
+            constructors.lowered_dtype(),
+            device=torch_private.default_device_type(),
+        )
 
     @classmethod
     def usual(cls) -> Iterator[Conditions]:

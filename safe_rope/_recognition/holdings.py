@@ -28,13 +28,13 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield name and value of everything that may be a tensor and is no parameter."""
     yield from ((name, value) for name, value in module._buffers.items() if not has_no_shape(value))
     for name, value in list(vars(module).items()):
-        # Every module of a model is asked, and torch.Tensor answers isinstance slowly: the quick ones first.
-        if name in _OF_TORCH or type(value) in _PLAIN:
+        kind = _Kind.NOTHING if name in _OF_TORCH else _kind(type(value))
+        if kind is _Kind.NOTHING:
             continue
-        if isinstance(value, torch.Tensor):
+        if kind is _Kind.TENSOR:
             if not has_no_shape(value):
                 yield name, value
-        elif _may_be_looked_into(module, name, value):
+        elif _may_be_looked_into(module, name, value, kind):
             for key, inner in _items(value):
                 if isinstance(inner, torch.Tensor):
                     yield f"{name}.{key}", inner
@@ -152,15 +152,35 @@ def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:
         vars(real).update({key: value for key, value in vars(changed).items() if key not in tables})
 
 
-def _may_be_looked_into(module: nn.Module, name: str, value: Any) -> bool:
-    if isinstance(value, list | tuple | dict):
+class _Kind(enum.Enum):
+    NOTHING = enum.auto()
+    TENSOR = enum.auto()
+    CONTAINER = enum.auto()
+    NAMESPACE = enum.auto()
+    OBJECT = enum.auto()
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(cls: Any) -> _Kind:
+    # Every module of a model is asked: torch.Tensor and configurations answer isinstance slowly.
+    if issubclass(cls, torch.Tensor):
+        return _Kind.TENSOR
+    if issubclass(cls, list | tuple | dict):
+        return _Kind.CONTAINER
+    if issubclass(cls, SimpleNamespace):
+        return _Kind.NAMESPACE
+    has_attributes = bool(cls.__dictoffset__)
+    if not has_attributes or issubclass(cls, nn.Module | type) or hasattr(cls, "__call__"):  # noqa: B004
+        return _Kind.NOTHING
+    return _Kind.OBJECT
+
+
+def _may_be_looked_into(module: nn.Module, name: str, value: Any, kind: _Kind) -> bool:
+    if kind is _Kind.CONTAINER:
         return 0 < len(value) <= _LONGEST
-    if isinstance(value, SimpleNamespace):
-        return True
-    if not hasattr(value, "__dict__") or isinstance(value, nn.Module | type) or callable(value):
-        return False
     # An object from the same file, which is no configuration. Engines and wrappers hold whole optimizers.
-    return not name.endswith("config") and type(value).__module__ == type(module).__module__
+    own = not name.endswith("config") and type(value).__module__ == type(module).__module__
+    return own or kind is _Kind.NAMESPACE
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

@@ -76,7 +76,7 @@ def may_hold_positions(module: nn.Module) -> bool:
 
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters computes positions in the forward of its class ``stock``."""
-    return next(module.parameters(), None) is None and bytecode.facts(stock).computes
+    return bytecode.facts(stock).computes and next(module.parameters(), None) is None
 
 
 def made_later(module: nn.Module) -> list[str]:
