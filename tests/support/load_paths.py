@@ -73,8 +73,12 @@ def train(engine: Any, steps: int = 1) -> list[float]:
 
 def from_pretrained(family: str, checkpoint: Path, **kwargs: Any) -> Any:
     """The model of ``checkpoint`` in bfloat16."""
-    pytest.importorskip("accelerate", reason="transformers reads a DeepSpeed config with it")
+    _needs_accelerate()
     return families.model_class(family).from_pretrained(checkpoint, torch_dtype=torch.bfloat16, **kwargs)
+
+
+def _needs_accelerate() -> None:
+    pytest.importorskip("accelerate", reason="transformers reads a DeepSpeed config with it")
 
 
 # ---- the paths -----------------------------------------------------------------------------------------
@@ -95,6 +99,7 @@ def _zero_init_engine(family: str, checkpoint: Path) -> Any:
 def _hf_zero3(family: str, checkpoint: Path) -> Any:
     from transformers.integrations import HfDeepSpeedConfig
 
+    _needs_accelerate()
     with_zero3 = HfDeepSpeedConfig(ds_config(3))  # transformers holds it weakly: it must live until the load
     model = from_pretrained(family, checkpoint)
     del with_zero3
