@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from safe_rope._base.torch_private import pytree
+
+_LEAVES = frozenset({Tensor, type(None), bool, int, float, str})
 
 
 def tensors(value: Any, *, everywhere: bool = True) -> Iterator[Tensor]:
@@ -45,11 +47,18 @@ def is_shared(one: Any, other: Tensor) -> bool:
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
 
 
+def are_leaves(values: Iterable[Any]) -> bool:
+    """Whether it is certain that none of ``values`` holds others: a quick look at the commonest types."""
+    return _LEAVES.issuperset(map(type, values))
+
+
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Return the leaves in ``value``, those in dataclasses too, and what puts others in their places.
 
     A dataclass in which a leaf is another comes back as a copy.
     """
+    if type(value) is tuple and are_leaves(value):
+        return list(value), tuple
     leaves, structure = pytree.tree_flatten(value)
     inner = {index: flattened(_fields(leaf)) for index, leaf in enumerate(leaves) if _is_dataclass(leaf)}
     if not inner:
@@ -72,11 +81,28 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return put_back([function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
+def arguments_flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the leaves in the arguments of a call."""
+    given = (*args, *kwargs.values())
+    return list(given) if are_leaves(given) else flattened((args, kwargs))[0]
+
+
 @contextmanager
-def mapped_for(function: Callable[[Any], Any], value: Any) -> Iterator[Any]:
-    """Yield what `mapped` returns; what is assigned to a copy of a dataclass is assigned to it afterwards."""
-    changed = mapped(function, value)
-    pairs = zip(pytree.tree_leaves(value), pytree.tree_leaves(changed), strict=True)
+def arguments_mapped(
+    function: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield a call's arguments with what ``function`` makes of every tensor in them.
+
+    What is assigned to the copy of a dataclass meanwhile is assigned to that afterwards.
+    """
+    given = args, kwargs
+    if are_leaves((*args, *kwargs.values())):
+        made = [function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in args]
+        named = {n: function(leaf) if isinstance(leaf, Tensor) else leaf for n, leaf in kwargs.items()}
+        yield tuple(made), named
+        return
+    changed = mapped(function, given)
+    pairs = zip(pytree.tree_leaves(given), pytree.tree_leaves(changed), strict=True)
     copies = [(own, other, _fields(other)) for own, other in pairs if _is_dataclass(own) and own is not other]
     yield changed
     for own, other, before in copies:

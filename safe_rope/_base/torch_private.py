@@ -22,7 +22,6 @@ from safe_rope.errors import IncompatibleVersionError
 
 try:
     from torch._subclasses import FakeTensorMode as FakeTensorMode
-    from torch.overrides import _get_current_function_mode_stack
     from torch.utils import _pytree
     from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._device import _device_constructors
@@ -44,6 +43,7 @@ try:
     make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
     _count_dispatch_modes = torch._C._len_torch_dispatch_stack
     _count_function_modes = torch._C._len_torch_function_stack
+    _function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
     _pop_function_mode = torch._C._pop_torch_function_stack
     _push_function_mode = torch._C._push_on_torch_function_stack
     _tracing_state = torch._C._get_tracing_state
@@ -137,7 +137,7 @@ def put_function_modes(modes: list[Any]) -> None:
 
 def default_device_type() -> str:
     """The type of ``torch.get_default_device()``, which makes a tensor to know the index."""
-    modes = (mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, DeviceContext))
+    modes = (mode for mode in reversed(_function_modes()) if isinstance(mode, DeviceContext))
     innermost: Any = next(modes, None)
     return (torch.get_default_device() if innermost is None else innermost.device).type
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
-from safe_rope._base.tensors import flattened, mapped
+from safe_rope._base.tensors import are_leaves, flattened, mapped
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
 from safe_rope._recognition.alone import copied_arguments, twin_alone
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 MANY = 256
 """Positions that BF16 counts without rounding; a longer call is looked at anew."""
-_LEAVES = frozenset({type(None), bool, int, float, str})
-"""Types of arguments that hold no others."""
 
 
 def rotate(call: Call, module: nn.Module) -> Any:
@@ -229,7 +227,7 @@ def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool)
 def _key(call: Call) -> tuple[Any, ...]:
     given: Any = (*call.args, *call.kwargs.values())
     structure: Any = len(call.args), *call.kwargs
-    if any([not (type(one) is torch.Tensor or type(one) in _LEAVES) for one in given]):
+    if not are_leaves(given):
         given, _ = flattened((call.args, call.kwargs))
         structure = str(pytree.tree_structure((call.args, call.kwargs)))
     dtypes = tuple([one.dtype if isinstance(one, torch.Tensor) else type(one) for one in given])

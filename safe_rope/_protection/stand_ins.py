@@ -16,7 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
-from safe_rope._base.tensors import flattened, mapped, mapped_for
+from safe_rope._base.tensors import arguments_flattened, arguments_mapped, mapped
 from safe_rope._base.torch_private import pytree
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
@@ -80,7 +80,8 @@ class Call:
             raised.append((tensor, higher, higher._version))
             return higher
 
-        with mapped_for(raise_, (self.args, self.kwargs)) as (args, kwargs), without_autocast(self.device):
+        with arguments_mapped(raise_, self.args, self.kwargs) as given, without_autocast(self.device):
+            args, kwargs = given
             result = self.forward(module, *args, **kwargs)
         written = {
             id(higher): own.copy_(higher) for own, higher, version in raised if higher._version > version
@@ -93,9 +94,10 @@ class Call:
     def leaves(self) -> list[torch.Tensor]:
         """The tensors among the arguments; they are looked for once."""
         if self._leaves is None:
-            given = (self.args, self.kwargs)
-            in_graph = torch.compiler.is_dynamo_compiling()
-            leaves = pytree.tree_leaves(given) if in_graph else flattened(given)[0]
+            if torch.compiler.is_dynamo_compiling():
+                leaves = pytree.tree_leaves((self.args, self.kwargs))
+            else:
+                leaves = arguments_flattened(self.args, self.kwargs)
             self._leaves = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return self._leaves
 

@@ -28,7 +28,8 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield name and value of everything that may be a tensor and is no parameter."""
     yield from ((name, value) for name, value in module._buffers.items() if not has_no_shape(value))
     for name, value in list(vars(module).items()):
-        kind = _Kind.NOTHING if name in _OF_TORCH else _kind(type(value))
+        cls: Any = type(value)
+        kind = _Kind.NOTHING if name in _OF_TORCH else _kind(cls)
         if kind is _Kind.NOTHING:
             continue
         if kind is _Kind.TENSOR:

@@ -130,7 +130,7 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
     return application
 
 
-_bodies: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary()
 """What functions of some code were: a guard makes another function of the same code for each model."""
 
 
@@ -146,7 +146,7 @@ class _Recognised:
         if can_sample():
             of_code = getattr(self.stock, "__closure__", self) is None
             key = self.stock.__code__ if of_code else self.stock
-            self.body = _bodies[key] = recognise(self.stock, known=_bodies.get(key))
+            self.body = _known[key] = recognise(self.stock, known=_known.get(key))
             self.tried = True
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 

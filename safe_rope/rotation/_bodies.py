@@ -44,7 +44,8 @@ class Body:
         names: the function's parameters, in order.
         states: how many of the first parameters are rotated; the result is a tuple if it is a tuple for one.
         form: which elements and columns make pairs.
-        partial: whether tables may be narrower than a head (the rest passes through).
+        rest: what of a head passes through where tables are narrower, its "last" elements or its "first";
+            None where tables have to be as wide.
         unsqueeze: where the heads' dimension goes into cos and sin, unless the call says it.
         gathers: whether cos and sin are whole tables, of which position_ids chooses the rows.
         is_tuple: whether the result is a tuple.
@@ -53,7 +54,7 @@ class Body:
     names: tuple[str, ...]
     states: int
     form: Form
-    partial: bool
+    rest: str | None
     unsqueeze: int
     gathers: bool
     is_tuple: bool
@@ -68,24 +69,44 @@ class Body:
         self._others = [at for at, name in enumerate(self.names) if name not in known]
         self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None
         self._plans: dict[Any, _few.Plan | None] = {}
-        self._last: tuple[Any, tuple[Tensor, Tensor, _few.Plan]] | None = None
+        self._arranged: dict[Any, tuple[Tensor, Tensor, _few.Plan]] = {}
 
     def rotate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the function returns for the plain values of a call; None if it has to be asked."""
         bound = self._bound(args, kwargs)
         if bound is None:
             return None
-        xs, cos, sin, unsqueeze = bound
+        given, cos, sin, unsqueeze = bound
+        xs = self._turning(given, cos)
         if not torch.compiler.is_compiling() and xs[0].is_cpu and not is_watched():
             largest = _few.LARGEST_WITH_GRADIENT if _needs_gradient(xs) else _few.LARGEST
             if sum([x.numel() for x in xs]) < largest:
-                return self._rotate_few(args, xs, cos, sin, unsqueeze)
-        return self._rotate(xs, cos, sin, unsqueeze)
+                return self._whole(given, self._rotate_few(args, xs, cos, sin, unsqueeze))
+        return self._whole(given, self._rotate(xs, cos, sin, unsqueeze))
 
     def by_kernel(self, arguments: dict[str, Any]) -> Any:
         """Return what a kernel gives for plain arguments, however few; None if it has to be asked itself."""
         bound = self._bound((), arguments)
-        return None if bound is None else self._rotate(*bound)
+        if bound is None:
+            return None
+        xs, cos, sin, unsqueeze = bound
+        return self._whole(xs, self._rotate(self._turning(xs, cos), cos, sin, unsqueeze))
+
+    def _turning(self, xs: tuple[Tensor, ...], cos: Tensor) -> tuple[Tensor, ...]:
+        """Return what is rotated of ``xs``, with what passes through behind it."""
+        if self.rest != "first":
+            return xs
+        width = self.form.rotary_dim(cos.shape[-1])
+        return tuple([x[..., -width:] for x in xs])
+
+    def _whole(self, xs: tuple[Tensor, ...], results: tuple[Tensor, ...] | None) -> Any:
+        """Return the function's result of what has been made of `_turning`."""
+        if results is None:
+            return None
+        if self.rest == "first":
+            pairs = zip(xs, results, strict=True)
+            results = tuple([torch.cat([x[..., : -turned.shape[-1]], turned], dim=-1) for x, turned in pairs])
+        return results if self.is_tuple else results[0]
 
     def _bound(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,16 +130,15 @@ class Body:
             cos, sin = cos[position_ids], sin[position_ids]
         return None if fault_of_tables(cos, sin, unsqueeze) is not None else (xs, cos, sin, unsqueeze)
 
-    def _rotate(self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int) -> Any:
+    def _rotate(
+        self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
+    ) -> tuple[Tensor, ...] | None:
         cos, sin = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze)
-        if not self._fits(xs, cos):
-            return None
-        results = rotate(xs, cos, sin, self.form)
-        return results if self.is_tuple else results[0]
+        return rotate(xs, cos, sin, self.form) if self._fits(xs, cos) else None
 
     def _rotate_few(
         self, args: tuple[Any, ...], xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
-    ) -> Any:
+    ) -> tuple[Tensor, ...] | None:
         kinds = _kinds(xs)
         key = cos.shape, unsqueeze, *kinds
         plan = self._plans.get(key, _UNKNOWN)
@@ -134,19 +154,19 @@ class Body:
             table, other = args[self._cos_at], args[self._sin_at]
             if type(table) is type(other) is CosSin and table.row is None:
                 self._keep(table, other, args, kinds, plan, arranged)
-        results = _few.turn(xs, *arranged, self.form, plan)
-        return results if self.is_tuple else results[0]
+        return _few.turn(xs, *arranged, self.form, plan)
 
     def _keep(
         self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any, plan: _few.Plan, arranged: Any
     ) -> None:
-        """Keep arranged tables for the next call: of the same two, or of two that hold the same."""
+        """Keep arranged tables for a later call: of the same two, or of two that hold the same."""
         if cos.numel() <= _LARGEST_COMPARED:
             first, signed_sin = arranged
             # A clone stays what it is, whoever writes to the table.
             kept = (first.clone() if self.form.table == self.form.out else first), signed_sin
-            key = kinds, self._unsqueeze(args), cos.shape, _bytes(cos.table), _bytes(sin.table)
-            self._last = key, (*kept, plan)
+            if len(self._arranged) >= _KEPT:
+                self._arranged.clear()  # of earlier steps, most of them
+            self._arranged[self._equals(cos, sin, args, kinds)] = *kept, plan
             return
         if cos.ready is None or len(cos.ready) >= _KEPT:
             cos.ready = {}
@@ -163,7 +183,8 @@ class Body:
         table = args[self._cos_at] if len(args) == self._count else None
         if type(table) is not CosSin:
             return None
-        xs = args[: self.states]
+        given = args[: self.states]
+        xs = self._turning(given, table)
         if _needs_gradient(xs) and sum([x.numel() for x in xs]) >= _few.LARGEST_WITH_GRADIENT:
             return None
         kinds = _kinds(xs)
@@ -175,8 +196,7 @@ class Body:
             found = self._equal(table, args, kinds)
         if found is None:
             return None
-        results = _few.turn(xs, found[0], found[1], self.form, found[2])
-        return results if self.is_tuple else results[0]
+        return self._whole(given, _few.turn(xs, found[0], found[1], self.form, found[2]))
 
     def _in_row(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         row = table.row
@@ -186,14 +206,19 @@ class Body:
         return None if plan is None else (*row.ahead.spread(row.at, self.form), plan)
 
     def _equal(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
-        last, other = self._last, args[self._sin_at]
-        if last is None or type(other) is not CosSin or table.shape != last[0][2] or is_watched():
+        other = args[self._sin_at]
+        if not self._arranged or type(other) is not CosSin or is_watched():
             return None
         cos, sin = table.table, other.table
         if not (type(cos) is type(sin) is Tensor and cos.is_cpu and sin.is_cpu and cos.dtype == sin.dtype):
             return None
-        key = kinds, self._unsqueeze(args), other.shape, _bytes(cos), _bytes(sin)
-        return last[1] if key == last[0] else None
+        if cos.numel() > _LARGEST_COMPARED or cos.shape != sin.shape:
+            return None
+        return self._arranged.get(self._equals(table, other, args, kinds))
+
+    def _equals(self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
+        """Return what calls have in common that rotate by the same."""
+        return (*kinds, self._unsqueeze(args), cos.shape, _bytes(cos.table), _bytes(sin.table))
 
     def _unsqueeze(self, args: tuple[Any, ...]) -> int | None:
         """Return unsqueeze_dim of a call that gives all arguments; None where nothing is known of one."""
@@ -210,7 +235,7 @@ class Body:
         ):
             return False
         rotary_dim = self.form.rotary_dim(cos.shape[-1])
-        return self.partial or all(x.shape[-1] == rotary_dim for x in xs)
+        return self.rest is not None or all(x.shape[-1] == rotary_dim for x in xs)
 
 
 def _bytes(table: Tensor) -> bytes:
@@ -253,7 +278,9 @@ def recognise(stock: Callable[..., Any], known: Body | None = None) -> Body | No
     """
     if known is not None:
         with _undisturbed():
-            if _agree_on(stock, known, 2 * _HEAD_DIM if known.partial else _HEAD_DIM, *next(_samples(known))):
+            if _agree_on(
+                stock, known, _HEAD_DIM if known.rest is None else 2 * _HEAD_DIM, *next(_samples(known))
+            ):
                 return known
     try:
         given = inspect.signature(stock).parameters
@@ -273,9 +300,10 @@ def recognise(stock: Callable[..., Any], known: Body | None = None) -> Body | No
     gathers = "position_ids" in needed
     with _undisturbed():
         for unsqueeze, form in itertools.product((1, -2, 2) if default is None else (default,), _FORMS):
-            body = Body(names, states, form, False, unsqueeze, gathers, states > 1)
+            body = Body(names, states, form, None, unsqueeze, gathers, states > 1)
             if _agrees(stock, body, _HEAD_DIM):
-                return replace(body, partial=_agrees(stock, replace(body, partial=True), 2 * _HEAD_DIM))
+                wider = (replace(body, rest=rest) for rest in ("last", "first"))
+                return next((other for other in wider if _agrees(stock, other, 2 * _HEAD_DIM)), body)
     return None
 
 

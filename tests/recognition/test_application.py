@@ -138,13 +138,21 @@ def _narrow_tables(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim
     return _llama(q, k, cos, sin, unsqueeze_dim)
 
 
+def _behind(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    cos, sin = (t.repeat_interleave(2, -1).unsqueeze(unsqueeze_dim) for t in (cos, sin))
+    kept, turning = x[..., : -cos.shape[-1]], x[..., -cos.shape[-1] :].float()
+    beside = torch.stack((-turning[..., 1::2], turning[..., ::2]), -1).flatten(-2)
+    return torch.cat((kept, (turning * cos + beside * sin).to(x.dtype)), -1)
+
+
 KNOWN = {
-    _llama: ("half.half.half", False),
-    _two_dimensional: ("half.half.half", False),
-    _pairs_of_neighbours: ("interleaved.interleaved.interleaved", False),
-    _glm: ("interleaved.interleaved.first", True),
-    _deepseek: ("interleaved.half.half", False),
-    _narrow_tables: ("half.half.shared", False),
+    _llama: ("half.half.half", None),
+    _two_dimensional: ("half.half.half", None),
+    _pairs_of_neighbours: ("interleaved.interleaved.interleaved", None),
+    _glm: ("interleaved.interleaved.first", "last"),
+    _deepseek: ("interleaved.half.half", None),
+    _narrow_tables: ("half.half.shared", None),
+    _behind: ("interleaved.interleaved.shared", "first"),
 }
 
 
@@ -152,7 +160,40 @@ KNOWN = {
 def test_forms_are_told_apart(function: Callable[..., Any]) -> None:
     body = recognise(function)
     assert body is not None
-    assert (body.form.key, body.partial) == KNOWN[function]
+    assert (body.form.key, body.rest) == KNOWN[function]
+
+
+@pytest.mark.parametrize("length", [1, 3, 3000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_rotated_may_lie_behind_what_is_not(dtype: torch.dtype, length: int) -> None:
+    application = fp32_application(_behind)
+    stored, cos, sin = torch.randn(2, length, 4, 48), torch.randn(2, length, 8), torch.randn(2, length, 8)
+    x = stored.to(dtype).transpose(1, 2).requires_grad_()
+    weights = torch.randn(2, 4, length, 48).to(dtype)
+    marked = CosSin(cos), CosSin(sin)
+    expected = _behind(x, cos, sin)
+    (gradient,) = torch.autograd.grad(expected, x, weights)
+    for _ in range(2):  # the second finds what the first has arranged
+        got = application(x, *marked)
+        assert got.is_contiguous() == expected.is_contiguous()
+        assert torch.equal(got, expected)
+        assert torch.equal(torch.autograd.grad(got, x, weights)[0], gradient)
+        with torch.no_grad():
+            assert torch.equal(application(x, *marked, 1), expected)
+    assert torch.equal(application(x[..., :16], *marked), _behind(x[..., :16], cos, sin))
+    with pytest.raises(RuntimeError):
+        application(x[..., :8], *marked)
+
+
+def test_calls_that_take_turns_find_what_they_left() -> None:
+    application = fp32_application(_llama)
+    few, many = torch.randn(1, 2, 1, 8), torch.randn(1, 4, 1, 8)
+    tables = torch.randn(2, 1, 1, 8)
+    for _ in range(3):
+        for q, k in ((few, few), (many, many)):
+            for cos, sin in ((tables[0], tables[1]), (tables[0], -tables[1]), (tables[1], tables[0])):
+                got = application(q, k, CosSin(cos.clone()), CosSin(sin.clone()), 1)
+                assert all(map(torch.equal, got, _llama(q, k, cos, sin)))
 
 
 def _backwards(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:

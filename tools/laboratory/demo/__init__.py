@@ -22,7 +22,7 @@ from laboratory.report import versions, wide_console
 
 LIMIT = 800.0
 BY_ACCELERATE = "zero3_from_pretrained"
-PATHS = ("zero_init", BY_ACCELERATE, "to_bf16")
+PATHS: tuple[str, ...] = ("zero_init", BY_ACCELERATE, "to_bf16")
 KINDS = ("stock", "guarded")
 # A table that is right in FP32 is off by 3e-8; one that came through FP32 phases by 1e-4 at 4,096 positions.
 ERROR_LIMIT = 1e-6
