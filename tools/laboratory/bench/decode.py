@@ -174,8 +174,10 @@ def deepened(config: Any, layers: int) -> Any:
         if vars(config).get(config.attribute_map.get(name, name)) == 2:
             setattr(config, name, layers)
     for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == 2 and name.endswith("_types"):
+        if isinstance(value, list) and len(value) == 2 and name.endswith(("_types", "_rope_layers")):
             setattr(config, name, value * (layers // 2))
+        elif hasattr(value, "attribute_map"):  # a model of several has a configuration for each
+            setattr(config, name, deepened(value, layers))
     return config
 
 
