@@ -21,12 +21,13 @@ import wrapt
 from safe_rope.errors import IncompatibleVersionError
 
 try:
+    from torch._subclasses import FakeTensor as FakeTensor
     from torch._subclasses import FakeTensorMode as FakeTensorMode
     from torch.utils import _pytree
     from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._device import _device_constructors
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-    from torch.utils._python_dispatch import _disable_current_modes
+    from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
     pytree = _pytree
     """Nested containers as leaves and a structure."""
@@ -41,6 +42,8 @@ try:
     WithoutTorchFunction = torch._C.DisableTorchFunction
     """A context without torch function modes, such as that of ``torch.device``."""
     make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+    _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
+    _dispatch_modes: Callable[[], list[Any]] = _get_current_dispatch_mode_stack
     _count_dispatch_modes = torch._C._len_torch_dispatch_stack
     _count_function_modes = torch._C._len_torch_function_stack
     _function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
@@ -70,6 +73,12 @@ except (ImportError, AttributeError) as error:
 def is_dispatched() -> bool:
     """Whether a torch dispatch mode (fake tensors, a trace) sees what this thread does."""
     return _count_dispatch_modes() > 0
+
+
+def is_only_faked() -> bool:
+    """Whether a fake tensor mode sees what this thread does, and nobody makes a graph of it."""
+    kinds = {getattr(mode, "_mode_key", None) for mode in _dispatch_modes()}
+    return _FAKE in kinds <= {_FAKE, None} and not _count_function_modes()
 
 
 def is_recorded() -> bool:

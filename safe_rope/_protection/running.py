@@ -18,7 +18,15 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection import in_fp32, products
-from safe_rope._protection.stand_ins import Call, as_it_is, marked, on_twin, rounded, warn_rounded
+from safe_rope._protection.stand_ins import (
+    Call,
+    as_it_is,
+    marked,
+    marked_anew,
+    on_twin,
+    rounded,
+    warn_rounded,
+)
 from safe_rope._recognition.holdings import get_table, set_table
 
 
@@ -33,7 +41,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     if state.rotates("forward"):
         return _rotate(call)
     if state.how == "tables":
-        return on_twin(call, marked)
+        return on_twin(call, marked_anew if call.is_faked else marked)
     if state.how == "results":
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins)

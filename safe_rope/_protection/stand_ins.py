@@ -17,7 +17,7 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import arguments_flattened, arguments_mapped, mapped
-from safe_rope._base.torch_private import pytree
+from safe_rope._base.torch_private import FakeTensor, is_only_faked, pytree
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.reference import stock_class
@@ -100,6 +100,11 @@ class Call:
                 leaves = arguments_flattened(self.args, self.kwargs)
             self._leaves = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return self._leaves
+
+    @property
+    def is_faked(self) -> bool:
+        """Whether all tensors among the arguments are fake ones, which go where real ones would."""
+        return self.watched and is_only_faked() and {type(leaf) for leaf in self.leaves} == {FakeTensor}
 
     @property
     def device(self) -> str:
@@ -199,6 +204,10 @@ def marked(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.T
     if table.dtype != torch.float32:
         return table
     return state.runner.view(name, table, CosSin, state.nominal[name])  # type: ignore[no-any-return]
+
+
+def marked_anew(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
+    return table if table.dtype != torch.float32 else CosSin(table, state.nominal[name])
 
 
 def rounded(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from safe_rope._base import originals
 from safe_rope._base.positions import is_watched, must_stay_opaque
-from safe_rope._base.torch_private import WithoutTorchFunction
+from safe_rope._base.torch_private import FakeTensor, WithoutTorchFunction
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, written
 from safe_rope.rotation.kernels import Form, _few, rotate
@@ -33,6 +33,7 @@ _KEPT = 64
 _LARGEST_COMPARED = 1 << 12
 """Entries of a table beyond which it is not compared with the last one."""
 _UNKNOWN: Any = object()
+_PLAIN = (Tensor, FakeTensor)
 _FORMS = tuple(Form(*f) for f in itertools.product(PAIRS, PAIRS, ("half", "interleaved", "first", "shared")))
 
 
@@ -260,7 +261,7 @@ def _values(table: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) is Tensor
+    return type(value) in _PLAIN
 
 
 def can_sample() -> bool:
