@@ -36,6 +36,12 @@ SURVEY = Path(__file__).resolve().parents[3] / "docs" / "data"
 KNOWN = ("llama", "gpt_neox", "gemma3_text", "gptj", "cohere", "deepseek_v3", "olmo2", "phi3", "modernbert")
 """Taken where there is a choice, and besides what covers the bodies."""
 ALSO = ("esm", "codegen", "qwen2_vl_text", "gpt_oss", "deepseek_v2", "roformer", "falcon")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "codegen": {"n_head": 8, "rotary_dim": 32},
+    "gpt_oss": {"_experts_implementation": "eager"},
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "_experts_implementation": "eager"},
+}
+"""What a config that has only been shrunk lacks to run."""
 PROMPT = 128
 LARGEST = 24_000_000
 FULLY, PINNED = 1.0, 1.05
@@ -154,6 +160,8 @@ def models(name: str, layers: int) -> tuple[Any, Any, int, dict[str, Any]]:
     if cls is None or config is None:
         return None, None, 0, {}
     deep = deepened(config, layers)
+    for key, value in SETTINGS.get(name, {}).items():
+        setattr(deep, key, value)
     try:
         build(cls, deep)
     except Exception:
