@@ -45,7 +45,6 @@ class Step:
     node: ast.expr
     operand: ast.expr
     place: Place
-    same_statement: bool
     target: str = ""  # of a cast
 
     @property
@@ -143,7 +142,7 @@ class Flow:
             if outcome is not None:
                 how, target = outcome
                 if how != "end":
-                    yield Step(how, parent, current, place, variables == 0, target)
+                    yield Step(how, parent, current, place, target)
                 return
             current = parent
 
