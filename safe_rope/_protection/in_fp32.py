@@ -62,7 +62,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     """
     runner = call.state.runner
     if runner.is_opaque:
-        return run_once(call)
+        return _run_unasked(call)
     origins: dict[int, Origin] = {}
     key = _key(call)
     learned = None if call.watched else runner.results.get(key)
@@ -70,10 +70,10 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         given = None if learned is not None else _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
-        return run_once(call)
+        return _run_unasked(call)
     if any(map(_is_opaque, flattened(given)[0])):
         runner.is_opaque = not call.watched
-        return run_once(call)
+        return _run_unasked(call)
     if runner.as_stock:
         _compare_remembered(call, given)
         return on_twin(call, rounded)
@@ -103,6 +103,22 @@ def run_once(call: Call) -> Any:
     """Run the call as stock, once, on frequencies that stay exact until they meet the model."""
     result = on_twin(call, rounded if call.state.runner.as_stock else followed)
     return mapped(_as_returned, result)
+
+
+def _run_unasked(call: Call) -> Any:
+    """Run as stock what cannot be asked for its results; tell of what computes more than its frequencies."""
+    notes, stock = call.state.notes, stock_class(call.module)
+    if call.state.code.computes and (call.has_low or call.autocast) and "forward" not in notes:
+        notes["forward"] = "not compared with FP32"
+        warnings.warn(
+            f"{stock.__module__}.{stock.__name__} computes positions and cannot be compared with FP32 (it "
+            "cannot be copied, or what it returns cannot be looked into): they are as in the stock model, "
+            "which may compute them in low precision. Compute them in torch.float32 and round what forward "
+            "returns",
+            PrecisionWarning,
+            stacklevel=2,
+        )
+    return run_once(call)
 
 
 def _as_returned(table: torch.Tensor) -> torch.Tensor:
@@ -157,7 +173,7 @@ def _as_stock(call: Call) -> Any:
     stand_in, _ = stand_in_for(call, rounded, watched=True)
     remembered = Untouched(stock_class(call.module))
     asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
-    stand_in = twin_alone(stand_in, type(stand_in))
+    stand_in = twin_alone(stand_in, type(stand_in), call.module)
     try:
         with torch.no_grad(), random_states_kept(call.device), remembered:
             return asked.on(stand_in)

@@ -279,7 +279,7 @@ def _made_in_fp32(
         return {n: t for n, t in made.items() if t.shape != call.state.pins[n].values.shape}
     try:
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
-        before = twin_alone(before, type(before))
+        before = twin_alone(before, type(before), call.module)
         with torch.no_grad(), random_states_kept(call.device):
             asked.in_fp32(before)
         again = {name: get_table(before, name) for name in made}

@@ -22,8 +22,13 @@ _SHARED = (types.ModuleType, type(threading.Lock()), type(threading.RLock()))
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
-def twin_alone(module: nn.Module, stock: type[nn.Module]) -> nn.Module:
+def twin_alone(module: nn.Module, stock: type[nn.Module], of: nn.Module | None = None) -> nn.Module:
     """Return a ``stock`` with copies of the module's attributes, its parameters excepted.
+
+    Args:
+        module: a module, or a stand-in for one.
+        stock: the class of the twin.
+        of: the module that a stand-in stands in for, to which attributes may lead back, as bound methods do.
 
     Raises:
         UnansweredError: an attribute cannot be copied, as a Python generator.
@@ -31,7 +36,8 @@ def twin_alone(module: nn.Module, stock: type[nn.Module]) -> nn.Module:
     """
     other = twin(module, stock)
     attributes = vars(other)
-    memo = _memo(attributes.values())
+    attributes["_parameters"] = dict(module._parameters)
+    memo = _memo(attributes.values()) | {id(one): other for one in (module, of) if one is not None}
     for name, value in attributes.items():
         if not isinstance(value, (*_PLAIN, *_SHARED)):
             attributes[name] = _copy(value, memo)
@@ -57,6 +63,8 @@ def _memo(values: Iterable[Any]) -> dict[int, Any]:
     for leaf in pytree.tree_leaves(list(values)):
         if isinstance(leaf, nn.Module):
             memo.update({id(parameter): parameter for parameter in leaf.parameters()})
+            # ZeRO-3 of DeepSpeed 0.14 has put dictionaries there that cannot be copied.
+            memo.update({id(one._parameters): dict(one._parameters) for one in leaf.modules()})
         elif isinstance(leaf, nn.Parameter):
             memo[id(leaf)] = leaf
         elif isinstance(leaf, torch.Tensor):

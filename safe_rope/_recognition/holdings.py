@@ -10,7 +10,7 @@ import copy
 import enum
 import functools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,10 +170,8 @@ def _kind(cls: Any) -> _Kind:
         return _Kind.CONTAINER
     if issubclass(cls, SimpleNamespace):
         return _Kind.NAMESPACE
-    has_attributes = bool(cls.__dictoffset__)
-    if not has_attributes or issubclass(cls, nn.Module | type) or hasattr(cls, "__call__"):  # noqa: B004
-        return _Kind.NOTHING
-    return _Kind.OBJECT
+    is_plain = bool(cls.__dictoffset__) and not issubclass(cls, nn.Module | type | Callable)
+    return _Kind.OBJECT if is_plain else _Kind.NOTHING
 
 
 def _may_be_looked_into(module: nn.Module, name: str, value: Any, kind: _Kind) -> bool:

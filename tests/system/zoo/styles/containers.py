@@ -65,6 +65,26 @@ class TablesInANamespace(nn.Module):
         return self.rope.cos[: x.shape[1]].to(x.dtype), self.rope.sin[: x.shape[1]].to(x.dtype)
 
 
+class Rows:
+    """A plain object that keeps both tables and hands out rows of them."""
+
+    def __init__(self, dim: int, length: int) -> None:
+        self.cos, self.sin = tables(dim, length)
+
+    def upto(self, x: torch.Tensor) -> Pair:
+        return self.cos[: x.shape[1]].to(x.dtype), self.sin[: x.shape[1]].to(x.dtype)
+
+
+@style("container")
+class TablesInAnObject(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = LONGEST) -> None:
+        super().__init__()
+        self.rows = Rows(dim, length)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.rows.upto(x)
+
+
 class CosSinPair(NamedTuple):
     """Both tables by name."""
 

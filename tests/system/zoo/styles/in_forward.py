@@ -65,6 +65,22 @@ class NothingKeptAndAllLow(nn.Module):
         return args.cos(), args.sin()
 
 
+class OnlyOne:
+    """Refuses to be copied, as a handle of something outside of the process does."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> OnlyOne:
+        raise TypeError("there is one of these")
+
+
+@style("in forward", "copy")
+class NothingKeptAndNotCopied(NothingKeptAndAllLow):
+    """Cannot be run aside to see what it returns."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__(dim)
+        self.handle = OnlyOne()
+
+
 def hidden_and_mask(dtype: torch.dtype, length: int) -> Arguments:
     """Hidden states and an attention mask of their dtype."""
     return (*hidden_states(dtype, length), torch.ones(1, length, dtype=dtype))
