@@ -151,7 +151,7 @@ def _asks_for_a_class(code: types.CodeType) -> bool:
 _AT = {
     (one.opcode, one.arg or 0)
     for source in ("a @ b", "a @= b")
-    for one in dis.get_instructions(source)
+    for one in dis.get_instructions(compile(source, "", "exec"))
     if one.opname.startswith(("BINARY", "INPLACE"))
 }
 """Opcode and argument of matrix products."""

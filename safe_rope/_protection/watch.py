@@ -148,25 +148,34 @@ class ConstructionWatch:
             self._consider(module)
 
     @uninterrupted()
-    def before_use(self, *, by_call: bool = False) -> None:
-        """Protect what this thread has built, before something is called, cast or moved: the last moment."""
+    def before_use(self, used: nn.Module | None = None) -> None:
+        """Protect what this thread has built, before something is called, cast or moved: the last moment.
+
+        Args:
+            used: what is cast, moved or loaded, with all that is in it; None where it is not known, in a
+                call. A loader may use each module by itself: nothing else is looked at then.
+
+        """
         me = threading.get_ident()
         waiting = [
             module
             for module in _alive(self._building)
             if (building := self._building.get(module)) is not None and building.thread == me
         ]
-        if by_call and not waiting and not self._is_new:
+        if used is None and not waiting and not self._is_new:
             return  # calls are many, and what another thread builds may wait for long
         unfinished = set(_under_construction(sys._getframe(1)))
         for module in waiting:
             if module not in unfinished:
                 self._consider(module)
-        settle(module for module in _alive(self._seen) if not isinstance(module, ProtectedModule))
-        self._is_new &= bool(unfinished)
+        among = None if used is None else list(used.modules())
+        seen = _alive(self._seen) if among is None else [one for one in among if one in self._seen]
+        settle(module for module in seen if not isinstance(module, ProtectedModule))
+        if used is None:
+            self._is_new &= bool(unfinished)
         # An engine that takes a finished model is under construction, and fills nothing in it.
         first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
-        self._look_at_what_was_empty(until=first)
+        self._look_at_what_was_empty(among, until=first)
         with watches_lock:
             if not any(watch._building for watch in watches):
                 unwrap_call()
@@ -201,9 +210,11 @@ class ConstructionWatch:
                 self._consider(module, _Building(is_filled=True))
         self._look_at_what_was_empty(loaded=True)
 
-    def _look_at_what_was_empty(self, loaded: bool = False, until: int | None = None) -> None:
+    def _look_at_what_was_empty(
+        self, among: list[nn.Module] | None = None, *, loaded: bool = False, until: int | None = None
+    ) -> None:
         """Consider what has been filled since it was built, of what was begun before the module ``until``."""
-        for module in _alive(self._nothing_yet):
+        for module in _alive(self._nothing_yet) if among is None else among:
             building = self._nothing_yet.get(module)
             if building is None:
                 continue

@@ -119,7 +119,7 @@ def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
             return inner(self, *args, **kwargs)
         stock = type(self)
         for watch in tuple(watches):  # each has seen others being built
-            watch.before_use()
+            watch.before_use(self)
         _this_thread.uses = True  # its children are about to get here, each by itself
         try:
             # What has just been protected may have a method of its own.
@@ -157,7 +157,7 @@ def _look_before_call() -> bool:
     """Have every watch look. Dynamo runs this while it traces, and puts nothing of it into the graph."""
     if not (rebuilding() or is_watched()):
         for watch in tuple(watches):
-            watch.before_use(by_call=True)
+            watch.before_use()
         if not watches:
             unwrap_call()  # a thread was compiling when the last guard closed
     return True

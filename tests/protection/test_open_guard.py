@@ -253,3 +253,26 @@ def test_a_guard_waits_for_a_compilation_of_another_thread() -> None:
     with safe_rope.guard():
         assert compiled.is_set()
     thread.join()
+
+
+def test_a_loader_that_uses_each_module_by_itself_takes_time_for_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(2, 2)
+
+    looks = []
+    concerns = watch.concerns
+    monkeypatch.setattr(watch, "concerns", lambda module: looks.append(module) or concerns(module))
+    count = 100
+    with safe_rope.guard():
+        model = nn.ModuleList(Expert() for _ in range(count))
+        model.append(Rotary())
+        for expert in model:
+            expert.load_state_dict(expert.state_dict(), strict=False)
+            expert.train()
+        model.to(torch.bfloat16)
+    assert len(looks) <= 6 * count
+    assert model[-1].inv_freq.dtype == torch.float32
