@@ -138,14 +138,21 @@ def _built(build: Build, protected: bool) -> nn.Module:
 
 def _tables(build: Build) -> list[tuple[str, str]]:
     model, again = build(0), build(1)
-    found = [path.rpartition(".") for path in position_tables(model, again)]
+    found = [_apart(path) for path in position_tables(model, again)]
     others = dict(again.named_parameters())
     frozen = [
-        name.rpartition(".")
+        _apart(name)
         for name, value in model.named_parameters()
         if not value.requires_grad and is_computed(value, others[name])
     ]
-    return [(path, name) for path, _, name in (*found, *frozen)]
+    return [*found, *frozen]
+
+
+def _apart(path: str) -> tuple[str, str]:
+    """Return the path of a module and what its table is called there; a key may have a dot."""
+    whole, bracket, key = path.partition("[")
+    owner, _, name = whole.rpartition(".")
+    return owner, name + bracket + key
 
 
 def _held(model: nn.Module, path: str, name: str) -> Any:
@@ -153,7 +160,8 @@ def _held(model: nn.Module, path: str, name: str) -> Any:
     name, _, key = name.partition("[")
     value: Any = vars(module).get(name, module._buffers.get(name, module._parameters.get(name)))
     if key:
-        value = value[int(key[:-1]) if isinstance(value, list | tuple) else key[:-1]]
+        entries = enumerate(value) if isinstance(value, list | tuple) else value.items()
+        value = {str(one): held for one, held in entries}[key[:-1]]
     return value if isinstance(value, torch.Tensor) else None
 
 
