@@ -158,7 +158,7 @@ _AT = {
 
 
 def _has_at(code: types.CodeType) -> bool:
-    # All methods of a model are looked through, for which `dis` takes fifty times as long.
+    # All methods of a model are looked through, which `dis` would take long for.
     units = code.co_code
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return not _AT.isdisjoint(zip(units[::2], units[1::2], strict=True)) or any(map(_has_at, inner))

@@ -95,12 +95,11 @@ def arguments_mapped(
 
     What is assigned to the copy of a dataclass meanwhile is assigned to that afterwards.
     """
-    given = args, kwargs
     if are_leaves((*args, *kwargs.values())):
-        made = [function(leaf) if isinstance(leaf, Tensor) else leaf for leaf in args]
-        named = {n: function(leaf) if isinstance(leaf, Tensor) else leaf for n, leaf in kwargs.items()}
-        yield tuple(made), named
+        named = mapped(function, tuple(kwargs.values()))
+        yield mapped(function, args), dict(zip(kwargs, named, strict=True))
         return
+    given = args, kwargs
     changed = mapped(function, given)
     pairs = zip(pytree.tree_leaves(given), pytree.tree_leaves(changed), strict=True)
     copies = [(own, other, _fields(other)) for own, other in pairs if _is_dataclass(own) and own is not other]
