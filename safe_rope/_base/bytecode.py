@@ -23,7 +23,7 @@ _CONSTRUCTORS = ("__init__", "_old_init")  # zero.Init keeps what it has replace
 
 
 class Facts(NamedTuple):
-    """What the methods of a class other than its constructor do, and the functions that they call.
+    """What the methods of a class other than its constructor make of positions, and what they call makes.
 
     Only functions of the package that defines the class are followed, and methods of torch are not.
     """
@@ -32,18 +32,29 @@ class Facts(NamedTuple):
     """They make a count."""
     computes: bool
     """They make a count, and take powers, exponentials, sines or outer products."""
-    stores: bool
-    """They may change what is kept between two calls."""
     turns: bool
     """They take sines and cosines."""
-    multiplies: bool
-    """They take products of matrices, which autocast lowers."""
-    attends: bool
-    """They take the softmax of attention."""
     makes_waves: bool
     """They, the constructor, or what helps them take sines or cosines of what they count."""
     turns_counts: bool
     """``forward``, or what helps it, counts, and takes sines or cosines."""
+
+
+class Conduct(NamedTuple):
+    """How the methods of a class other than its constructor, and what they call, behave in a call."""
+
+    counts: bool
+    """As of `Facts`."""
+    computes: bool
+    """As of `Facts`."""
+    turns: bool
+    """As of `Facts`."""
+    stores: bool
+    """They may change what is kept between two calls."""
+    multiplies: bool
+    """They take products of matrices, which autocast lowers."""
+    attends: bool
+    """They take the softmax of attention."""
     asks_its_class: bool
     """They look at the class of what they are called on, or of anything else."""
 
@@ -99,24 +110,38 @@ def facts(cls: Any) -> Facts:
 
 @functools.lru_cache(maxsize=4096)
 def _facts(cls: Any) -> Facts:
-    codes = [function.__code__ for function in _functions(cls, constructors=False)]
-    names = set().union(*map(_names, codes))
-    own = list(_functions(cls, constructors=True))
-    helpers = list(_helpers(own))
-    everywhere = _all_names([*own, *(f for h in helpers for f in _functions(h, constructors=True))])
-    of_helpers = [f for h in helpers for f in _functions(h, constructors=False)]
-    later = _all_names([*_reached(cls, beside=True), *of_helpers])
+    methods = _methods(cls)
+    names, own = _all_names(methods), _everything(cls, methods)
+    everywhere, later = _all_names(own), _all_names(_reached(cls, beside=True))
+    for helper in _helpers(own):
+        of_helper = _methods(helper)
+        later |= _all_names(of_helper)
+        everywhere |= _all_names(_everything(helper, of_helper))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     counts = bool(names & _COUNTING)
     return Facts(
         counts=counts,
         computes=counts and bool(names & _WAVES),
-        stores=any(map(_changes_what_is_kept, codes)),
         turns={"sin", "cos"} <= names or "polar" in names,
-        multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
-        attends=bool(names & _ATTENTION),
         makes_waves=bool(counted) and (bool(everywhere & {"sin", "cos", "polar"}) or any(map(_turns, own))),
         turns_counts=bool(later & _COUNTING) and bool(later & {"sin", "cos", "polar"}),
+    )
+
+
+def conduct(cls: Any) -> Conduct:
+    """Return how the methods of a class behave."""
+    return _conduct(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _conduct(cls: Any) -> Conduct:
+    codes = [function.__code__ for function in _methods(cls)]
+    names = set().union(*map(_names, codes))
+    return Conduct(
+        *facts(cls)[:3],
+        stores=any(map(_changes_what_is_kept, codes)),
+        multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
+        attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
     )
 
@@ -126,7 +151,7 @@ def _turns(function: types.FunctionType) -> bool:
     return any(isinstance(constant, complex) for constant in function.__code__.co_consts)
 
 
-def _all_names(functions: list[types.FunctionType]) -> set[str]:
+def _all_names(functions: Iterable[types.FunctionType]) -> set[str]:
     return set().union(*(_names(function.__code__) for function in functions))
 
 
@@ -185,23 +210,35 @@ def _changes_what_is_kept(code: types.CodeType) -> bool:
     return False
 
 
-def _functions(cls: type, constructors: bool) -> Iterator[types.FunctionType]:
-    seen: set[Any] = set()
-    waiting: list[types.FunctionType] = []
+def _methods(cls: type) -> list[types.FunctionType]:
+    """The methods of a class but its constructor, and the functions that they reach."""
+    return list(_all_reached(_function_of(value) for name, value in _own(cls) if name not in _CONSTRUCTORS))
+
+
+def _everything(cls: type, methods: list[types.FunctionType]) -> list[types.FunctionType]:
+    """The methods of a class, and its constructor with the functions that it reaches."""
+    constructors = (_function_of(value) for name, value in _own(cls) if name in _CONSTRUCTORS)
+    return [*methods, *_all_reached(constructors, {function.__code__ for function in methods})]
+
+
+def _own(cls: type) -> Iterator[tuple[str, Any]]:
     for base in cls.__mro__:
-        if base.__module__.startswith("torch.") or base is object:
-            continue
-        for name, value in tuple(vars(base).items()):
-            function = _function_of(value)
-            if function is not None and (constructors or name not in _CONSTRUCTORS):
-                waiting.append(function)
+        if not base.__module__.startswith("torch.") and base is not object:
+            yield from tuple(vars(base).items())  # another thread may add an attribute
+
+
+def _all_reached(
+    functions: Iterable[types.FunctionType | None], seen: set[types.CodeType] | None = None
+) -> Iterator[types.FunctionType]:
+    """Yield functions, and those of the same package that they name, unless their code has been ``seen``."""
+    seen = set() if seen is None else seen
+    waiting = [function for function in functions if function is not None]
     while waiting:
         function = waiting.pop()
-        if function.__code__ in seen:
-            continue
-        seen.add(function.__code__)
-        yield function
-        waiting += _beside(function)
+        if function.__code__ not in seen:
+            seen.add(function.__code__)
+            yield function
+            waiting += _beside(function)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -222,9 +259,7 @@ def _function_of(value: Any) -> types.FunctionType | None:
     return value if isinstance(value, types.FunctionType) else None
 
 
-def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> frozenset[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*map(_names, inner))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -66,4 +65,6 @@ class Report:
         return f"<{type(self).__name__}: {shortened(str(self).splitlines()[0], 76)}>"
 
     def _repr_html_(self) -> str:
+        import html  # its table of entities is what no terminal needs
+
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -183,6 +183,20 @@ def storage_key(tensor: torch.Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], torch.library.CustomOpDef]:
+    """Decorate a function that is one operator to a compiler.
+
+    ``schema`` is given, for torch 2.4 cannot infer one from postponed annotations.
+    """
+
+    def registered(function: Callable[..., Any]) -> torch.library.CustomOpDef:
+        # torch asks whose line this is; `inspect` looks through all modules for a file that it does not know.
+        inspect.modulesbyfile[__file__] = __name__
+        return torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
+
+    return registered
+
+
 def is_composite(operator: Any) -> bool:
     """Whether an operator is made of others, which autograd sees in its place."""
     return bool(_has_kernel(operator.name(), "CompositeImplicitAutograd"))

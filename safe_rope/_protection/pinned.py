@@ -64,7 +64,7 @@ class PinnedState(Keeper):
         self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = class_name(type(module))
-        self.code = bytecode.facts(stock_class(module))  # Dynamo cannot read bytecode
+        self.code = bytecode.conduct(stock_class(module))  # Dynamo cannot read bytecode
         self.runner = stand_ins.Runner()
         self.patch: Callable[..., Any] | None = None  # the forward that somebody has put into its class since
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes

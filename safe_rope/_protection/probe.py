@@ -103,23 +103,24 @@ def _probe(
     if convention == "length":
         return _probe_rows(reference, state)
     answers: list[Channels] = []
-    count = _count_axes(reference)
+    takes_plain, count = False, _count_axes(reference)
     for layer_type in layer_types(reference):
         for ids in _samples(state, layer_type, count):
             try:
                 stock = cos_and_sin(ask(copied(reference), ids, layer_type))
             except UnansweredError:
-                continue  # some want several axes always, some never do
+                continue  # some want several axes always
             own = copy.deepcopy(state).lookup(copied(reference), ids, layer_type)
             channels = match(stock, own, axes=ids.dim() == 3)
             if channels is None:
                 return None
+            takes_plain |= ids.dim() == 2
             answers.append(channels)
     merged = next((a for a in answers if a.axes is not None), answers[0]) if answers else None
     if merged is None or any(a.order != merged.order for a in answers):
         return None
     ids = torch.tensor(_POSITIONS)
-    if merged.axes is not None or not _takes(reference, ids):
+    if merged.axes is not None or not takes_plain:
         ids = ids.expand(count, -1, -1)
     x = torch.zeros(*ids.shape[-2:], 8, dtype=torch.bfloat16)
     low = cos_and_sin(ask(copied(reference), ids, layer_types(reference)[0], x=x))[0].dtype
@@ -129,7 +130,8 @@ def _probe(
 def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[torch.Tensor]:
     plain = torch.tensor(_POSITIONS)
     yield plain
-    yield torch.stack([plain * (axis + 1) + axis for axis in range(axes)])
+    if axes:
+        yield torch.stack([plain * (axis + 1) + axis for axis in range(axes)])
     spec = state.sets[layer_type].spec
     if spec.depends_on_length:
         longest = spec.max_position_embeddings or 4096
@@ -138,8 +140,9 @@ def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[
 
 
 def _count_axes(reference: nn.Module) -> int:
+    """How many position axes a module may be asked with, 0 for one that takes no more than one."""
     ids = torch.tensor(_POSITIONS)
-    return next((count for count in _AXES if _takes(reference, ids.expand(count, -1, -1))), _AXES[0])
+    return next((count for count in _AXES if _takes(reference, ids.expand(count, -1, -1))), 0)
 
 
 def _takes(reference: nn.Module, ids: torch.Tensor) -> bool:

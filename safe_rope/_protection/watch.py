@@ -186,7 +186,6 @@ class ConstructionWatch:
             self.catch_up()
             settle(_alive(self._seen))
 
-    @uninterrupted()
     def note(self, module: nn.Module, frame: Any) -> None:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
         number = self._numbers[module] = next(self._begun)
@@ -198,9 +197,10 @@ class ConstructionWatch:
         conditions, arguments = building.conditions, building.arguments
         if conditions is None or conditions.device != "meta" or arguments is None:
             return
+        if not bytecode.facts(type(module)).makes_waves:
+            return
         # What has no parent is looked at last, when a setting that its constructor reads may be another.
-        has_a_parent = any(owner is not module for owner in _under_construction(frame))
-        if not has_a_parent and bytecode.facts(type(module)).makes_waves:
+        if all(owner is module for owner in _under_construction(frame)):
             self._run_again(module, arguments, conditions, _key(type(module), arguments, conditions))
 
     def _look_again(self) -> None:
@@ -255,15 +255,18 @@ class ConstructionWatch:
         elif watch_of_this_thread() is self:
             self._consider(child)
 
-    @uninterrupted()
     def _consider(
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
     ) -> None:
         building = building or self._building.pop(module, None) or _Building()
-        if not (looked or concerns(module)):
+        if looked or concerns(module):
+            self._protect(module, building)
+        else:
             self._nothing_yet[module] = building
-            _give_stock_dtypes(module)
-            return
+        _give_stock_dtypes(module)
+
+    @uninterrupted()
+    def _protect(self, module: nn.Module, building: _Building) -> None:
         try:
             result = self._prepare(module, building)
             if isinstance(result, Protection):
@@ -283,7 +286,6 @@ class ConstructionWatch:
             if self._built is not None:
                 self._built(module)
             self._refused[module] = result.reason
-        _give_stock_dtypes(module)
 
     def _see(self, module: nn.Module) -> None:
         self._seen[module] = None

@@ -21,6 +21,7 @@ from torch import nn
 from safe_rope._base.positions import is_watched
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import between_compilations, constant_in_graphs
+from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope.constructors._truthful import is_deepspeeds
 
@@ -137,19 +138,23 @@ _calls = Replaced()
 def wrap_call() -> None:
     """Wrap calls, unless a thread compiles: Dynamo has read the method, and writes its checks of it later."""
     with watches_lock:
-        if _calls:
-            return  # each module that is built asks
-        with between_compilations() as is_free:
-            if not is_free:
-                return
-            inner = nn.Module.__call__
+        if not _calls:  # each module that is built asks
+            _wrap_call()
 
-            @functools.wraps(inner)
-            def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                _look_before_call()
-                return inner(self, *args, **kwargs)
 
-            _calls.put(nn.Module, "__call__", call)
+@uninterrupted()
+def _wrap_call() -> None:
+    with between_compilations() as is_free:
+        if not is_free:
+            return
+        inner = nn.Module.__call__
+
+        @functools.wraps(inner)
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            _look_before_call()
+            return inner(self, *args, **kwargs)
+
+        _calls.put(nn.Module, "__call__", call)
 
 
 @constant_in_graphs

@@ -78,27 +78,26 @@ def first_argument(frame: FrameType) -> Any:
     code = frame.f_code
     if code.co_argcount == 0 and not code.co_flags & inspect.CO_VARARGS:
         return None
-    with _locals_of(frame) as values:
-        first = values.get(code.co_varnames[0])
+    values = frame.f_locals
+    first = values.get(code.co_varnames[0])
+    _let_go(frame, values)
     if code.co_argcount == 0 and isinstance(first, tuple):
         return first[0] if first else None
     return first
 
 
-@contextlib.contextmanager
-def _locals_of(frame: FrameType) -> Iterator[dict[str, Any]]:
-    values = frame.f_locals
-    try:
-        yield values
-    finally:
-        # Before Python 3.13 this is a copy that the frame keeps, and with it whatever the caller lets go of.
-        if type(values) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            values.clear()
+def _let_go(frame: FrameType, values: Any) -> None:
+    # Before Python 3.13 they are a copy that the frame keeps, and with it whatever the caller lets go of.
+    if type(values) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        values.clear()
 
 
 def _call_of(frame: FrameType) -> Arguments | None:
-    with _locals_of(frame) as values:
+    values = frame.f_locals
+    try:
         return _call_with(frame, values)
+    finally:
+        _let_go(frame, values)
 
 
 def _call_with(frame: FrameType, values: dict[str, Any]) -> Arguments | None:

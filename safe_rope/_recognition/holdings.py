@@ -26,11 +26,12 @@ _LONGEST = 256
 
 def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield name and value of everything that may be a tensor and is no parameter."""
-    yield from ((name, value) for name, value in module._buffers.items() if not has_no_shape(value))
+    if module._buffers:
+        yield from ((name, value) for name, value in module._buffers.items() if not has_no_shape(value))
+    # Another thread may add an attribute. Most have nothing to tell, and each module of a model is asked.
     for name, value in list(vars(module).items()):
-        cls: Any = type(value)
-        kind = _Kind.NOTHING if name in _OF_TORCH else _kind(cls)
-        if kind is _Kind.NOTHING:
+        kind = _kind(type(value))  # type: ignore[arg-type]
+        if kind is None or name in _OF_TORCH:
             continue
         if kind is _Kind.TENSOR:
             if not has_no_shape(value):
@@ -154,7 +155,6 @@ def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:
 
 
 class _Kind(enum.Enum):
-    NOTHING = enum.auto()
     TENSOR = enum.auto()
     CONTAINER = enum.auto()
     NAMESPACE = enum.auto()
@@ -162,8 +162,9 @@ class _Kind(enum.Enum):
 
 
 @functools.lru_cache(maxsize=4096)
-def _kind(cls: Any) -> _Kind:
-    # Every module of a model is asked: torch.Tensor and configurations answer isinstance slowly.
+def _kind(cls: Any) -> _Kind | None:
+    """What a value of that class may hold tensors as; None for one that holds none."""
+    # torch.Tensor and configurations answer isinstance slowly.
     if issubclass(cls, torch.Tensor):
         return _Kind.TENSOR
     if issubclass(cls, list | tuple | dict):
@@ -171,7 +172,7 @@ def _kind(cls: Any) -> _Kind:
     if issubclass(cls, SimpleNamespace):
         return _Kind.NAMESPACE
     is_plain = bool(cls.__dictoffset__) and not issubclass(cls, nn.Module | type | Callable)
-    return _Kind.OBJECT if is_plain else _Kind.NOTHING
+    return _Kind.OBJECT if is_plain else None
 
 
 def _may_be_looked_into(module: nn.Module, name: str, value: Any, kind: _Kind) -> bool:

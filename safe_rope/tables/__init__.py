@@ -29,6 +29,7 @@ from torch import Tensor
 
 from safe_rope._base import originals
 from safe_rope._base.positions import check_arguments, must_stay_opaque
+from safe_rope._base.torch_private import operator
 from safe_rope.tables._exact import ExactLookup
 from safe_rope.tables._stock import StockLookup
 
@@ -116,11 +117,7 @@ def _make_lookup(key: str) -> _Lookup:
 _lookups: _Interned[_Lookup] = _Interned(_make_lookup)
 
 
-_SCHEMA = "(Tensor position_ids, str key, ScalarType dtype) -> (Tensor, Tensor)"
-
-
-# With a schema of its own: torch 2.4 cannot infer one from postponed annotations.
-@torch.library.custom_op("safe_rope::rotary_lookup", mutates_args=(), schema=_SCHEMA)
+@operator("safe_rope::rotary_lookup", "(Tensor position_ids, str key, ScalarType dtype) -> (Tensor, Tensor)")
 def _rotary_lookup(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     check_arguments(position_ids, dtype)
     cos, sin = _lookups[key](position_ids, dtype)

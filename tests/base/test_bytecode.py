@@ -12,7 +12,7 @@ import torch
 from support.zero_init import zero_init
 from torch import nn
 
-from safe_rope._base.bytecode import facts, stores_when_called
+from safe_rope._base.bytecode import conduct, facts, stores_when_called
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
@@ -66,8 +66,8 @@ class InAMethod(Reads):
     [(Reads, False), *((cls, True) for cls in (InPlace, InADictionary, InAList, ByName, InAMethod))],
 )
 def test_what_changes_what_is_kept(cls: type[nn.Module], stores: bool) -> None:
-    assert facts(cls).stores == stores_when_called(cls) == stores
-    assert not facts(cls).multiplies
+    assert conduct(cls).stores == stores_when_called(cls) == stores
+    assert not conduct(cls).multiplies
 
 
 def test_only_what_a_forward_reaches_is_stored_when_called() -> None:
@@ -75,7 +75,7 @@ def test_only_what_a_forward_reaches_is_stored_when_called() -> None:
         def reset(self) -> None:
             self.kept = torch.zeros(4)
 
-    assert facts(Resets).stores
+    assert conduct(Resets).stores
     assert not stores_when_called(Resets)
 
 
@@ -87,8 +87,8 @@ def test_a_constructor_that_zero_init_has_replaced_is_no_method() -> None:
 
     with zero_init():
         pass
-    assert not facts(Product).stores
-    assert not facts(Product).multiplies
+    assert not conduct(Product).stores
+    assert not conduct(Product).multiplies
 
     with zero_init():
 
@@ -97,7 +97,7 @@ def test_a_constructor_that_zero_init_has_replaced_is_no_method() -> None:
                 super().__init__()
                 self.more = 1
 
-        assert not facts(Inside).stores
+        assert not conduct(Inside).stores
 
 
 HELPERS = """

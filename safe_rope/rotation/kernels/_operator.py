@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base.positions import must_stay_opaque
+from safe_rope._base.torch_private import operator
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
 from safe_rope.rotation.kernels._form import Form, parse, planes, table_planes
 
@@ -153,11 +154,8 @@ class _InPlace(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, ...]] = _Rotation.apply
 _apply_in_place: Callable[..., Tensor] = _InPlace.apply
 
-_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor"
 
-
-# With a schema of its own: torch 2.4 cannot infer one from postponed annotations.
-@torch.library.custom_op("safe_rope::rotary", mutates_args=(), schema=_SCHEMA)
+@operator("safe_rope::rotary", "(Tensor x, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor")
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
     return compute(x, cos, sin, parse(form), conjugate, compiled=True)
 
