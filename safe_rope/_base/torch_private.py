@@ -13,12 +13,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import wrapt
 
 from safe_rope.errors import IncompatibleVersionError
+
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
 
 try:
     from torch._subclasses import FakeTensor as FakeTensor
@@ -183,13 +186,13 @@ def storage_key(tensor: torch.Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], torch.library.CustomOpDef]:
+def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Decorate a function that is one operator to a compiler.
 
     ``schema`` is given, for torch 2.4 cannot infer one from postponed annotations.
     """
 
-    def registered(function: Callable[..., Any]) -> torch.library.CustomOpDef:
+    def registered(function: Callable[..., Any]) -> CustomOpDef:
         # torch asks whose line this is; `inspect` looks through all modules for a file that it does not know.
         inspect.modulesbyfile[__file__] = __name__
         return torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
