@@ -36,7 +36,7 @@ class Ahead:
         self._rows = list(zip(*split, strict=True))
         self._strides = self._rows[0][0].clone(memory_format=torch.contiguous_format).stride()
         self._made = [self._make(index) for index in range(ROWS)]
-        self._spread: dict[Form, list[tuple[Tensor, ...]]] = {}
+        self._spread: dict[tuple[Form, bool], list[tuple[Tensor, ...]]] = {}
 
     def row(self, position: int) -> tuple[CosSin, CosSin] | None:
         """Return cos and sin ``[..., batch, 1, width]`` of a position; None where it is not among these."""
@@ -52,26 +52,28 @@ class Ahead:
         cos.row = sin.row = Row(self, index, id(cos))
         return cos, sin
 
-    def spread(self, index: int, form: Form) -> tuple[Tensor, ...]:
+    def spread(self, index: int, form: Form, is_back: bool) -> tuple[Tensor, ...]:
         """Return cos and signed sin of a row, each ``[rotary_dim]``, as `_few.turn` takes them."""
-        spread = self._spread.get(form)
+        spread = self._spread.get((form, is_back))
         if spread is None:
             with torch.inference_mode(False), torch.no_grad():
                 cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
-                cos, sin = _few.spread(cos, sin, form)
-                spread = self._spread[form] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
+                cos, sin = _few.spread(cos, sin.neg() if is_back else sin, form)
+                spread = self._spread[form, is_back] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
         return spread[index]
 
 
 class Row(NamedTuple):
-    """Which row of which rows a cos and a sin are."""
+    """Which row of which rows a cos and a sin are; ``is_back``: it is that of the negated sin."""
 
     ahead: Ahead
     at: int
     cos: int
+    is_back: bool = False
 
     def is_of(self, cos: Any, sin: Any) -> bool:
         """Whether nobody has written to one of them or swapped them; and all sequences are alike."""
         # Who writes to a row has a copy, which is none.
-        is_both = cos.row is self and getattr(sin, "row", None) is self and sin is not cos
-        return is_both and id(cos) == self.cos and cos.dim() == 3
+        other = getattr(sin, "row", None)
+        is_both = other is self or (other is not None and other._replace(is_back=False) == self)
+        return is_both and sin is not cos and id(cos) == self.cos and cos.dim() == 3

@@ -23,7 +23,7 @@ from safe_rope._base import originals
 from safe_rope._base.positions import is_watched, must_stay_opaque
 from safe_rope._base.torch_private import FakeTensor, WithoutTorchFunction
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
-from safe_rope.rotation._cos_sin import CosSin, written
+from safe_rope.rotation._cos_sin import CosSin, read, written
 from safe_rope.rotation.kernels import Form, _few, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
@@ -204,7 +204,8 @@ class Body:
         if self.gathers or not row.is_of(table, args[self._sin_at]):
             return None
         plan = self._plans.get((table.shape, self._unsqueeze(args), *kinds))
-        return None if plan is None else (*row.ahead.spread(row.at, self.form), plan)
+        is_back = args[self._sin_at].row.is_back
+        return None if plan is None else (*row.ahead.spread(row.at, self.form, is_back), plan)
 
     def _equal(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         other = args[self._sin_at]
@@ -257,7 +258,7 @@ def _needs_gradient(xs: tuple[Tensor, ...]) -> bool:
 
 def _values(table: Any) -> Any:
     """Return what a table holds, to be read."""
-    return table.table if isinstance(table, CosSin) else table
+    return read(table) if isinstance(table, CosSin) else table
 
 
 def _is_plain(value: Any) -> bool:

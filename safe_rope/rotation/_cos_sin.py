@@ -69,6 +69,7 @@ class _Kind(NamedTuple):
     views: bool
     repeats: bool
     converts: bool
+    aliases: bool
     keeps_the_mark: bool
     ends_a_phase: bool
 
@@ -90,6 +91,7 @@ def _kind_of(func: Any) -> _Kind:
             packet in _VIEWS,
             packet is _aten.repeat,
             packet is _aten._to_copy,
+            any(result.alias_info is not None for result in func._schema.returns),
             packet in _KEEP_THE_MARK,
             packet in _ENDS_A_PHASE,
         )
@@ -183,7 +185,7 @@ class CosSin(torch.Tensor):
             _warn_of_phases(tables)
             args, kwargs = pytree.tree_map_only(CosSin, rounded, (args, kwargs))
             return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(CosSin, plain, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(CosSin, plain if kind.aliases else read, (args, kwargs))
         result = func(*args, **kwargs)
         keeps = not others if nominal is not None else kind.keeps_the_mark
         if not keeps:
@@ -199,11 +201,26 @@ class CosSin(torch.Tensor):
         lent = None if _is_followed() else _lent(self, sizes)
         return super().repeat(*sizes) if lent is None else lent
 
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Choose rows by a tensor of positions; else as in torch."""
+        if type(index) is torch.Tensor and index.dtype == torch.int64 and index.dim() and not _is_followed():
+            return self._around(self.table[index])
+        return super().__getitem__(index)
+
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Note a lower dtype; else as in torch."""
         if not kwargs and len(args) == 1 and args[0] in LOW and args[0] != self.dtype and not _is_followed():
             return CosSin(self.table.clone(), args[0], self.faced, self.phase)
         return super().to(*args, **kwargs)
+
+    def __neg__(self) -> torch.Tensor:
+        """Negate; sin of a row is then that row's for a turn back."""
+        row = self.row
+        if row is None or row.cos == id(self) or self.nominal is None or _is_followed():
+            return super().__neg__()
+        negated = CosSin(self.table.neg(), self.nominal, True, self.phase)
+        negated.lent, negated.row = True, row._replace(is_back=not row.is_back)
+        return negated
 
     def split(self, split_size: Any, dim: int = 0) -> Any:
         """Return views, as torch does."""
@@ -390,6 +407,11 @@ def rounded(tensor: CosSin) -> torch.Tensor:
     """Return a plain tensor in the dtype that the stock model has there, rounded once."""
     tensor.own()
     return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
+
+
+def read(table: CosSin) -> torch.Tensor:
+    """Return what a table holds, for what neither writes to it nor hands it on."""
+    return table.table
 
 
 def plain(value: Any) -> Any:

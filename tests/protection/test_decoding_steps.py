@@ -133,6 +133,40 @@ def test_rows_rotate_as_tables_do(batch: int, trained: bool, dtype: torch.dtype)
     assert row[0].row is not None
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_who_turns_back_by_a_row_leaves_it_to_the_next_layer(batch: int) -> None:
+    """DeepSeek-V4 rotates what attention gives by cos and -sin, in each layer."""
+    rope = _rope()
+    q, k = _states(rope, batch)
+    for step in range(4):
+        cos, sin = _tables(rope, FIRST + step, batch)
+        c, s = _true(rope, FIRST + step, batch)
+        pairs: dict[str, Callable[[Any, Any], Any]] = {
+            "there": lambda cos, sin: (cos, sin),
+            "back": lambda cos, sin: (cos, -sin),
+            "there again": lambda cos, sin: (cos, -(-sin)),
+            "cos for both": lambda cos, sin: (cos, -cos),
+            "cos negated": lambda cos, sin: (-cos, sin),
+            "swapped": lambda cos, sin: (-sin, cos),
+            "another's": lambda cos, sin: (cos, -_tables(rope, FIRST + step + 1, batch)[1]),
+            "shifted": lambda cos, sin: (cos, sin + 0.5),
+            "doubled": lambda cos, sin: (cos, (-sin).mul_(2)),
+        }
+        for name, choose in {**pairs, "there once more": pairs["there"]}.items():
+            got = modeling_llama.apply_rotary_pos_emb(q, k, *choose(cos, sin))
+            true = (c, -_true(rope, FIRST + step + 1, batch)[1]) if name == "another's" else choose(c, s)
+            tables = [table.to(torch.float32) for table in map(plain, true)]
+            expected = modeling_llama.apply_rotary_pos_emb(q, k, *map(CosSin, tables))
+            assert all(map(torch.equal, got, expected)), (step, name)
+        negated = -sin
+        assert torch.equal(plain(negated.mul_(3)), -3 * s)
+        assert negated.dtype == torch.bfloat16, "as what is computed of a table has"
+        for table, true in ((cos, c), (sin, s)):
+            assert torch.equal(table + 0, true)
+    assert cos.row is not None
+    assert sin.row is cos.row
+
+
 @pytest.mark.parametrize("counts", [(1, 1), (1, 1, 1), (4, 1, 1), (2, 3, 1, 1)])
 def test_a_table_that_is_repeated_in_front_is_what_torch_repeats(counts: tuple[int, ...]) -> None:
     values = torch.randn(7, 4)

@@ -188,6 +188,8 @@ def deepened(config: Any, layers: int) -> Any:
             setattr(config, name, value * (layers // 2))
         elif hasattr(value, "attribute_map"):  # a model of several has a configuration for each
             setattr(config, name, deepened(value, layers))
+    if getattr(config, "is_heterogeneous", False):
+        config.per_layer_config = None  # it names layers of the config before it was shrunk
     return config
 
 
