@@ -9,7 +9,7 @@ from torch import nn
 
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
-from safe_rope._recognition.explained import Truth, find_truth
+from safe_rope._recognition.explained import Truth, find_truth, is_same
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -40,10 +40,14 @@ def tables_of(
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
+    for name in reference.rebuilt.unseen(reference.path) & tables.keys():
+        made, current = tables[name][0], get_table(module, name)
+        if not (isinstance(current, torch.Tensor) and made is not None and is_same(current.cpu(), made)):
+            del tables[name]
     empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
         made, current = get_table(reference.module, name), get_table(module, name)
-        if name in empty and reference.early and not current._version:
+        if name in empty and (reference.early or current.numel() == 1) and not current._version:
             continue
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
         if name not in tables and by_another:

@@ -51,6 +51,7 @@ HIDDEN = {
     "BucketsInABuffer",
     "BaseInABuffer",
     "ThetaInATensor",
+    "PhasesAsSmallIntegers",
 }
 
 # The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.
