@@ -46,6 +46,7 @@ UNPROVEN = {
 # Their tables are on meta, where no list of a module's tensors has them, or are one number.
 HIDDEN = {
     "InADataclass",
+    "InSlotsOfAnObject",
     "TablesInAnObject",
     "TablesInANamespace",
     "BucketsInABuffer",
