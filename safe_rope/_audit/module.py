@@ -18,7 +18,7 @@ from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
-from safe_rope._protection.frozen import frozen_positions
+from safe_rope._protection.frozen import Frozen, frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import UNTOLD
@@ -89,7 +89,7 @@ class ModuleAuditor:
         for held in tables.values():
             self._audit_table(held)
         for found in named:
-            self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
+            self._audit_left(found)
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
         self.report.findings += self.findings
@@ -259,6 +259,16 @@ class ModuleAuditor:
             cos_error=found.absolute if held.finished else None,
             first_damaged_position=found.row if held.finished else None,
         )
+
+    def _audit_left(self, found: Frozen) -> None:
+        """Judge a frozen parameter that no constructor explains: by its dtype, and by its values alone."""
+        value = found.module.get_parameter(found.name)
+        here = plain(getattr(value, "ds_tensor", value)).detach()
+        said = None if found.is_damaged or here.is_meta else damaged_in_itself(found.name, here.cpu())
+        if said is None:
+            self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
+        else:  # a checkpoint may have rounded it, and it may be meant so
+            self.add(found.name, "damaged" if bool(here.isnan().any()) else "unknown", said, dtype=here.dtype)
 
     def _wrong_in_itself(self, name: str, table: Tensor) -> str | None:
         said = damaged_in_itself(name, table)

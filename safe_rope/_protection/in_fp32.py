@@ -21,7 +21,7 @@ from safe_rope._base.torch_private import pytree
 from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.holdings import entries, get_table, set_table
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import FEWEST
@@ -67,7 +67,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     key = _key(call)
     learned = None if call.watched else runner.results.get(key)
     try:
-        given = None if learned is not None else _as_stock(call)
+        given, stock = (None, None) if learned is not None else _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
         return _run_unasked(call)
@@ -84,6 +84,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         if not call.watched:
             _tell_of_rounded_counts(call)
             runner.learn(key, learned)
+            _note_caches(call, stock, origins)
     if learned is not None and len(learned) == len(leaves):
         leaves = [
             _as_in_stock(leaf, result, applied, call.watched)
@@ -152,16 +153,41 @@ def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin])
         table = get_table(stand_in, name)
         if isinstance(table, torch.Tensor):
             provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
+    for name, (_, origin) in call.state.caches.items():
+        cache = get_table(stand_in, name)
+        if isinstance(cache, torch.Tensor):
+            provenance.note(cache, origin)
     with provenance:
         result = call.in_fp32(stand_in)
-    for leaf in flattened(result)[0]:
+    for leaf in (*flattened(result)[0], *(value for _, value in entries(stand_in))):
         if isinstance(leaf, torch.Tensor):
             origins[id(leaf)] = provenance.origin(leaf)
     return result
 
 
-def _as_stock(call: Call) -> Any:
-    """Return what the stock forward returns; None where it raises.
+def _note_caches(call: Call, stock: nn.Module | None, origins: dict[int, Origin]) -> None:
+    """Remember of what the forward has made in FP32, and keeps, what dtype the stock forward gives it."""
+    caches = call.state.caches
+    for name, value in entries(call.module):
+        other = None if stock is None or name in call.state.pins else get_table(stock, name)
+        if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
+            continue
+        if value.dtype == torch.float32 and other.dtype in LOW:
+            caches[name] = other.dtype, origins.get(id(value), Origin.NONE)
+        else:
+            caches.pop(name, None)
+
+
+def _show_caches(state: Any, stand_in: nn.Module) -> None:
+    """Let a copy of the module see what its forward has kept in the dtypes of the stock model."""
+    for name, (dtype, _) in state.caches.items():
+        cache = get_table(stand_in, name)
+        if isinstance(cache, torch.Tensor) and cache.dtype == torch.float32:
+            set_table(stand_in, name, cache.to(dtype))
+
+
+def _as_stock(call: Call) -> tuple[Any, nn.Module]:
+    """Return what the stock forward returns, None where it raises, and the copy of the module that it ran on.
 
     A class that remembers results outside of its modules is run as stock from then on: what it remembers is
     everybody's.
@@ -174,12 +200,13 @@ def _as_stock(call: Call) -> Any:
     remembered = Untouched(stock_class(call.module))
     asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
     stand_in = twin_alone(stand_in, type(stand_in), call.module)
+    _show_caches(call.state, stand_in)
     try:
         with torch.no_grad(), random_states_kept(call.device), remembered:
-            return asked.on(stand_in)
+            return asked.on(stand_in), stand_in
     except Exception:
         logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
-        return None
+        return None, stand_in
     finally:
         if remembered.changed:
             call.state.runner.as_stock = True

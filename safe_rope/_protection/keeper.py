@@ -18,6 +18,7 @@ from torch import nn
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import is_blank, is_damage
 from safe_rope._recognition.holdings import get_table, set_table
+from safe_rope._recognition.provenance import Origin
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.rotation._cos_sin import CosSin
 
@@ -78,6 +79,8 @@ class Keeper:
     def __init__(self) -> None:
         self.nominal: dict[str, torch.dtype] = {}  # the dtype that each table has in the stock model
         self.notes: dict[str, str] = {}  # what the report has to say of a table
+        # What its forward has made in FP32 and keeps: the stock model's dtype, and where it comes from.
+        self.caches: dict[str, tuple[torch.dtype, Origin]] = {}
         # What a constructor gives under the conditions of the open guard: initialisation may write it again.
         self.replays: Callable[[str], Iterable[torch.Tensor | None]] | None = None
         self._placed: dict[str, Placed] = {}
@@ -223,15 +226,25 @@ class Keeper:
             self._placed = placed
             raise
 
+    def show(self, module: nn.Module) -> None:
+        """Let the module's own ``_apply`` see its tables in the dtypes that they have in the stock model."""
+        self.restore(module)  # what was written to them before is judged before
+        for name in self.names(module):
+            table = get_table(module, name)
+            if isinstance(table, torch.Tensor):
+                set_table(module, name, self.saved(name, table))
+
     def follow(self, module: nn.Module) -> None:
         """Put the tables back where the module's own ``_apply`` has moved or cast them; note the dtypes."""
         device = None
         for name in self.names(module):
-            buffer = module._buffers.get(name)
-            if buffer is not None:
-                device = buffer.device
-                if not self.make(module, name, torch.device("cpu")).is_complex():
-                    self.nominal[name] = buffer.dtype
+            current = get_table(module, name)
+            if not isinstance(current, torch.Tensor):
+                continue
+            if name in module._buffers:
+                device = current.device
+            if not self.make(module, name, torch.device("cpu")).is_complex():
+                self.nominal[name] = current.dtype
         self._place_anew(module, device)
 
     def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
@@ -253,7 +266,7 @@ class Keeper:
 
     def saved(self, name: str, table: torch.Tensor) -> torch.Tensor:
         """Return ``table`` in the dtype in which the stock model would save it."""
-        nominal = self.nominal.get(name, table.dtype)
+        nominal = self.caches[name][0] if name in self.caches else self.nominal.get(name, table.dtype)
         return table if table.is_complex() or nominal == table.dtype else table.to(nominal)
 
     # ------------------------------------------------------------------ copies

@@ -138,6 +138,7 @@ class PinnedState(Keeper):
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
+        duplicate.caches = dict(self.caches)
         duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
         return duplicate
 

@@ -317,6 +317,7 @@ class ProtectedModule(_Module):
         state = state_of(self)
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
+            state.show(self)
             result = _as_stock(self)._apply(fn)
             state.follow(self)
             keep_up(self)
@@ -329,7 +330,7 @@ class ProtectedModule(_Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         state = state_of(self)
-        for name in state.names(self):
+        for name in (*state.names(self), *state.caches):
             table = destination.get(prefix + name)
             if isinstance(table, torch.Tensor) and not isinstance(table, nn.Parameter):
                 destination[prefix + name] = state.saved(name, table)

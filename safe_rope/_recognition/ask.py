@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from safe_rope import constructors
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.rebuild import unwatched
 from safe_rope._recognition.specs import calling_convention
 
 _LENGTHS = ("seq_len", "seqlen", "length")
@@ -97,6 +98,7 @@ def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def undisturbed() -> Iterator[None]:
     """Have modules answer as on CPU in FP32 with nothing intercepted, and leave random states alone."""
     with (
+        unwatched(),
         constructors.pristine(follow=False),
         torch.inference_mode(False),
         torch.no_grad(),

@@ -106,11 +106,11 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
     return other
 
 
-def slots(module: nn.Module) -> list[str]:
-    """Names of the ``__slots__`` that are filled."""
-    cls: Any = type(module)
+def slots(owner: Any) -> list[str]:
+    """Names of the ``__slots__`` of a module, or of what it keeps, that are filled."""
+    cls: Any = type(owner)
     names = _slots(cls)
-    return [name for name in names if hasattr(module, name)] if names else []
+    return [name for name in names if hasattr(owner, name)] if names else []
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,7 +171,7 @@ def _kind(cls: Any) -> _Kind | None:
         return _Kind.CONTAINER
     if issubclass(cls, SimpleNamespace):
         return _Kind.NAMESPACE
-    is_plain = bool(cls.__dictoffset__) and not issubclass(cls, nn.Module | type | Callable)
+    is_plain = bool(cls.__dictoffset__ or _slots(cls)) and not issubclass(cls, nn.Module | type | Callable)
     return _Kind.OBJECT if is_plain else None
 
 
@@ -191,8 +191,9 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             if isinstance(key, _KEYS):
                 yield str(key), inner
-    elif hasattr(value, "__dict__"):
-        yield from vars(value).items()
+    else:
+        yield from getattr(value, "__dict__", {}).items()
+        yield from ((name, getattr(value, name)) for name in slots(value))
 
 
 def _put(module: nn.Module, owner: str, key: str, value: Any) -> None:
@@ -205,6 +206,8 @@ def _put(module: nn.Module, owner: str, key: str, value: Any) -> None:
         vars(module)[owner] = made(changed)
     elif isinstance(container, dict):
         container[next((own for own in container if str(own) == key), key)] = value
+    elif container is not None and key in slots(container):
+        object.__setattr__(container, key, value)  # a frozen dataclass refuses its own
     elif container is not None:
         vars(container)[key] = value
 

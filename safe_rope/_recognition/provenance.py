@@ -40,7 +40,8 @@ class Origin(enum.Flag):
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided"}
 _COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}
-_LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "FloatTensor"}
+_LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "new_tensor", "full", "zeros",
+            "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"}  # fmt: skip
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
            "normal_", "uniform_", "bernoulli", "bernoulli_", "multinomial", "trunc_normal_", "exponential_",
            "cauchy_", "log_normal_", "geometric_", "random_"}  # fmt: skip

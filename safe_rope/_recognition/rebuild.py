@@ -65,10 +65,29 @@ class Rebuilt(NamedTuple):
         """Names of the tensors of the module at ``path`` that its constructor has not filled."""
         return [name for (of, name), origin in self.origins.items() if of == path and origin & Origin.EMPTY]
 
+    def unseen(self, path: str) -> set[str]:
+        """Names of single numbers that no operation has made, as memory from ``torch.FloatTensor(1)``."""
+        module = self.module.get_submodule(path)
+        return {
+            name
+            for name, tensor in own_tensors(module)
+            if tensor.numel() == 1 and not self.origins.get((path, name), Origin.NONE)
+        }
+
 
 def rebuilding() -> bool:
-    """Whether this thread is inside `rebuild`, where nothing is to be watched or protected."""
+    """Whether this thread is `unwatched`."""
     return getattr(_thread, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Have this thread build and call modules that are nobody's: nothing is to be watched or protected."""
+    _thread.depth = getattr(_thread, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _thread.depth -= 1
 
 
 @uninterrupted()
@@ -108,30 +127,27 @@ def _rebuild(
 ) -> Rebuilt:
     provenance = Provenance()
     args, kwargs = arguments.fresh()
-    _thread.depth = getattr(_thread, "depth", 0) + 1
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-            stack.enter_context(random_states_kept())
-            stack.enter_context(constructors.pristine(follow=False))
-            stack.enter_context(constructors.unpartitioned())
-            stack.enter_context(parameters())
-            stack.enter_context(_nothing_remembered(cls))
-            stack.enter_context(Untouched(cls, anew=anew))
-            if conditions is not None:
-                stack.enter_context(replaying(conditions))
-            stack.enter_context(provenance)
-            args = tuple(_without_device(value) for value in args)
-            kwargs = {name: _without_device(value) for name, value in kwargs.items()}
-            if kwargs.get("device") is not None:
-                kwargs["device"] = None
-            module = cls(*args, **kwargs)
-            elsewhere = _keeps_elsewhere(module, provenance)
-    finally:
-        _thread.depth -= 1
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unwatched())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(random_states_kept())
+        stack.enter_context(constructors.pristine(follow=False))
+        stack.enter_context(constructors.unpartitioned())
+        stack.enter_context(parameters())
+        stack.enter_context(_nothing_remembered(cls))
+        stack.enter_context(Untouched(cls, anew=anew))
+        if conditions is not None:
+            stack.enter_context(replaying(conditions))
+        stack.enter_context(provenance)
+        args = tuple(_without_device(value) for value in args)
+        kwargs = {name: _without_device(value) for name, value in kwargs.items()}
+        if kwargs.get("device") is not None:
+            kwargs["device"] = None
+        module = cls(*args, **kwargs)
+        elsewhere = _keeps_elsewhere(module, provenance)
     origins = {
         (path, name): provenance.origin(tensor)
         for path, part in module.named_modules()

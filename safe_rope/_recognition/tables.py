@@ -55,7 +55,7 @@ def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
 
 def _may_be_counted(module: nn.Module, name: str, value: torch.Tensor) -> bool:
     """Whether integers may be buckets, or the positions of a module that makes cos and sin of them."""
-    if value.dtype not in (torch.int32, torch.int64):
+    if value.dtype not in (torch.int16, torch.int32, torch.int64):
         return False
     return bool(_SELDOM.search(name.lower())) or _only_turns(module)
 
@@ -94,7 +94,8 @@ def is_finished(cls: type, name: str, origin: Origin) -> bool:
     """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of."""
     if origin & Origin.FINISHED:
         return True
-    return not is_frequency(name) and not (origin & Origin.COUNTED and bytecode.facts(cls).turns)
+    facts = bytecode.facts(cls)
+    return not is_frequency(name) and not (origin & Origin.COUNTED and (facts.turns or facts.turns_counts))
 
 
 def is_frequency(name: str) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
-from safe_rope._recognition.explained import Truth, find_truth
+from safe_rope._recognition.explained import Truth, find_truth, is_cast, is_same
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -40,10 +40,14 @@ def tables_of(
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
+    for name in reference.rebuilt.unseen(reference.path) & tables.keys():
+        made, current = tables[name][0], get_table(module, name)
+        if made is None or not isinstance(current, torch.Tensor) or not _is_number(current, made):
+            del tables[name]
     empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
         made, current = get_table(reference.module, name), get_table(module, name)
-        if name in empty and reference.early and not current._version:
+        if name in empty and (reference.early or current.numel() == 1) and not current._version:
             continue
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
         if name not in tables and by_another:
@@ -107,6 +111,14 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
     if truth.values is current and current is not None:
         return truth._replace(values=current.clone())  # nobody else's memory
     return truth
+
+
+def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether a number that no operation has made is one, and not what memory held that nobody has filled."""
+    if current.is_meta:
+        return True
+    is_normal = bool(made.abs() >= torch.finfo(torch.float32).tiny)
+    return is_same(current.cpu(), made) or (is_normal and is_cast(current.cpu(), made))
 
 
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:

@@ -181,3 +181,77 @@ def test_a_live_model_is_dumped(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no table of torch.*Linear was measured"):
         safe_rope.audit(nn.Linear(2, 2)).dump(tmp_path / "none.safetensors")
     assert list(tmp_path.iterdir()) == [file]
+
+
+class FrozenUntold(nn.Module):
+    """Frequencies that are a frozen parameter; nobody can say what its constructor was called with."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        freqs = 1.0 / (10000 ** (torch.arange(0, count, 2).float() / count))
+        self.freqs = nn.Parameter(freqs, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(x.shape[1])[:, None] * self.freqs).cos()
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda model: model, "ok"),
+        (lambda model: model.half().float(), "unknown"),
+        (lambda model: model.bfloat16(), "damaged"),
+        (lambda model: model.freqs.data.fill_(torch.nan), "damaged"),
+    ],
+    ids=["plain", "half and back", "bfloat16", "not a number"],
+)
+def test_frozen_frequencies_that_no_constructor_explains_are_judged_by_their_values(
+    change: Any, verdict: str
+) -> None:
+    model = FrozenUntold(64)
+    change(model)
+    assert safe_rope.audit(model).verdict == verdict
+
+
+class Witness(nn.Module):
+    """A number that nobody fills tells the dtype that the model has."""
+
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("_float_tensor", torch.FloatTensor(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        freqs = 10000 ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+        return (torch.arange(x.shape[1])[:, None] * freqs).cos().to(self._float_tensor)
+
+
+@pytest.mark.parametrize("left", [1e25, 3e-41, torch.nan])
+def test_memory_that_nobody_has_filled_is_not_taken_for_a_damaged_number(left: float) -> None:
+    model = Witness()
+    model._float_tensor.data = torch.tensor([left])
+    for one in (model, model.half().float(), model.bfloat16()):
+        assert safe_rope.audit(one).verdict != "damaged"
+
+
+class Base(nn.Module):
+    """The base of its frequencies is a number that torch's old constructor makes."""
+
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("base", torch.FloatTensor([500_009.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        freqs = self.base ** (-torch.arange(0, self.dim, 2).float() / self.dim)
+        return (torch.arange(x.shape[1])[:, None] * freqs).cos()
+
+
+def test_a_number_of_the_old_constructor_is_repaired_and_kept() -> None:
+    model = Base().bfloat16()
+    assert safe_rope.audit(model).verdict == "damaged"
+    safe_rope.protect(model)
+    assert model.base.tolist() == [500_009.0]
+    x = torch.zeros(1, 9, 4)
+    assert torch.equal(model(x), Base()(x).to(model(x).dtype))
+    assert safe_rope.audit(model).verdict == "ok"

@@ -276,3 +276,40 @@ def test_a_loader_that_uses_each_module_by_itself_takes_time_for_each_once(
         model.to(torch.bfloat16)
     assert len(looks) <= 6 * count
     assert model[-1].inv_freq.dtype == torch.float32
+
+
+class MayHaveFrequencies(nn.Module):
+    """Has a place for frequencies, and weights that it calls."""
+
+    def __init__(self, use_rope: bool) -> None:
+        super().__init__()
+        self.use_rope, self.q = use_rope, nn.Linear(8, 8)
+        self.register_buffer("inv_freq", torch.arange(1.0, 5.0).reciprocal() if use_rope else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q(x) if self.inv_freq is None else self.q(x) * self.inv_freq.repeat(2).cos()
+
+
+class TriesItsModel(nn.Module):
+    """Calls the model that it is given while its own constructor runs, as engines do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.model(torch.zeros(1, 3, 8))
+
+
+def test_what_is_asked_for_its_frequencies_asks_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[nn.Module] = []
+    forward = MayHaveFrequencies.forward
+
+    def counted(self: MayHaveFrequencies, x: torch.Tensor) -> torch.Tensor:
+        asked.append(self)
+        if len(asked) > 500:
+            pytest.fail("modules are asked while modules are asked")
+        return forward(self, x)
+
+    with safe_rope.guard():
+        model = nn.Sequential(*(MayHaveFrequencies(use_rope=i % 2 == 0) for i in range(4)))
+        monkeypatch.setattr(MayHaveFrequencies, "forward", counted)
+        TriesItsModel(model)

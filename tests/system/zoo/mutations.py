@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -159,7 +160,9 @@ def _held(model: nn.Module, path: str, name: str) -> Any:
     module = model.get_submodule(path)
     name, _, key = name.partition("[")
     value: Any = vars(module).get(name, module._buffers.get(name, module._parameters.get(name)))
-    if key:
+    if key and dataclasses.is_dataclass(value):
+        value = getattr(value, key[:-1])
+    elif key:
         entries = enumerate(value) if isinstance(value, list | tuple) else value.items()
         value = {str(one): held for one, held in entries}[key[:-1]]
     return value if isinstance(value, torch.Tensor) else None

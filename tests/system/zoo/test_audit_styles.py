@@ -46,11 +46,13 @@ UNPROVEN = {
 # Their tables are on meta, where no list of a module's tensors has them, or are one number.
 HIDDEN = {
     "InADataclass",
+    "InSlotsOfAnObject",
     "TablesInAnObject",
     "TablesInANamespace",
     "BucketsInABuffer",
     "BaseInABuffer",
     "ThetaInATensor",
+    "PhasesAsSmallIntegers",
 }
 
 # The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.

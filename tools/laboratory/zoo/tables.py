@@ -7,6 +7,7 @@ filters of a spectrogram, constants for clipping) is excluded by name.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import re
@@ -53,6 +54,11 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(value):
             if isinstance(item, torch.Tensor):
                 yield f"{name}[{index}]", item
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            if isinstance(item, torch.Tensor):
+                yield f"{name}[{field.name}]", item
     elif isinstance(value, dict) and not name.startswith("_") and len(value) < 100:
         for key, item in value.items():
             if isinstance(item, torch.Tensor):

@@ -1,0 +1,139 @@
+"""What a forward makes and keeps has the stock model's dtype, on every call, in every copy and in files."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+
+CALLS = ((True, 300), (False, 300), (False, 6), (False, 300), (True, 7))
+"""Whether the model is in training, and how long the sequence is."""
+
+
+def slopes(count: int = 3) -> torch.Tensor:
+    return torch.tensor([0.7 ** (i + 1) for i in range(count)])[:, None]
+
+
+class BiasInABuffer(nn.Module):
+    """A bias that the longest call so far has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", slopes(), persistent=False)
+        self.register_buffer("bias", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None or self.bias.shape[-1] < x.shape[1]:
+            self.register_buffer("bias", -torch.arange(x.shape[1]) * self.slopes, persistent=False)
+        return self.bias[..., : x.shape[1]]
+
+
+class PhasesInATuple(nn.Module):
+    """Phases, of which whoever asked takes the sines, in an attribute."""
+
+    kept: tuple[torch.Tensor, ...] = ()
+
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.kept or len(self.kept[0]) < x.shape[1]:
+            self.kept = (torch.outer(torch.arange(x.shape[1]).to(self.inv_freq.dtype), self.inv_freq),)
+        return self.kept[0][: x.shape[1]]
+
+
+class SavedTable(PhasesInATuple):
+    """A table that is saved with the model."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "table"):
+            self.register_buffer("table", super().forward(x).cos())
+        return self.table[: x.shape[1]]
+
+
+MODELS = (BiasInABuffer, PhasesInATuple, SavedTable)
+
+
+def sequence(length: int) -> torch.Tensor:
+    return torch.zeros(1, length, 32, dtype=torch.bfloat16)
+
+
+def guarded(make: Callable[[], nn.Module]) -> nn.Module:
+    with safe_rope.guard():
+        model = make()
+    return model.to(torch.bfloat16)
+
+
+def dtypes(model: nn.Module) -> list[torch.dtype]:
+    found = []
+    for training, length in CALLS:
+        model.train(training)
+        found.append(model(sequence(length)).dtype)
+    return found
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_another_kind_of_call_returns_the_dtype_of_the_first(make: Any) -> None:
+    assert dtypes(guarded(make)) == dtypes(make().to(torch.bfloat16)) == [torch.bfloat16] * len(CALLS)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("make", MODELS)
+def test_a_copy_returns_what_the_model_returns(make: Any, copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = guarded(make)
+    first = model(sequence(300))
+    assert model(sequence(300)).dtype == copied(model)(sequence(300)).dtype == torch.bfloat16
+    assert torch.equal(copied(model)(sequence(300)).cos(), first.cos())
+
+
+def test_phases_that_are_kept_are_exact_in_every_kind_of_call() -> None:
+    model, true = guarded(PhasesInATuple), PhasesInATuple()
+    for training, length in CALLS:
+        cos = model.train(training)(sequence(length)).cos()
+        assert torch.equal(cos, true(sequence(length)).cos().to(cos.dtype))
+
+
+def test_a_file_holds_the_stock_dtype() -> None:
+    model, stock = guarded(SavedTable), SavedTable().to(torch.bfloat16)
+    for one in (model, stock):
+        one(sequence(300))
+    saved, expected = model.state_dict(), stock.state_dict()
+    assert {n: t.dtype for n, t in saved.items()} == {n: t.dtype for n, t in expected.items()}
+
+
+class MapsAttributes(nn.Module):
+    """Casts its own attribute, and computes in its dtype."""
+
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.dim, self.trained = dim, nn.Linear(dim, dim)
+        self.cos = torch.outer(torch.arange(64.0), 1.0 / 10000 ** (torch.arange(0, dim, 1) / dim)).cos()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn)
+        self.cos = fn(self.cos)
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.trained(x) * self.cos[: x.shape[1]]
+
+
+def test_what_an_own_apply_casts_has_the_dtype_that_it_was_cast_to_last() -> None:
+    with safe_rope.guard():
+        model = MapsAttributes()
+    stock = MapsAttributes()
+    for change in ("bfloat16", "cpu", "half", "float", "bfloat16"):
+        for one in (model, stock):
+            getattr(one, change)()
+        x = torch.zeros(1, 60, 32, dtype=stock.trained.weight.dtype)
+        assert model(x).dtype == stock(x).dtype
+    assert torch.equal(model.cos, MapsAttributes().cos)
