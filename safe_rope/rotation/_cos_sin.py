@@ -428,12 +428,19 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
 
     ``nominal``: the dtype that the stock model's table has here.
     """
-    if not torch.compiler.is_compiling():
-        return CosSin(tensor, nominal)
-    # Inside a graph an attribute serves on the way from one function to the next, and costs nothing.
-    if not is_dtype_the_mark():
-        setattr(tensor, _MARK, True)
-    return tensor
+    if is_dtype_the_mark():
+        return tensor
+    if _is_exported():
+        setattr(tensor, _MARK, True)  # the graph is the whole model, and returns plain tensors
+        return tensor
+    # In a graph of Dynamo, too: it may end here, and of what is made from an output only the type is kept.
+    return CosSin(tensor, nominal)
+
+
+def _is_exported() -> bool:
+    if not torch.compiler.is_dynamo_compiling():
+        return torch.compiler.is_compiling()
+    return torch.compiler.is_exporting()
 
 
 def is_dtype_the_mark() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -141,23 +142,24 @@ def test_who_turns_back_by_a_row_leaves_it_to_the_next_layer(batch: int) -> None
     for step in range(4):
         cos, sin = _tables(rope, FIRST + step, batch)
         c, s = _true(rope, FIRST + step, batch)
+        later = -_tables(rope, FIRST + step + 1, batch)[1]
         pairs: dict[str, Callable[[Any, Any], Any]] = {
             "there": lambda cos, sin: (cos, sin),
             "back": lambda cos, sin: (cos, -sin),
-            "there again": lambda cos, sin: (cos, -(-sin)),
+            "there again": lambda cos, sin: (cos, operator.neg(-sin)),
             "cos for both": lambda cos, sin: (cos, -cos),
             "cos negated": lambda cos, sin: (-cos, sin),
             "swapped": lambda cos, sin: (-sin, cos),
-            "another's": lambda cos, sin: (cos, -_tables(rope, FIRST + step + 1, batch)[1]),
             "shifted": lambda cos, sin: (cos, sin + 0.5),
             "doubled": lambda cos, sin: (cos, (-sin).mul_(2)),
         }
-        for name, choose in {**pairs, "there once more": pairs["there"]}.items():
-            got = modeling_llama.apply_rotary_pos_emb(q, k, *choose(cos, sin))
-            true = (c, -_true(rope, FIRST + step + 1, batch)[1]) if name == "another's" else choose(c, s)
-            tables = [table.to(torch.float32) for table in map(plain, true)]
-            expected = modeling_llama.apply_rotary_pos_emb(q, k, *map(CosSin, tables))
-            assert all(map(torch.equal, got, expected)), (step, name)
+        chosen = {name: (choose(cos, sin), choose(c, s)) for name, choose in pairs.items()}
+        chosen["another's"] = (cos, later), (c, -_true(rope, FIRST + step + 1, batch)[1])
+        for name, (ours, true) in chosen.items():
+            for _ in range(2):
+                got = modeling_llama.apply_rotary_pos_emb(q, k, *ours)
+                expected = modeling_llama.apply_rotary_pos_emb(q, k, *map(CosSin, true))
+                assert all(map(torch.equal, got, expected)), (step, name)
         negated = -sin
         assert torch.equal(plain(negated.mul_(3)), -3 * s)
         assert negated.dtype == torch.bfloat16, "as what is computed of a table has"

@@ -134,6 +134,22 @@ def test_compiled_layers_in_an_eager_model_rotate_as_eager_ones(family: str) -> 
     survival.assert_right(model, family, "exact")
 
 
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_what_runs_between_two_graphs_may_make_other_tensors_of_tables(family: str) -> None:
+    """Hooks of DeepSpeed's ZeRO-3 break graphs after each module, and return views of what it returned."""
+
+    @torch._dynamo.disable
+    def view(module: Any, args: Any, result: Any) -> Any:
+        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.view_as(one), result)
+
+    model = survival.build(family, layers=1).to(torch.bfloat16)
+    eager = _logits(model)
+    for module in families.rotary_modules(model).values():
+        module.register_forward_hook(view)
+    assert torch.equal(_logits(torch.compile(model, backend="eager")), eager)
+    survival.assert_right(model, family, "exact")
+
+
 @pytest.mark.slow
 def test_a_longer_sequence_compiles_no_more_often_than_in_stock() -> None:
     counts = []
