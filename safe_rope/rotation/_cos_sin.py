@@ -12,18 +12,19 @@ import functools
 import math
 import warnings
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     graphs_take_attributes,
     is_composite,
     make_wrapper_subclass,
-    pytree,
 )
 from safe_rope.errors import PrecisionWarning
 
@@ -175,18 +176,16 @@ class CosSin(torch.Tensor):
             return _moved(kind.function(args[0].table, *args[1:], **kwargs), args[0], kind.views)
         if kind.converts:
             return _converted(func, args[0], kwargs)
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
         if func._schema.is_mutable:
             return _written(func, args, kwargs)
+        leaves = [leaf for leaf in _flat((*args, *kwargs.values())) if isinstance(leaf, torch.Tensor)]
+        tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
         nominal = _common_dtype(tables)
         others = [leaf for leaf in leaves if not isinstance(leaf, CosSin) and _takes_part(leaf)]
         if nominal is not None and any(other.dtype in LOW for other in others):
             _warn_of_phases(tables)
-            args, kwargs = pytree.tree_map_only(CosSin, rounded, (args, kwargs))
-            return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(CosSin, plain if kind.aliases else read, (args, kwargs))
-        result = func(*args, **kwargs)
+            return _called_with(rounded, func, args, kwargs)
+        result = _called_with(plain if kind.aliases else read, func, args, kwargs)
         keeps = not others if nominal is not None else kind.keeps_the_mark
         if not keeps:
             return result
@@ -328,14 +327,33 @@ def _converted(func: Any, source: CosSin, kwargs: dict[str, Any]) -> torch.Tenso
     return moved
 
 
+def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield an operator's arguments, of which only lists hold others."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _called_with(make: Callable[[CosSin], Any], func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what an operator gives for what ``make`` makes of the tables among its arguments."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, CosSin):
+            return make(value)
+        return [made(one) for one in value] if isinstance(value, list | tuple) else value
+
+    return func(*map(made, args), **{name: made(value) for name, value in kwargs.items()})
+
+
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
     target = args[0] if args else None
     for reference in list(_lents.values()):  # no allocation, and by that no callback, while it iterates
         if (copy := reference()) is not None:
             copy.own()
-    values = pytree.tree_map_only(CosSin, plain, (args, kwargs))
-    result = func(*values[0], **values[1])
+    result = _called_with(plain, func, args, kwargs)
     if isinstance(target, CosSin):
         _note_write(target)
     return target if isinstance(target, CosSin) and isinstance(result, torch.Tensor) else result
@@ -362,7 +380,7 @@ def _marked_alike(
         known = tensor.is_floating_point() or tensor.is_complex()
         return CosSin(tensor, nominal, faced, phase) if known else tensor
 
-    return pytree.tree_map_only(torch.Tensor, mark, result)
+    return mark(result) if isinstance(result, torch.Tensor) else mapped(mark, result)
 
 
 def _lent(table: CosSin, counts: tuple[Any, ...]) -> CosSin | None:
