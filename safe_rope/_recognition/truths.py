@@ -117,8 +117,10 @@ def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:
     """Whether a number that no operation has made is one, and not what memory held that nobody has filled."""
     if current.is_meta:
         return True
-    is_normal = bool(made.abs() >= torch.finfo(torch.float32).tiny)
-    return is_same(current.cpu(), made) or (is_normal and is_cast(current.cpu(), made))
+    current = current.cpu()
+    # Zero and infinity are casts of too much.
+    is_normal = current.isfinite() & (current.abs() >= torch.finfo(torch.float32).tiny)
+    return is_same(current, made) or (bool(is_normal) and is_cast(current, made))
 
 
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:
