@@ -100,6 +100,12 @@ def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def is_exporting() -> bool:
+    """Whether torch.export is at work; whether any tracer is, before torch 2.7."""
+    asked: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+    return asked()
+
+
 def undispatched() -> AbstractContextManager[Any]:
     """Return a context without the thread's dispatch modes."""
     context: AbstractContextManager[Any] = _disable_current_modes()

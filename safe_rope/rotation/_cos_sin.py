@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from safe_rope._base import torch_private
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
+    constant_in_graphs,
     graphs_take_attributes,
     is_composite,
     make_wrapper_subclass,
@@ -455,10 +457,10 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     return CosSin(tensor, nominal)
 
 
+@constant_in_graphs
 def _is_exported() -> bool:
-    if not torch.compiler.is_dynamo_compiling():
-        return torch.compiler.is_compiling()
-    return torch.compiler.is_exporting()
+    # Asked outside of the graph: Dynamo before torch 2.13 takes each of its graphs for an exported one.
+    return torch_private.is_exporting()
 
 
 def is_dtype_the_mark() -> bool:
