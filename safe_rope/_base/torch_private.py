@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import wrapt
 
+from safe_rope._base.version import VERSION
 from safe_rope.errors import IncompatibleVersionError
 
 if TYPE_CHECKING:
@@ -229,6 +230,18 @@ def _look_at_builder(builder: Any) -> None:
 
 
 wrapt.register_post_import_hook(_look_at_builder, "torch._dynamo.variables.builder")
+
+
+def cacheable(cls: type) -> type:
+    """Let inductor keep compiled graphs that make a ``cls``; those before torch 2.6 are compiled anew."""
+
+    def mark(config: Any) -> None:
+        known = getattr(config, "unsafe_marked_cacheable_functions", None)
+        if known is not None:
+            known[f"{cls.__module__}.{cls.__qualname__}"] = VERSION
+
+    wrapt.register_post_import_hook(mark, "torch._inductor.config")
+    return cls
 
 
 def graphs_take_attributes() -> bool:

@@ -101,6 +101,7 @@ def _kind_of(func: Any) -> _Kind:
     return known
 
 
+@torch_private.cacheable
 class CosSin(torch.Tensor):
     """An FP32 (or wider) position tensor, with the dtype that it has in the stock model.
 

@@ -151,6 +151,17 @@ def test_what_runs_between_two_graphs_may_make_other_tensors_of_tables(family: s
 
 
 @pytest.mark.slow
+def test_what_is_compiled_is_kept_in_the_compilers_cache() -> None:
+    config = pytest.importorskip("torch._inductor.config")
+    if not hasattr(config, "unsafe_marked_cacheable_functions"):
+        pytest.skip("before torch 2.6 nothing of a library's own is kept")
+    counters = torch._dynamo.utils.counters["aot_autograd"]
+    before = counters["autograd_cache_bypass"]
+    _logits(torch.compile(survival.build("llama", layers=1), fullgraph=True))
+    assert counters["autograd_cache_bypass"] == before
+
+
+@pytest.mark.slow
 def test_a_longer_sequence_compiles_no_more_often_than_in_stock() -> None:
     counts = []
     for build in (families.build, survival.build):
