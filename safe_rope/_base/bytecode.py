@@ -135,8 +135,8 @@ def conduct(cls: Any) -> Conduct:
 
 @functools.lru_cache(maxsize=4096)
 def _conduct(cls: Any) -> Conduct:
-    codes = [function.__code__ for function in _methods(cls)]
-    names = set().union(*map(_names, codes))
+    methods = _methods(cls)
+    names, codes = _all_names(methods), [function.__code__ for function in methods]
     return Conduct(
         *facts(cls)[:3],
         stores=any(map(_changes_what_is_kept, codes)),
