@@ -13,7 +13,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,80 +25,13 @@ from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     constant_in_graphs,
     graphs_take_attributes,
-    is_composite,
     make_wrapper_subclass,
 )
 from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation._operator_kinds import kind_of
 
 _MARK = "_safe_rope_cos_sin"
-_aten = torch.ops.aten
 _writes = 0
-
-_VIEWS = frozenset(
-    {
-        _aten._unsafe_view,
-        _aten.alias,
-        _aten.as_strided,
-        _aten.detach,
-        _aten.expand,
-        _aten.permute,
-        _aten.select,
-        _aten.slice,
-        _aten.split,
-        _aten.split_with_sizes,
-        _aten.squeeze,
-        _aten.t,
-        _aten.transpose,
-        _aten.unbind,
-        _aten.unsqueeze,
-        _aten.view,
-    }
-)
-# Those whose result comes from their first argument alone; any other tensor that they take is an index.
-_MOVE = _VIEWS | {_aten.clone, _aten.gather, _aten.index, _aten.index_select, _aten.repeat}
-# What only moves or rearranges values keeps the mark, and so do cos and sin of marked phases. Of a table
-# whose nominal dtype is not known, other arithmetic gives plain tensors.
-_KEEP_THE_MARK = _MOVE | {_aten._to_copy, _aten.cat, _aten.cos, _aten.sin, _aten.stack}
-_ENDS_A_PHASE = frozenset({_aten.cos, _aten.sin, _aten.polar, _aten.exp, _aten.log, _aten.tanh})
-
-
-class _Kind(NamedTuple):
-    """What an operator does to a table."""
-
-    operator: Any
-    function: Any
-    composite: bool
-    moves: bool
-    views: bool
-    repeats: bool
-    converts: bool
-    aliases: bool
-    keeps_the_mark: bool
-    ends_a_phase: bool
-
-
-_FUNCTIONS = {_aten.gather.default: torch.gather}
-"""Functions that do what an operator does, without a look at its schema."""
-_kinds: dict[int, _Kind] = {}
-
-
-def _kind_of(func: Any) -> _Kind:
-    known = _kinds.get(id(func))  # operators hash slowly; the entry keeps them alive
-    if known is None:
-        packet = func.overloadpacket
-        known = _kinds[id(func)] = _Kind(
-            func,
-            _FUNCTIONS.get(func, func),
-            is_composite(func),
-            packet in _MOVE,
-            packet in _VIEWS,
-            packet is _aten.repeat,
-            packet is _aten._to_copy,
-            any(result.alias_info is not None for result in func._schema.returns),
-            packet in _KEEP_THE_MARK,
-            packet in _ENDS_A_PHASE,
-        )
-    return known
 
 
 @torch_private.cacheable
@@ -167,7 +100,7 @@ class CosSin(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kind = _kind_of(func)
+        kind = kind_of(func)
         kwargs = kwargs or {}
         if kind.composite and torch.is_inference_mode_enabled():
             return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
@@ -179,7 +112,7 @@ class CosSin(torch.Tensor):
             return _moved(kind.function(args[0].table, *args[1:], **kwargs), args[0], kind.views)
         if kind.converts:
             return _converted(func, args[0], kwargs)
-        if func._schema.is_mutable:
+        if kind.writes:
             return _written(func, args, kwargs)
         leaves = [leaf for leaf in _flat((*args, *kwargs.values())) if isinstance(leaf, torch.Tensor)]
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
