@@ -20,7 +20,7 @@ TABLES = ("exact", "fp32")
 
 _PREFIX = "SAFE_ROPE_"
 _OURS = ("TABLES", "STRICT", "AUTOCAST", "REPORT", "RUN")
-_TOOLS = ("VENV", "TEST_SLACK", "FULL_GRID")  # of the commands in tools/ and of the tests
+_TOOLS = ("VENV", "FULL_GRID")  # of the commands in tools/ and of the tests
 
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")

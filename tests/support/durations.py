@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ import pytest
 RECORD = Path(__file__).resolve().parents[1] / "durations.json"
 LIMIT = 10.0
 """A test whose call takes longer must say so: it is marked ``slow``."""
-SLACK = float(os.environ.get("SAFE_ROPE_TEST_SLACK", "3"))
-"""How much slower than the machine of the record this one may be; shared cores count, too."""
 
 
 def used() -> float:
@@ -53,11 +50,13 @@ class Durations:
         yield
         seconds = used() - began
         item.user_properties.append(("call", seconds))
-        if seconds > LIMIT * SLACK and item.get_closest_marker("slow") is None:
-            pytest.fail(
-                f"took {seconds:.1f} s of processor time, more than {LIMIT * SLACK:.0f}: "
-                "make it quicker, or mark it slow",
-                pytrace=False,
+        if seconds > LIMIT and item.get_closest_marker("slow") is None:
+            # No failure: nobody knows how fast the machine is.
+            item.warn(
+                pytest.PytestWarning(
+                    f"took {seconds:.1f} s of processor time, more than {LIMIT:.0f}: make it quicker, or "
+                    "mark it slow if it takes as long on the machine of tests/durations.json"
+                )
             )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
