@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,14 +20,15 @@ from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
-from safe_rope._protection.frozen import Frozen, frozen_positions
+from safe_rope._protection.frozen import Frozen, frozen_positions, unkept_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import UNTOLD
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
-from safe_rope._recognition.tables import is_frequency
+from safe_rope._recognition.tables import UNREAD, is_empty_table, is_frequency, is_table_of, unreadable
 from safe_rope._recognition.truths import tables_of
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
@@ -74,12 +77,13 @@ class ModuleAuditor:
 
     def run(self, asked: list[int] | None) -> None:
         """Measure everything; add the module, its rows and its findings to the report."""
-        tables = {held.name: held for held in self._tables()}
+        tables = {held.name: held for held in (*self._tables(), *self._out_of_reach())}
         convention = calling_convention(stock_class(self.module))
         if next(self.module.parameters(), None) is not None:
             convention = None  # more than a rotary module: it cannot be asked alone
         named = [found for found in frozen_positions((self.module,)) if found.name not in tables]
-        if not tables and not named and convention is None:
+        unread = unreadable(self.module)
+        if not tables and not named and not unread and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -90,6 +94,8 @@ class ModuleAuditor:
             self._audit_table(held)
         for found in named:
             self._audit_left(found)
+        for name in unread:
+            self.add(name, "unknown", UNREAD)
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
         self.report.findings += self.findings
@@ -145,6 +151,21 @@ class ModuleAuditor:
                         expected = None  # the constructor has handed out a table that lives
                     yield Held(name, current, expected, finished, certain)
         yield from frozen(module, self.reference)
+
+    def _out_of_reach(self) -> Iterator[Held]:
+        """Tables that the guard names and does not keep: parametrized, or in one of torch's own modules."""
+        again = self.reference.again
+        for found in unkept_tables(self.module):
+            read, name = operator.attrgetter(found.name), found.name.rpartition(".")[2]
+            current, expected = read(self.module), None
+            with contextlib.suppress(AttributeError):
+                expected = read(self.reference.module)
+            expected = expected if isinstance(expected, Tensor) and not expected.is_meta else None
+            value = current if expected is None else expected
+            # What else stands in such a module may be a statistic, which is another one by now.
+            if is_table_of(self.module, name, value, Origin.NONE) or is_empty_table(name, value):
+                certain = again is not None and again.certain
+                yield Held(found.name, current, expected, not is_frequency(name), certain)
 
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
         # A constructor that hands out an instance that lives tells nothing of what that should hold.

@@ -101,24 +101,34 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
     module with weights may compute positions whenever it is called, in whatever precision.
     """
     for module in modules:
-        if own_class(type(module)).__module__.startswith("torch."):
-            continue
-        is_kept = hasattr(type(module), "_safe_rope_stock")
-        if type(module).__module__.startswith("torch.") and not is_kept:
-            yield from (Frozen(module, name, _DERIVED, False) for name in _derived_tables(module))
-        for child_name, child in module._modules.items():
-            if child is None or not type(child).__module__.startswith("torch."):
-                continue
-            compiled = type(child).__module__.startswith("torch.jit.")
-            for name, tensor in child.named_buffers(recurse=compiled):
-                if not tensor.is_floating_point() or "running_" in name:
-                    continue
-                waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
-                if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
-                    yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
-        computes = not is_kept and bytecode.facts(type(module)).turns_counts
+        yield from unkept_tables(module)
+        is_kept = _is_kept(module) or own_class(type(module)).__module__.startswith("torch.")
+        computes = bytecode.facts(type(module)).turns_counts and not is_kept
         if computes and next(module.parameters(), None) is not None:
             yield Frozen(module, "forward", _COMPUTED, False)
+
+
+def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
+    """Yield the tables of a module that are in torch's modules, or in a class that torch has derived."""
+    if own_class(type(module)).__module__.startswith("torch."):
+        return
+    if type(module).__module__.startswith("torch."):
+        yield from (Frozen(module, name, _DERIVED, False) for name in _derived_tables(module))
+    for child_name, child in module._modules.items():
+        if child is None or not own_class(type(child)).__module__.startswith("torch."):
+            continue
+        compiled = type(child).__module__.startswith("torch.jit.")
+        for name, tensor in child.named_buffers(recurse=compiled):
+            if not tensor.is_floating_point() or "running_" in name:
+                continue
+            waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
+            if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
+                yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
+
+
+def _is_kept(module: nn.Module) -> bool:
+    """Whether a module is protected; what is parametrized of it is not even then."""
+    return hasattr(type(module), "_safe_rope_stock")
 
 
 def _derived_tables(module: Any) -> Iterator[str]:
@@ -127,7 +137,8 @@ def _derived_tables(module: Any) -> Iterator[str]:
     parts = module._modules.get("parametrizations")
     parametrized = () if parts is None else parts.items()
     originals = [(name, b) for name, part in parametrized for b in part._buffers.values()]
-    for name, tensor in (*own_tensors(module), *originals):
+    own = () if _is_kept(module) else own_tensors(module)
+    for name, tensor in (*own, *originals):
         if waves or is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
             yield name
 

@@ -28,7 +28,13 @@ from safe_rope._recognition.explained import UNTOLD
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
-from safe_rope._recognition.tables import may_hold_positions, only_makes_positions, uninitialized
+from safe_rope._recognition.tables import (
+    UNREAD,
+    may_hold_positions,
+    only_makes_positions,
+    uninitialized,
+    unreadable,
+)
 from safe_rope._recognition.truths import is_understood, truths_of
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
@@ -137,6 +143,7 @@ def _prepare(
     round_once(module, reference)
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}
+    notes.update(dict.fromkeys(unreadable(module), UNREAD))
     if reference.rebuilt is not None and reference.rebuilt.elsewhere and not reference.plain:
         notes["tables outside of it"] = (
             "they are kept on a class, in a closure or by a function that remembers, and nobody can say what "

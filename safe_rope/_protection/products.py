@@ -1,4 +1,4 @@
-"""Notice phases that a matrix product makes under torch.autocast, which rounds both sides first."""
+"""Notice phases that are rounded as they are made: by autocast, or by positions in 16 bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from safe_rope._base import bytecode
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import tensors_in
 from safe_rope._protection.stand_ins import Call
 from safe_rope._recognition.holdings import get_table
@@ -23,19 +24,31 @@ def are_lowered(call: Call) -> bool:
 
 
 def noticed(call: Call) -> contextlib.AbstractContextManager[Any]:
-    """Warn, once for a module, where its call multiplies frequencies while autocast is on."""
+    """Warn, once for a module, where its call rounds phases.
+
+    It multiplies frequencies by a matrix product while autocast is on, or by positions that it counts in 16
+    bits. How far it counts is looked at again where a call has twice as much to count.
+    """
     state = call.state
     frequencies = [name for name, pin in state.pins.items() if not pin.finished]
-    if call.watched or state.runner.knows_its_products or not frequencies or not are_lowered(call):
+    if call.watched or not frequencies:
         return contextlib.nullcontext()
-    state.runner.knows_its_products = True
-    return _Products(call, frequencies)
+    multiplies = are_lowered(call) and not state.runner.knows_its_products
+    size = max((leaf.numel() for leaf in call.leaves), default=0) if state.code.counts and call.has_low else 0
+    counts = size > 0 and size >= 2 * state.runner.counted >= 0
+    if not (multiplies or counts):
+        return contextlib.nullcontext()
+    state.runner.knows_its_products |= multiplies
+    if counts:
+        state.runner.counted = size
+    return _Products(call, frequencies, multiplies, counts)
 
 
 class _Products(Provenance):
-    def __init__(self, call: Call, frequencies: list[str]) -> None:
+    def __init__(self, call: Call, frequencies: list[str], multiplies: bool, counts: bool) -> None:
         super().__init__()
-        self._owner, self._device = call.state.owner, call.device
+        self._owner, self._device, self._runner = call.state.owner, call.device, call.state.runner
+        self._multiplies, self._counts = multiplies, counts
         for name in frequencies:
             table = get_table(call.module, name)
             if isinstance(table, torch.Tensor):
@@ -45,7 +58,7 @@ class _Products(Provenance):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "").strip("_").removeprefix("r")
-        if name in bytecode.PRODUCTS and torch.is_autocast_enabled(self._device):
+        if self._multiplies and name in bytecode.PRODUCTS and torch.is_autocast_enabled(self._device):
             origins = [self.origin(tensor) for tensor in tensors_in((args, kwargs))]
             if any(origin & Origin.KEPT and not origin & Origin.FINISHED for origin in origins):
                 warnings.warn(
@@ -55,4 +68,26 @@ class _Products(Provenance):
                     PrecisionWarning,
                     stacklevel=2,
                 )
+        if self._counts:
+            self._look_at_counts(list(tensors_in((args, kwargs))))
         return super().__torch_function__(func, types, args, kwargs)
+
+    def _look_at_counts(self, operands: list[torch.Tensor]) -> None:
+        """Warn where one of ``operands`` is a frequency, and another a count beyond what its dtype holds."""
+        origins = [self.origin(tensor) for tensor in operands]
+        if not any(origin & Origin.KEPT and not origin & Origin.FINISHED for origin in origins):
+            return
+        for tensor, origin in zip(operands, origins, strict=True):
+            is_count = origin & Origin.COUNTED and not origin & (Origin.KEPT | Origin.FINISHED)
+            if not is_count or tensor.dtype not in LOW:
+                continue
+            last = 2 / torch.finfo(tensor.dtype).eps
+            if tensor.numel() > last:
+                self._counts, self._runner.counted = False, -1
+                warnings.warn(
+                    f"{self._owner} multiplies its frequencies by positions counted in {tensor.dtype}, "
+                    f"which counts no further than {last:.0f}: phases are rounded there, as in the stock "
+                    "model. Count them in torch.float32 or as integers",
+                    PrecisionWarning,
+                    stacklevel=2,
+                )

@@ -135,6 +135,7 @@ class Runner:
     def __init__(self) -> None:
         self.results: dict[Hashable, tuple[Result | None, ...] | None] = {}
         self.knows_its_products = False  # whether its matrix products have been looked at under autocast
+        self.counted = 0  # the largest argument of a call whose counts have been looked at; -1: told
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}

@@ -33,6 +33,12 @@ logger = logging.getLogger(__name__)
 watches: list[ConstructionWatch] = []
 watches_lock = threading.RLock()
 _methods = Replaced()
+_USES = ("_apply", "train", "load_state_dict")
+# What leads to ``_apply``: a class may have one of its own, and take its tables aside before torch's runs.
+_MOVES = (
+    *("to", "to_empty", "type", "float", "double", "half", "bfloat16", "cpu", "cuda", "share_memory"),
+    *("ipu", "xpu", "mtia"),
+)
 _CONSTRUCTORS = ("__init__", "_old_init")
 """zero.Init keeps the constructor that it replaces under the other name, and puts that back when it ends."""
 
@@ -48,7 +54,7 @@ def watch_of_this_thread() -> ConstructionWatch | None:
 
 def wrap_methods() -> None:
     wraps: dict[str, Callable[..., Any]] = dict.fromkeys(_CONSTRUCTORS, _noting)
-    for name in ("_apply", "train", "load_state_dict"):
+    for name in (*_USES, *_MOVES):
         wraps[name] = functools.partial(_looking_before, name)
     for name, wrap in wraps.items():
         inner = nn.Module.__dict__.get(name)
@@ -118,13 +124,16 @@ def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or rebuilding() or _this_thread.uses:
             return inner(self, *args, **kwargs)
-        stock = type(self)
+        stock: Any = type(self)
+        own = inspect.unwrap(getattr(stock, name)) is not inspect.unwrap(inner)
+        if own and name == "_apply" and not hasattr(stock, "_safe_rope_stock"):
+            return inner(self, *args, **kwargs)  # the class's own runs, and is not to begin again
         for watch in tuple(watches):  # each has seen others being built
             watch.before_use(self)
         _this_thread.uses = True  # its children are about to get here, each by itself
         try:
-            # What has just been protected may have a method of its own.
-            return (inner if type(self) is stock else getattr(type(self), name))(self, *args, **kwargs)
+            # What has just been protected may have a method of its own; one of its class's runs already.
+            return (inner if own or type(self) is stock else getattr(type(self), name))(self, *args, **kwargs)
         finally:
             _this_thread.uses = False
 

@@ -25,6 +25,7 @@ from safe_rope._base.torch_private import storage_key
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
+from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors
 from safe_rope._recognition.untouched import REMEMBERING, Untouched
@@ -160,8 +161,9 @@ def _rebuild(
 def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
     if not isinstance(module, nn.Module):
         return False
-    held = [tensor for part in module.modules() for _, tensor in own_tensors(part)]
-    places = {storage_key(tensor) for tensor in held if not tensor.is_meta}
+    held = [value for part in module.modules() for _, value in entries(part)]
+    tensors = [value for value in held if isinstance(value, torch.Tensor) and value.layout == torch.strided]
+    places = {storage_key(tensor) for tensor in tensors if not tensor.is_meta}
     parameters = {id(parameter) for parameter in module.parameters()}
     return any(
         origin & Origin.COUNTED

@@ -177,6 +177,6 @@ def _in_no_dtype(config: Any) -> Any:
 
 def _corresponds(rebuilt: Rebuilt, path: str, module: nn.Module) -> bool:
     try:
-        return type(rebuilt.module.get_submodule(path)) is own_class(stock_class(module))
+        return own_class(type(rebuilt.module.get_submodule(path))) is own_class(stock_class(module))
     except AttributeError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,8 +41,27 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, value in entries(module)
         if isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
+        and is_readable(value)
         and (value.is_floating_point() or value.is_complex() or _may_be_counted(module, name, value))
         and (value.numel() > 1 or _may_be_a_base(module, value))
+    ]
+
+
+def is_readable(value: torch.Tensor) -> bool:
+    """Whether torch compares the values: not those of sparse or nested tensors, nor of 8-bit floats."""
+    is_small = value.is_floating_point() and value.element_size() == 1
+    return value.layout == torch.strided and not value.is_nested and not is_small
+
+
+UNREAD = "it is sparse, nested or in 8 bits, and nobody can say what it is to hold"
+
+
+def unreadable(module: nn.Module) -> list[str]:
+    """Names of the tensors that are called like position tables, and that nothing here can read."""
+    return [
+        name
+        for name, value in entries(module)
+        if isinstance(value, torch.Tensor) and has_position_name(name) and not is_readable(value)
     ]
 
 
@@ -54,7 +74,9 @@ def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
 
 
 def _may_be_counted(module: nn.Module, name: str, value: torch.Tensor) -> bool:
-    """Whether integers may be buckets, or the positions of a module that makes cos and sin of them."""
+    """Whether integers may be buckets, a table in 8 bits, or what a module makes cos and sin of."""
+    if value.dtype in (torch.int8, torch.uint8):
+        return bytecode.facts(getattr(type(module), "_safe_rope_stock", type(module))).makes_waves
     if value.dtype not in (torch.int16, torch.int32, torch.int64):
         return False
     return bool(_SELDOM.search(name.lower())) or _only_turns(module)
@@ -71,12 +93,22 @@ def may_hold_positions(module: nn.Module) -> bool:
         return False
     if any(not _is_no_position(name) for name, _ in own_tensors(module)):
         return True
-    return bool(made_later(module) or uninitialized(module))
+    return bool(made_later(module) or uninitialized(module) or unreadable(module))
 
 
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
-    """Whether a module without parameters computes positions in the forward of its class ``stock``."""
-    return bytecode.facts(stock).computes and next(module.parameters(), None) is None
+    """Whether a module without parameters computes positions in the forward of its class ``stock``.
+
+    It counts them, or it takes sines and cosines of what NumPy has counted.
+    """
+    facts = bytecode.facts(stock)
+    makes = facts.computes or (facts.turns and any(map(_is_array, vars(module).values())))
+    return makes and next(module.parameters(), None) is None
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is a floating NumPy array, told without importing NumPy."""
+    return type(value).__name__ == "ndarray" and value.dtype.kind == "f" and value.size > 1
 
 
 def made_later(module: nn.Module) -> list[str]:
@@ -105,6 +137,8 @@ def is_frequency(name: str) -> bool:
 
 def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor that the constructor of ``module`` made is a position table."""
+    if not is_readable(tensor):
+        return False
     if is_position_table(name, tensor, origin):
         return True
     if origin & Origin.RANDOM or tensor.is_meta or _is_no_position(name) or tensor.numel() < 2:
@@ -157,11 +191,13 @@ def _has_values(tensor: torch.Tensor) -> bool:
 
 
 def _rises_or_falls(tensor: torch.Tensor) -> bool:
-    """Whether a tensor may hold frequencies: positive numbers that rise or fall."""
-    values = tensor.reshape(-1)
-    steps = values.diff()
+    """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall."""
+    values = tensor.squeeze()
+    if values.dim() not in (1, 2) or len(values) < FEWEST:
+        return False
+    steps = values.diff(dim=0)
     one_way = bool((steps >= 0).all()) or bool((steps <= 0).all())  # rounded, two may be the same
-    return tensor.dim() == 1 and len(values) >= FEWEST and bool((values > 0).all()) and one_way
+    return one_way and bool((values >= 0).all()) and (values.dim() == 2 or bool((values > 0).all()))
 
 
 def _are_phasors(tensor: torch.Tensor) -> bool:
@@ -180,7 +216,7 @@ def has_position_name(name: str) -> bool:
 
 def is_empty_table(name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor has a position table's name and holds what is no number, or stands on meta."""
-    if not has_position_name(name):
+    if not has_position_name(name) or not is_readable(tensor):
         return False
     return tensor.is_meta or bool(tensor.isnan().any())
 

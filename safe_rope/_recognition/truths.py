@@ -42,7 +42,12 @@ def tables_of(
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
     for name in reference.rebuilt.unseen(reference.path) & tables.keys():
         made, current = tables[name][0], get_table(module, name)
-        if made is None or not isinstance(current, torch.Tensor) or not _is_number(current, made):
+        # What a constructor means it makes again; memory that it has not filled is other memory by then.
+        again = (
+            made is not None and one is not None and is_cast(one, made) for one in reference.replays(name)
+        )
+        known = made is not None and isinstance(current, torch.Tensor) and _is_number(current, made)
+        if not known or not all(again):
             del tables[name]
     empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
@@ -52,6 +57,11 @@ def tables_of(
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
         if name not in tables and by_another:
             tables[name] = None, is_finished  # filled by somebody else than the constructor
+    for name, tensor in own_tensors(module):
+        made = get_table(reference.module, name)
+        is_given = tensor.is_meta and isinstance(made, torch.Tensor) and made.is_meta
+        if is_given and name not in tables and name in module._non_persistent_buffers_set:
+            tables[name] = None, True  # no file fills what the constructor got on meta
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             tables[name] = values, False

@@ -158,5 +158,11 @@ _ONLY_APPLIED = re.compile(r"(applied as stock[^;]*)?")
 
 
 def _names(text: str, model: nn.Module) -> bool:
-    own = {type(m) for m in model.modules() if not type(m).__module__.startswith("torch.")} - {Held}
+    classes = {cls for module in model.modules() for cls in _own_classes(type(module))}
+    own = {cls for cls in classes if not cls.__module__.startswith("torch.")} - {Held}
     return any(re.search(rf"\b{re.escape(cls.__name__)}\b", text) for cls in own)
+
+
+def _own_classes(cls: type) -> tuple[type, ...]:
+    """A class, or the one that torch has derived a parametrized one from."""
+    return cls.__mro__[1:2] if cls.__module__ == "torch.nn.utils.parametrize" else (cls,)

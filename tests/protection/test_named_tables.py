@@ -1,0 +1,140 @@
+"""Tables that nothing here can keep or read: they are named, and stop neither the guard nor the audit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import safe_rope
+from safe_rope.errors import PrecisionWarning
+
+
+def frequencies() -> torch.Tensor:
+    return 1.0 / 10000 ** (torch.arange(0, 32, 2).float() / 32)
+
+
+class Rope(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", frequencies(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).cos().to(x.dtype)
+
+
+class Unchanged(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0
+
+    def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("while_open", [True, False])
+def test_a_protected_table_that_is_parametrized_afterwards_is_named(while_open: bool) -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(Rope())
+        if while_open:
+            model.train()
+            parametrize.register_parametrization(model[0], "inv_freq", Unchanged())
+    if while_open:
+        assert any("inv_freq" in str(entry) for entry in session.report.left)
+    else:
+        parametrize.register_parametrization(model[0], "inv_freq", Unchanged())
+    assert safe_rope.audit(model).verdict == "ok"
+    model.to(torch.bfloat16)
+    assert safe_rope.audit(model).verdict == "damaged"
+    assert any("inv_freq" in str(entry) for entry in safe_rope.protect(model).left)
+
+
+class Unreadable(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        table = torch.outer(torch.arange(16).float(), frequencies()).sin()
+        if kind == "sparse":
+            table = table.to_sparse()
+        elif kind == "8 bits":
+            table = table.to(torch.float8_e4m3fn)
+        self.register_buffer("sin_table", table, persistent=False)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "8 bits"])
+def test_a_table_that_torch_cannot_compare_is_named(kind: str) -> None:
+    with pytest.warns(PrecisionWarning, match="sin_table"), safe_rope.guard():
+        model = nn.Sequential(Unreadable(kind), Rope())
+    report = safe_rope.audit(model)
+    assert report.verdict == "unknown"
+    assert [finding.what for finding in report.findings if finding.severity == "unknown"] == ["sin_table"]
+
+
+class Buffers(nn.Module):
+    def __init__(self, *tables: torch.Tensor) -> None:
+        super().__init__()
+        for index, table in enumerate(tables):
+            self.register_buffer(str(index), table, persistent=False)
+
+
+def test_tables_that_a_constructor_was_given_on_meta_are_named() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = Buffers(frequencies().cos(), frequencies().sin())
+
+    session = safe_rope.guard().start()
+    with torch.device("meta"):
+        model = Model()
+    model.to_empty(device="cpu")
+    with pytest.warns(PrecisionWarning, match=r"tables.*Buffers"):
+        session.stop()
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", frequencies())
+        self.lin = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.outer(torch.arange(x.shape[1], dtype=x.dtype), self.inv_freq)
+        return self.lin(phase.sin().to(self.lin.weight.dtype))
+
+
+def test_positions_counted_in_low_precision_beside_weights_are_told_once_they_are_too_many(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    with safe_rope.guard():
+        model = Counting()
+    said: list[int] = []
+    for length in (100, 120, 300, 700):
+        model(torch.zeros(1, length, 16, dtype=torch.bfloat16))
+        said.append(sum("positions counted in torch.bfloat16" in str(w.message) for w in recwarn))
+    assert said == [0, 0, 1, 1]
+
+
+class OnceOnly(Rope):
+    """Neither of its methods can begin again inside of itself."""
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        table = self._buffers.pop("inv_freq")
+        super()._apply(fn, recurse)
+        self._buffers["inv_freq"] = table
+        return self
+
+    def load_state_dict(self, state_dict, *args, **kwargs):  # type: ignore[no-untyped-def]
+        state_dict.pop("extra")
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def test_a_method_of_a_class_is_not_run_inside_of_itself_while_a_guard_is_open() -> None:
+    for use in (
+        lambda m: m.to(torch.bfloat16),
+        lambda m: m.half(),
+        lambda m: m._apply(lambda t: t.double()),
+        lambda m: m.load_state_dict({"extra": torch.zeros(1)}),
+    ):
+        with safe_rope.guard():
+            module = OnceOnly()
+            use(module)
+        assert torch.equal(module.inv_freq, frequencies())
