@@ -107,6 +107,13 @@ def is_exporting() -> bool:
     return asked()
 
 
+@constant_in_graphs
+def is_exporting_to_onnx() -> bool:
+    """Whether torch.onnx.export is at work, which takes torch's own operators alone."""
+    onnx = sys.modules.get("torch.onnx")  # to import it takes a tenth of a second
+    return onnx is not None and bool(onnx.is_in_onnx_export())
+
+
 def undispatched() -> AbstractContextManager[Any]:
     """Return a context without the thread's dispatch modes."""
     context: AbstractContextManager[Any] = _disable_current_modes()

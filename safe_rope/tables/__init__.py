@@ -29,7 +29,7 @@ from torch import Tensor
 
 from safe_rope._base import originals
 from safe_rope._base.positions import check_arguments, must_stay_opaque
-from safe_rope._base.torch_private import operator
+from safe_rope._base.torch_private import is_exporting_to_onnx, operator
 from safe_rope.tables._exact import ExactLookup
 from safe_rope.tables._stock import StockLookup
 
@@ -132,6 +132,16 @@ def _(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return position_ids.new_empty(shape, dtype=dtype), position_ids.new_empty(shape, dtype=dtype)
 
 
+def _of_operators(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Look up with operators that every runtime has: an exact phase and its cosine in float64."""
+    check_arguments(position_ids, dtype)
+    kind, inv_freq, attention_scaling, position_divisor = _parse_key(key)
+    wide = torch.float64 if kind == "exact" else torch.float32
+    frequencies = originals.tensor(inv_freq, dtype=wide, device=position_ids.device)
+    phase = (position_ids.to(wide) / position_divisor)[..., None] * frequencies
+    return (phase.cos() * attention_scaling).to(dtype), (phase.sin() * attention_scaling).to(dtype)
+
+
 class _Table:
     """What both kinds of table share."""
 
@@ -163,7 +173,8 @@ class _Table:
             ValueError: a position is -2**63, or a uint64 beyond int64 (see the class for accelerators).
         """
         if must_stay_opaque(position_ids):
-            cos, sin = torch.ops.safe_rope.rotary_lookup(position_ids, self.key, dtype)
+            look_up = _of_operators if is_exporting_to_onnx() else torch.ops.safe_rope.rotary_lookup
+            cos, sin = look_up(position_ids, self.key, dtype)
             return cos, sin
         check_arguments(position_ids, dtype)
         return self._lookup(position_ids, dtype)

@@ -89,6 +89,25 @@ def test_one_graph_gives_the_eager_gradients(family: str) -> None:
         assert torch.allclose(one, other, atol=1e-7)
 
 
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_an_export_to_onnx_gets_operators_that_every_runtime_has(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, options = survival.tokens(), {"use_cache": False, "return_dict": False}
+    try:
+        torch.export.export(families.build(family), (ids,), options, strict=False)
+    except Exception:
+        pytest.skip("this torch cannot export the stock model of this transformers either")
+    model = survival.build(family, layers=1)
+    # The rest of an exporter is a package of its own.
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    exported = torch.export.export(model, (ids,), options, strict=False)
+    monkeypatch.undo()
+    assert not any("safe_rope" in str(node.target) for node in exported.graph.nodes)
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(ids, **options)[0], model(ids, **options)[0])
+
+
 @pytest.mark.parametrize("tables", survival.KINDS)
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_compiled_tables_have_the_eager_bits(family: str, tables: str) -> None:

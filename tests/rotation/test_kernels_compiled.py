@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +15,11 @@ from support.rotary_cases import cases
 from torch import Tensor
 
 from safe_rope.rotation import apply_rotary
-from safe_rope.rotation.kernels import _compiled
+from safe_rope.rotation.kernels import Form, _compiled
+from safe_rope.rotation.kernels._form import PAIRS
+from safe_rope.rotation.kernels._operator import _of_operators
 
+TABLES = (*PAIRS, "first", "shared")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 
@@ -118,3 +122,13 @@ def test_the_operator_is_well_defined() -> None:
     for requires_grad in (False, True):
         x = torch.randn(1, 2, 7, 16, requires_grad=requires_grad)
         torch.library.opcheck(torch.ops.safe_rope.rotary, (x, cos, sin, "half.half.shared", False))
+
+
+@pytest.mark.parametrize("form", [Form(*form) for form in itertools.product(PAIRS, PAIRS, TABLES)])
+def test_other_runtimes_get_the_same_bits_of_plain_operators(form: Form) -> None:
+    # 16 of 20 elements are rotated.
+    x = torch.randn(1, 2, 7, 20).to(torch.bfloat16)
+    cos, sin = (t.unsqueeze(1) for t in _tables(7, 16 if form.table == "shared" else 32))
+    assert torch.equal(
+        _of_operators(x, cos, sin, form), torch.ops.safe_rope.rotary(x, cos, sin, form.key, False)
+    )

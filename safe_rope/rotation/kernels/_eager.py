@@ -46,15 +46,18 @@ def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: b
 
 
 def _rotate_at_once(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
+    for plane, values in zip(out.unbind(0), turned(x, cos, sin, conjugate), strict=True):
+        plane.copy_(values)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> tuple[Tensor, Tensor]:
+    """Return the two elements of every pair of ``x``, FP32 [2, ..., half], rotated; see `rotate_planes`."""
     first, second = x.unbind(0)
     cos_first, cos_second = cos.unbind(0)
     sin_first, sin_second = sin.unbind(0)
     if conjugate:
-        turned = first * cos_first + second * sin_second, second * cos_second - first * sin_first
-    else:
-        turned = first * cos_first - second * sin_first, second * cos_second + first * sin_second
-    for plane, values in zip(out.unbind(0), turned, strict=True):
-        plane.copy_(values)
+        return first * cos_first + second * sin_second, second * cos_second - first * sin_first
+    return first * cos_first - second * sin_first, second * cos_second + first * sin_second
 
 
 class _Block:

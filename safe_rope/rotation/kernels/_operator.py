@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base.positions import must_stay_opaque
-from safe_rope._base.torch_private import operator
+from safe_rope._base.torch_private import is_exporting_to_onnx, operator
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
 from safe_rope.rotation.kernels._form import Form, parse, planes, table_planes
 
@@ -31,8 +31,19 @@ def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tupl
         New tensors with the shapes and dtypes of ``xs``, laid out in memory as they are.
     """
     if must_stay_opaque(xs[0]):
+        if is_exporting_to_onnx():
+            return tuple(_of_operators(x, cos, sin, form) for x in xs)
         return tuple(torch.ops.safe_rope.rotary(x, cos, sin, form.key, False) for x in xs)
     return _apply(cos, sin, form, False, *xs)
+
+
+def _of_operators(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
+    """Rotate with operators that every runtime has."""
+    width = form.rotary_dim(cos.shape[-1])
+    cos, sin = table_planes(cos, form.table, width), table_planes(sin, form.table, width)
+    turned = _eager.turned(planes(x, form.pairs, width).float(), cos, sin, conjugate=False)
+    whole = torch.cat(turned, -1) if form.out == "half" else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((whole.to(x.dtype), x[..., width:]), -1)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
