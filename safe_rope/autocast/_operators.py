@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.overrides import TorchFunctionMode
+
 from safe_rope._base.torch_private import TorchDispatchMode
 
 Operator = Any
 """A `torch._ops.OpOverload`, which torch does not export."""
+
+_MEMORY = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__"})
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -21,6 +25,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._run(func, args, kwargs or {})
+
+
+class MemoryReads(TorchFunctionMode):
+    """While open, what reads the memory of a tensor past the operators reads a number of it by one, too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _MEMORY and args[0].numel():
+            args[0].as_strided((), ()).item()
+        return func(*args, **(kwargs or {}))
+
+
+def is_operator(func: Any) -> bool:
+    """Whether ``func`` has a schema; one of higher order (torch.cond), which takes functions, has none."""
+    return hasattr(func, "_schema")
 
 
 def packet(operator: Operator) -> str:

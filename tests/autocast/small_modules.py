@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from typing import Any
 
 import torch
@@ -197,6 +199,102 @@ class Written(nn.Module):
         return self.norm(self.linear(F.linear(x, self.clamped)).float())
 
 
+class PastOperators(nn.Module):
+    """Weights whose numbers Python takes from their memory, by no operator."""
+
+    safe = {"plain.weight", "plain.bias"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.array = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE, bias=False)
+        self.listed = nn.Linear(SIZE, SIZE, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = float(self.array.weight.detach().numpy().sum()) + self.listed.weight.detach().tolist()[0][0]
+        return self.listed(self.array(self.plain(x))) * scale
+
+
+class ReadInEval(nn.Module):
+    """Weights that are read in FP32 in eval mode only."""
+
+    safe: set[str] = {"low.weight"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(SIZE, SIZE, bias=False)
+        self.exact = nn.Linear(SIZE, SIZE, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.low(x).float()
+        with torch.autocast(x.device.type, enabled=self.training):
+            return self.exact(x)
+
+
+class HigherOrder(nn.Module):
+    """An operator that takes functions, which read what they close over."""
+
+    safe = {"low.weight"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(SIZE, SIZE, bias=False)
+        self.scale = nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, scale = self.low(x).float(), self.scale
+        result: Tensor = torch.cond(x.sum() > 0, lambda y: y * scale, lambda y: y - scale, (x,))
+        return result + F.linear(x, scale.expand(SIZE, SIZE))
+
+
+@functools.cache
+def distances(length: int) -> Tensor:
+    positions = torch.arange(length)
+    return torch.zeros(length, length).copy_(positions[:, None] - positions) + torch.tensor([1.0])
+
+
+class State:
+    """What is no module."""
+
+    def __init__(self) -> None:
+        self.inner: dict[str, Any] = {"queue": deque([None], 2), "mean": None}
+
+
+class Stateful(nn.Module):
+    """A table in a cache of a function, a state in objects of a module, and a generator."""
+
+    safe = {"linear.weight"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIZE, SIZE, bias=False)
+        self.state = State()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held, x = self.state.inner, self.linear(x).float() * distances(SIZE)[0]
+        mean = x.detach().mean()
+        held["mean"] = mean if held["mean"] is None else (held["mean"] + mean) / 2
+        held["queue"].append(mean)
+        return x * held["mean"] + torch.rand(SIZE, generator=self.generator)
+
+
+class Gathered(nn.Module):
+    """A weight that is copied into a constant before it is read, and one before it is cast."""
+
+    safe = {"low"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Parameter(torch.randn(SIZE, SIZE))
+        self.exact = nn.Parameter(torch.randn(SIZE, SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, exact = torch.zeros(SIZE, SIZE), torch.zeros(2, SIZE, SIZE)
+        low[:] = self.low
+        exact[0].copy_(self.exact)
+        return F.linear(F.linear(x, low), self.exact) * exact[0, 0]
+
+
 class Routed(nn.Module):
     """Experts that are called only if a token wants them; the tokens here want one."""
 
@@ -228,6 +326,11 @@ MODULES = (
     Hidden,
     OtherCasts,
     Written,
+    PastOperators,
+    ReadInEval,
+    HigherOrder,
+    Stateful,
+    Gathered,
     Routed,
 )
 

@@ -92,6 +92,15 @@ def test_the_model_and_the_random_state_are_left_as_they_were(kind: Any, trainin
     assert all(torch.equal(inputs[name], value) for name, value in given.items())
 
 
+def test_what_the_model_keeps_outside_of_its_tensors_is_real_and_as_it_was() -> None:
+    small_modules.distances.cache_clear()
+    model, fresh = (small_modules.build(small_modules.Stateful) for _ in range(2))
+    derive_safe_parameters(model, small_modules.example())
+    seen = [model(small_modules.example()).sum() for _ in range(2)]
+    small_modules.distances.cache_clear()
+    assert [float(one) for one in seen] == [float(fresh(small_modules.example()).sum()) for _ in range(2)]
+
+
 class Failing(small_modules.Written):
     def forward(self, x: Tensor) -> Tensor:
         super().forward(x)

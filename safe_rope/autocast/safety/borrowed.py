@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from safe_rope.autocast.safety.stand_ins import StandIns
 
+_MOST = 100_000
+"""Objects that modules hold, up to which what they hold in turn is looked into."""
+_OTHERS = (
+    *(type(None), bool, int, float, str, bytes, type, Tensor, nn.Module),
+    *(types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType),
+)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -18,16 +28,13 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 def borrowed(model: nn.Module, stand_ins: StandIns, training: bool | None) -> Iterator[None]:
     """Put stand-ins in the place of parameters and buffers; on exit every module is restored.
 
-    What ``forward`` binds to a module, or puts into a list or dict that a module holds, is taken away again.
-    DeepSpeed's own hooks, which gather partitioned parameters, are off meanwhile. Every module is in the mode
-    ``training``; None leaves each in its own.
+    What ``forward`` binds to a module, or puts into a container or object that a module holds, however deep,
+    is taken away again. DeepSpeed's own hooks, which gather partitioned parameters, are off meanwhile. Every
+    module is in the mode ``training``; None leaves each in its own.
     """
     modules = list(model.modules())
     kept = [(module, dict(vars(module))) for module in modules]
-    containers = [
-        value for _, held in kept for value in held.values() if isinstance(value, dict | list | set)
-    ]
-    entries = [_entries(container) for container in containers]
+    containers = [(container, _entries(container)) for container in _containers(kept)]
     buffers: dict[int, Any] = {}
     try:
         for module in modules:
@@ -44,7 +51,7 @@ def borrowed(model: nn.Module, stand_ins: StandIns, training: bool | None) -> It
                 module.__dict__["training"] = training
         yield
     finally:
-        for container, before in zip(containers, entries, strict=True):
+        for container, before in containers:
             if list(map(id, _entries(container))) != list(map(id, before)):
                 _refill(container, before)
         for module, attributes in kept:
@@ -60,8 +67,32 @@ def _replace(tensors: Any, make: Callable[[Any], Any], made: dict[int, Any]) -> 
             tensors[name] = made[id(tensor)]
 
 
+def _containers(kept: list[tuple[nn.Module, dict[str, Any]]]) -> Iterator[Any]:
+    """Yield what can change of what modules hold: containers, and the dicts of objects.
+
+    An object with a lock is left out, since other threads may use it meanwhile.
+    """
+    left = deque(value for _, held in kept for value in held.values())
+    seen: dict[int, Any] = {}
+    while left and len(seen) < _MOST:
+        value = left.popleft()
+        if id(value) in seen or isinstance(value, _OTHERS):
+            continue
+        seen[id(value)] = value
+        if not isinstance(value, dict | list | set | deque | tuple):
+            try:
+                value = vars(value)
+            except TypeError:
+                continue
+            if any(isinstance(held, _LOCKS) for held in value.values()):
+                continue
+        left.extend(_entries(value))
+        if not isinstance(value, tuple):
+            yield value
+
+
 def _entries(container: Any) -> list[Any]:
-    """What a dict (its keys, then their values), list or set holds."""
+    """What a dict (its keys, then their values) or another container holds."""
     values = (value for _, value in container.items()) if isinstance(container, dict) else ()
     return [*container, *values]
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from safe_rope._base.tensors import tensors
 from safe_rope._base.text import counted
 from safe_rope._base.torch_private import pytree
-from safe_rope.autocast._operators import Watch
+from safe_rope.autocast._operators import MemoryReads, Watch
 from safe_rope.autocast.safety.borrowed import borrowed
 from safe_rope.autocast.safety.flow import Flow, Modules
 from safe_rope.autocast.safety.parameters import Shared, device_of, shared_parameters
@@ -56,7 +56,7 @@ def derive_safe_parameters(
     The trace runs on fake tensors, which hold no memory. A model on the meta device and one that ZeRO-3 has
     partitioned are therefore traced from their shapes, and nothing is gathered. If the path depends on values
     (experts that loop over the tokens routed to them), the step is run for real. It then uses the parameters'
-    memory, or constants if not all of that is here. A model in eval mode is traced in train mode too. The
+    memory, or constants if not all of that is here. The model is traced in train and in eval mode. The
     model, its buffers, gradients and modes and the random state are restored.
 
     Args:
@@ -100,14 +100,23 @@ def _trace(
     with _random_state_kept(device), modules.watched(), contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))  # the backward's, and ours
         stack.enter_context(torch.inference_mode(False))
+        if hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # its caches would keep the trace's
         stack.callback(undo.restore)
-        if fake:
-            stack.enter_context(fake_tensors())
-        stand_ins = (FakeStandIns if fake else StandIns)(groups, flow, device)
+        stand_ins = (
+            StandIns(groups, flow, device)
+            if not fake
+            else FakeStandIns(groups, flow, device, stack.enter_context(fake_tensors()))
+        )
         notes = []
-        for training in (None,) if model.training else (None, True):
+        for training in (None, not model.training):
             with borrowed(model, stand_ins, training):
-                notes += _step(model, low, inputs, flow, modules, stand_ins)
+                try:
+                    notes += _step(model, low, inputs, flow, modules, stand_ins)
+                except Exception as error:  # these may be inputs for train mode only
+                    if fake or training is not False:
+                        raise
+                    notes.append(f"eval mode could not be traced ({type(error).__name__}: {error})")
         unused = {name for group, uses in flow.uses.items() if not uses.any for name in group.names}
         plan = unreached_siblings(model, unused, modules.called)
         if plan:
@@ -126,7 +135,7 @@ def _step(
 ) -> list[str]:
     """Run forward and backward; return what of them could not be traced."""
     args, kwargs = pytree.tree_map_only(Tensor, stand_ins.value, inputs)
-    with torch.enable_grad(), Watch(flow.run):
+    with torch.enable_grad(), Watch(flow.run, higher_order=True), MemoryReads():
         with low:
             output = model(*args, **kwargs)
         flow.read(output, "the model's output")

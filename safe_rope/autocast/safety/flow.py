@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._base.tensors import tensors
-from safe_rope._base.torch_private import is_composite
-from safe_rope.autocast._operators import Operator, Watch, packet
+from safe_rope._base.torch_private import is_composite, pytree
+from safe_rope.autocast._operators import Operator, Watch, is_operator, packet
 from safe_rope.autocast.safety import moves
 from safe_rope.autocast.safety.parameters import Shared, WeakStorage, memory_range
 from safe_rope.autocast.safety.undo import Undo
@@ -103,6 +103,10 @@ class Flow:
 
     def run(self, func: Operator, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run the operator, with what it does to parameters recorded."""
+        if not is_operator(func):
+            for group, how in self._carries(_within((args, keywords))).items():
+                self._record(group, how, f"{func.name()}{self._modules.describe()}", func.name())
+            return func(*args, **keywords)
         if _is_composite(func):
             with Watch(self.run):
                 result = func.decompose(*args, **keywords)
@@ -130,7 +134,7 @@ class Flow:
         if not carried:
             return
         if moves.moves_only(func, args, keywords):
-            results = list(tensors(result))
+            results = [*tensors(result), *moves.written(func, args, keywords)]
             dtypes = {source.dtype for source in sources if self._carries([source])}
             if packet(func) in _CASTING and all(t.dtype == self.low for t in results):
                 if all(dtype.is_floating_point for dtype in dtypes):
@@ -178,6 +182,21 @@ class Flow:
             known = self._carried.setdefault(place[0], {})
             for group, how in carried.items():
                 known.setdefault(group, how or step)
+
+
+def _within(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an argument, and those that functions and modules in it hold."""
+    left, seen = [value], set()
+    while left:
+        value = left.pop()
+        yield from tensors(value)
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, nn.Module):
+                yield from (*leaf.parameters(), *leaf.buffers())
+            elif id(leaf) not in seen:
+                cells = getattr(leaf, "__closure__", None) or ()
+                left += [cell.cell_contents for cell in cells] + [getattr(leaf, "__self__", None)]
+            seen.add(id(leaf))
 
 
 def _is_composite(func: Any) -> bool:

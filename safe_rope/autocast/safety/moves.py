@@ -53,6 +53,11 @@ def reads_shapes_only(operator: Operator) -> bool:
     return operator.namespace == "prim" or _is_aten(operator, _SHAPES)
 
 
+def lifts(operator: Operator) -> bool:
+    """Whether the argument is a tensor that was just made of Python's numbers."""
+    return _is_aten(operator, frozenset({"lift", "lift_fresh", "lift_fresh_copy"}))
+
+
 def overwrites(operator: Operator) -> bool:
     """Whether the first argument is written to and not read."""
     return _is_aten(operator, _OVERWRITES)

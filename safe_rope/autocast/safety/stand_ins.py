@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._base.torch_private import FakeTensorMode
+from safe_rope._base.tensors import tensors
+from safe_rope._base.torch_private import FakeTensor, FakeTensorMode, storage_key, undispatched
+from safe_rope.autocast._operators import Operator, Watch, is_operator
+from safe_rope.autocast.safety import moves
 from safe_rope.autocast.safety.flow import Flow
-from safe_rope.autocast.safety.parameters import Shared, full_shape, is_partitioned
+from safe_rope.autocast.safety.parameters import Shared, WeakStorage, full_shape, is_partitioned, storage_of
 
 _CONSTANT = 2.0**-10
 """What every element is of a parameter that is not here; small, so that no activation grows."""
@@ -68,14 +71,60 @@ class StandIns:
         return stand_in
 
 
+class Constants:
+    """What a traced step computes from constants alone, such as a mask of positions, computed for real.
+
+    A model may keep such a tensor outside of itself for good, in a cache of a function, say.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int | None, Any] = {}  # storages, each held by a weak reference
+        self._paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let new tensors be fake meanwhile."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def run(self, func: Operator, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run the operator for real where all that it is given is known; else on fake tensors."""
+        if not is_operator(func):
+            return func(*args, **keywords)
+        if self._paused or not self._is_known(func, args, keywords):
+            for tensor in moves.written(func, args, keywords):
+                self._known.pop(_key(tensor), None)
+            return func(*args, **keywords)
+        with undispatched():
+            result = func(*args, **keywords)
+        for tensor in tensors(result):
+            self._known.setdefault(_key(tensor), WeakStorage(tensor.untyped_storage()))
+        return result
+
+    def _is_known(self, func: Operator, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        given = list(tensors((args, keywords)))
+        if moves.lifts(func):
+            return not any(isinstance(tensor, FakeTensor) for tensor in given)
+        return str(keywords.get("device")) != "meta" and all(_key(tensor) in self._known for tensor in given)
+
+
+def _key(tensor: Tensor) -> int | None:
+    storage = storage_of(tensor)
+    return None if storage is None else storage_key(storage)
+
+
 @contextlib.contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Let tensors hold no memory; keep torch from logging as an error what is tried on real ones next."""
+def fake_tensors() -> Iterator[Constants]:
+    """Let tensors hold no memory, but for constants; keep torch from logging what is tried for real next."""
     torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
     torch_logger.addFilter(_nothing)
+    constants = Constants()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
+        with FakeTensorMode(allow_non_fake_inputs=True), Watch(constants.run, higher_order=True):
+            yield constants
     finally:
         torch_logger.removeFilter(_nothing)
 
@@ -83,14 +132,20 @@ def fake_tensors() -> Iterator[None]:
 class FakeStandIns(StandIns):
     """Tensors without memory; to be made and used inside `fake_tensors`."""
 
+    def __init__(self, groups: list[Shared], flow: Flow, device: torch.device, constants: Constants) -> None:
+        self._constants = constants
+        super().__init__(groups, flow, device)
+
     def value(self, tensor: Tensor, own: bool = False) -> Tensor:
         """Return a fake tensor like the tensor, on the device of the step."""
         place = self._place(tensor)
-        fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=place)
+        with self._constants.paused():
+            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=place)
         return fake.requires_grad_(tensor.requires_grad)
 
     def _make(self, parameter: nn.Parameter) -> nn.Parameter:
-        fake = torch.empty(full_shape(parameter), dtype=parameter.dtype, device=self._place(parameter))
+        with self._constants.paused():
+            fake = torch.empty(full_shape(parameter), dtype=parameter.dtype, device=self._place(parameter))
         return nn.Parameter(fake, parameter.requires_grad)
 
 
