@@ -298,6 +298,11 @@ POSITIONS = {
                 y = mask.to(x.dtype).cumsum(1)
                 w = 10000 ** (torch.arange(64) / 64)
                 return (y[..., None] / w).sin()""",
+    "slopes of a class that spells ALiBi as its paper does": """
+        class ALiBi(nn.Module):
+            def forward(self, q):
+                pos = torch.arange(q.size(-2), device=q.device, dtype=q.dtype)
+                return q @ q.mT + (pos[None] - pos[:, None]) * self.slopes""",
 }
 
 

@@ -29,6 +29,11 @@ def safe(source: str) -> bool:
         "def f(n, d):\n    return torch.arange(n) / d\nf(8, 64)\n",
         "def f(n, z):\n    t = torch.arange(n)\n    for _ in range(2):\n        y = t.exp()\n        t = z\n",
         "t = torch.arange(9)\nf = lambda t: t / 2\n",
+        # Names of integers are also those of FLUX's positions, in float64 or bfloat16.
+        "def f(ids: torch.Tensor, d: int):\n    return torch.arange(0, d, 2, dtype=ids.dtype) / d\n",
+        "def f(ids: torch.Tensor, d: int):\n    return torch.arange(0, d, 2).to(ids.dtype) / d\n",
+        "def f(ids: torch.Tensor, d: int):\n    return torch.arange(0, d, 2).type_as(ids) / d\n",
+        "def f(ids: torch.Tensor, d: int):\n    return (torch.arange(0, d, 2) + torch.zeros_like(ids)) / d\n",
     ],
 )
 def test_an_operand_is_cast_safely_only_where_all_that_it_meets_is_a_real_number(source: str) -> None:

@@ -50,7 +50,8 @@ def of_attribute(evaluator: Evaluator, node: ast.Attribute, place: Place) -> Val
     if not of.dtype and "mask" in source:
         return Value("dtype", source=source)  # as often integers or booleans as not
     if of.sort in ("tensor", "unknown") and of.dtype:
-        return Value("dtype", dtype="inherited" if of.dtype == "float" else of.dtype, source=source)
+        dtype = "inherited" if of.dtype == "float" else of.dtype
+        return Value("dtype", dtype=dtype, source=source, assumed=of.assumed)
     return Value("dtype", dtype="inherited", source=source)
 
 

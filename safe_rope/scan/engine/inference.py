@@ -131,7 +131,7 @@ class Inference:
             )
         if isinstance(node.value, ast.Attribute) and inner.sort in ("number", "unknown"):
             return INT_BY_NAME if integers.known_integer(node.value.attr) else UNKNOWN
-        return inner if inner.sort in ("tensor", "numbers") or inner is _MASK_BY_NAME else UNKNOWN
+        return inner if inner.sort in ("tensor", "numbers", "device") or inner is _MASK_BY_NAME else UNKNOWN
 
     def _attribute(self, node: ast.Attribute, place: Place) -> Value:
         function = self.names.qualify(node, place)
@@ -153,6 +153,8 @@ class Inference:
             return INT_BY_NAME
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
             return tensor("inherited")
+        if DEVICES.fullmatch(node.attr):
+            return DEVICE
         return _INTEGER_BY_NAME if INTEGER_TENSORS.fullmatch(node.attr) else UNKNOWN
 
     def _name(self, node: ast.Name, place: Place) -> Value:
@@ -231,6 +233,8 @@ class Inference:
         call = self.call(node, place)
         if call.function == "torch.get_default_dtype":
             return Value("dtype", dtype="default", source="torch.get_default_dtype()")
+        if call.function == "torch.device":
+            return DEVICE
         if (result := tensors.of_call(self, call, place)).sort != "unknown" or result.dtype:
             return result
         result = integers.of_call(self, node, call.function, place)
@@ -277,7 +281,7 @@ def _element(value: Value, bound: float | None = None) -> Value:
     """Return what one of several numbers, or a part of a tensor, is."""
     if value.sort == "numbers":
         return Value("number", value.whole, value.floating, bound=bound, assumed=value.assumed)
-    return value if value.sort == "tensor" else UNKNOWN
+    return value if value.sort in ("tensor", "device") else UNKNOWN
 
 
 class CallSites:

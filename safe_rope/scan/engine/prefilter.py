@@ -12,13 +12,15 @@ _CALLS = (b"arange", b"cumsum", b".range(")
 _SPACES = (b"lin", b"log")  # before "space": one search for both
 # Functions of the same name in numpy and others, and sums of values made integer just before.
 _FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
+# A part or another shape of a tensor.
+_RESHAPED = rb"(?:\[[^\]\n]*\]|\.(?:unsqueeze|view|reshape|expand|flatten)\([^()\n]*\))*"
 _IN_COMPANY = (
     (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
-    (b"inv_freq", re.compile(rb"inv_freq\w*\.(?:to|type_as)\((?![\w.]*device\))")),
+    (b"inv_freq", re.compile(rb"inv_freq\w*" + _RESHAPED + rb"\.(?:to|type_as)\((?![\w.]*device\))")),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
-    (b"position_ids.t", re.compile(rb"position_ids\.t(?:o|ype\w*)\((?![\w.]*device\))")),
-    (b"positions.t", re.compile(rb"positions\.t(?:o|ype\w*)\((?![\w.]*device\))")),
+    (b"position_ids", re.compile(rb"position_ids" + _RESHAPED + rb"\.t(?:o|ype\w*)\((?![\w.]*device\))")),
+    (b"positions", re.compile(rb"positions" + _RESHAPED + rb"\.t(?:o|ype\w*)\((?![\w.]*device\))")),
     (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),

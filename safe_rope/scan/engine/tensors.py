@@ -8,7 +8,7 @@ from dataclasses import replace
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.names import Argument, Call
 from safe_rope.scan.engine.scopes import Place
-from safe_rope.scan.engine.values import FLOATING, UNKNOWN, Value, join, tensor
+from safe_rope.scan.engine.values import FLOATING, UNKNOWN, Value, assume, join, tensor
 from safe_rope.scan.engine.vocabulary import DEVICE_WORDS
 
 BOOL = tensor("bool")
@@ -141,12 +141,14 @@ def given_dtype(evaluator: Evaluator, call: Call) -> Value | None:
 def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
     """Return what a function of torch gives."""
     if name == "arange":
-        return tensor(arange_dtype(evaluator, call), whole=True, grid=True)
+        given = given_dtype(evaluator, call)
+        assumed = given is not None and given.assumed
+        return tensor(arange_dtype(evaluator, call), whole=True, grid=True, assumed=assumed)
     given = None if name == "softmax" else given_dtype(evaluator, call)
     if given is not None:
         unknown = "" if given.sort == "dtype" else "inherited"
         whole = True if name in ("ones", "zeros") else None
-        return tensor(given.dtype or unknown, whole, grid=name in _GRIDS)
+        return tensor(given.dtype or unknown, whole, grid=name in _GRIDS, assumed=given.assumed)
     if name in _DEFAULTED:
         return tensor("default", whole=True if name in _WHOLE else None, grid=name in _GRIDS)
     if name in _MADE:
@@ -166,7 +168,7 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
     if name in JOINED:
         return of
     if name.endswith("_like"):
-        return tensor(of.dtype or "inherited", True if name in _WHOLE else None)
+        return tensor(of.dtype or "inherited", True if name in _WHOLE else None, assumed=of.assumed)
     if name in OPERATORS and len(call.positional) == 2:
         other = evaluator.of(call.positional[1])
         return promote(operator(call.node, name), of, other) if "tensor" in (of.sort, other.sort) else UNKNOWN
@@ -179,14 +181,17 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
     of = evaluator.value(function.value, place)
     if name in ("to", "type", "type_as"):
         target = cast_target(evaluator, call)
-        return of if target is None else _with_dtype(of, target.dtype or "inherited")
+        if target is None:
+            return of
+        cast = _with_dtype(of, target.dtype or "inherited")
+        return assume(cast) if target.assumed else cast
     if name in _CASTS and not call.positional:
         return _with_dtype(of, _CASTS[name])
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
         given = given_dtype(evaluator, call) or of
         return tensor(given.dtype or "inherited", True if name in _WHOLE else None, assumed=given.assumed)
     if name in ("cumsum", "sum", "softmax") and (asked := given_dtype(evaluator, call)) is not None:
-        return tensor(asked.dtype or "inherited", of.whole)
+        return tensor(asked.dtype or "inherited", of.whole, assumed=asked.assumed)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
         return promote(operator(call.node, name), of, evaluator.value(call.positional[0].value, place))
     if name in _LIMITED:
@@ -250,7 +255,7 @@ def cast_target(evaluator: Evaluator, call: Call) -> Value | None:
     if value.sort == "dtype":
         return value
     dtype = "inherited" if value.dtype in ("", "float") else value.dtype
-    return Value("dtype", dtype=dtype, source=f"{ast.unparse(target.value)}.dtype")
+    return Value("dtype", dtype=dtype, source=f"{ast.unparse(target.value)}.dtype", assumed=value.assumed)
 
 
 def cast_argument(evaluator: Evaluator, call: Call) -> Argument | None:

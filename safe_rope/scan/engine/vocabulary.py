@@ -15,7 +15,7 @@ MASKS = re.compile(r"(?:\w+_)?masks?")
 # Functions and methods that return such tensors of indices.
 RETURNS_INTEGERS = re.compile(r"\w*_(?:ids|idxs?|indices|index)")
 # Variables and parameters.
-DEVICES = re.compile(r"(?:\w+_)?(?:device|dev|cuda|gpu|rank|device_type)\d?")
+DEVICES = re.compile(r"(?:\w+_)?(?:devices?|dev|cuda|gpu|rank|device_type)\d?")
 SHAPES = re.compile(r"(?:\w+_)?(?:shape|size|sizes|dims)")
 # Fields of configurations (and attributes copied from them) that are counts or sizes.
 KNOWN_INTEGERS = re.compile(
@@ -41,7 +41,7 @@ CONSTRUCTORS = {
 CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
 # Helpers of position embeddings, which constructors call: in the words of a name.
 POSITIONS = re.compile(
-    r"_(?:\w*ro_?pe|\w*rotary|yarn|alibi|sinusoidal|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq\w*|freqs?_cis"
+    r"_(?:\w*ro_?pe|\w*rotary|yarn|a_?li_?bi|sinusoidal|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq\w*|freqs?_cis"
     r"|timescales?|rel(?:ative)?_?(?:pos|coord|dist)\w*|abs(?:olute)?_?pos\w*"
     r"|pos(?:ition)?s?(?:al)?_?(?:(?:emb|enc|bias|table)\w*|ids?))\d*d?_"
 )

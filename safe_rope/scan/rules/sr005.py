@@ -79,6 +79,8 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
     if not isinstance(node, ast.Attribute):
         return None
     of = node.value
+    while (inner := _reshaped(of)) is not None:
+        of = inner
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
     frequencies = INVERSE_FREQUENCIES.fullmatch(name) is not None
     positions = _POSITION_IDS.fullmatch(name) or (_POSITIONS.fullmatch(name) and file.purpose.shown(site))
@@ -98,6 +100,14 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
         f"{what} cast to {_named(target.dtype)}: {becomes}; use float32",
         fixes.replace_cast(file, call.node, site.place),
     )
+
+
+def _reshaped(node: ast.expr) -> ast.expr | None:
+    """Return what an expression gives a part or another shape of; None if it does neither."""
+    if isinstance(node, ast.Subscript):
+        return node.value
+    method = node.func if isinstance(node, ast.Call) else None
+    return method.value if isinstance(method, ast.Attribute) and method.attr in tensors.KEPT else None
 
 
 def _is_helpers(file: File, node: ast.expr, place: Place) -> bool:
@@ -134,6 +144,13 @@ RULE = Rule(
         "import torch\ndef f(x, order, n):\n    return x[torch.arange(n).to(order) - order]\n",
         "import torch\ndef forward(self, x, position_ids):\n    return position_ids.to(x.device)\n",
         "import torch\ndef forward(self, x, inv_freq):\n    return inv_freq.to(x.device)\n",
+        "import torch\ndef f(position_ids):\n    d = self._text_device\n    return position_ids.to(d)\n",
+        "import torch\ndef f(position_ids):\n    d = torch.device('cuda')\n    return position_ids.to(d)\n",
+        "import torch\ndef f(position_ids):\n    d = self.devices[0]\n    return position_ids.to(d)\n",
+        "import torch\ndef forward(self, position_ids):\n"
+        "    return [position_ids.to(place) for place in self.devices]\n",
+        "import torch\ndef forward(self, x, position_ids):\n    return position_ids[:, None].to(x.device)\n",
+        "import torch\ndef f(position_ids):\n    return position_ids[..., None].type(torch.float32)\n",
         "import torch\ndef forward(self, inv_freq):\n    return inv_freq.to(torch.float32)\n",
     ),
     INVALID=(
@@ -148,5 +165,7 @@ RULE = Rule(
         "import torch\ndef grid(h, w):\n    ys, xs = torch.arange(h), torch.arange(w)\n"
         "    return torch.stack(torch.meshgrid([xs, ys], indexing='ij'), dim=-1).permute(1, 0, 2)\n"
         "def forward(self, x):\n    g = grid(64, 640)\n    g = g.to(x.dtype)\n    return g\n",
+        "import torch\ndef forward(self, x, position_ids):\n    return position_ids[..., None].type_as(x)\n",
+        "import torch\ndef f(x, inv_freq):\n    return inv_freq[None].unsqueeze(-1).to(x.dtype)\n",
     ),
 )

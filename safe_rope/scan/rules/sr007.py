@@ -22,7 +22,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if call is None or (operand := _operand(call, site)) is None:
         return None
     value = file.of(operand)
-    if value.sort != "tensor" or not value.whole or value.is_int:
+    # What only its name makes a mask is summed in the dtype that is asked for.
+    summed = value.sort == "tensor" or "dtype" in call.keywords
+    if not summed or not value.whole or value.is_int:
         return None
     lowered = (file.dtype(call) or value).lowerable
     if not lowered and ("dtype" in call.keywords or not _is_made(file, operand)):
@@ -84,5 +86,6 @@ RULE = Rule(
         "import torch\ndef f(attention_mask, x):\n    return torch.cumsum(attention_mask.type_as(x), 1)\n",
         "import torch\ndef f(log_duration):\n    duration = torch.ceil(torch.exp(log_duration))\n"
         "    return torch.cumsum(duration, -1)\n",
+        "import torch\ndef f(attention_mask, x):\n    return attention_mask.cumsum(-1, dtype=x.dtype) - 1\n",
     ),
 )
