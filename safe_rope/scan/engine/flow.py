@@ -211,9 +211,7 @@ class Flow:
             return _ARITHMETIC if scaled else None
         unknown_divisor = isinstance(operation, ast.Div) and not other.dtype  # lengths, as often as not
         if other.sort == "tensor" and not other.is_int and not unknown_divisor:
-            # The other tensor's dtype decides.
-            own = other.grid or other.exponent  # found on its own
-            return _ARITHMETIC if other.dtype == "default" and not own else _END
+            return _END  # the other tensor's dtype decides
         return _ARITHMETIC if _makes_float(operation, other) else None
 
     def _follow(

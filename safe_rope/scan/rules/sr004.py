@@ -75,6 +75,5 @@ RULE = Rule(
         "import torch\nx = (torch.arange(0, d, 2)[: d // 2].view(1, -1) + 0.5).sin()\n",
         "import torch\ndef f(n, d: int):\n    t: torch.Tensor = torch.arange(n)\n    return t / d\n",
         "import torch\nfreqs = 10000.0 ** torch.arange(n, dtype=torch.int64)\n",
-        "import torch\nc = torch.log(torch.tensor(1e4))\nx = torch.exp(torch.arange(0, d, 2) * (-c / d))\n",
     ),
 )
