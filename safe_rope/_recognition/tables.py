@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,11 +35,16 @@ _POSITION = re.compile(
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")
 
 
-def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of `holdings.entries` that are floating, complex or may be buckets, and no parameters."""
+def own_tensors(
+    module: nn.Module, held: Iterable[tuple[str, Any]] | None = None
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of `holdings.entries` that are floating, complex or may be buckets, and no parameters.
+
+    ``held``: the entries, where they are known.
+    """
     return [
         (name, value)
-        for name, value in entries(module)
+        for name, value in (entries(module) if held is None else held)
         if isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
         and is_readable(value)
@@ -56,11 +62,14 @@ def is_readable(value: torch.Tensor) -> bool:
 UNREAD = "it is sparse, nested or in 8 bits, and nobody can say what it is to hold"
 
 
-def unreadable(module: nn.Module) -> list[str]:
-    """Names of the tensors that are called like position tables, and that nothing here can read."""
+def unreadable(module: nn.Module, held: Iterable[tuple[str, Any]] | None = None) -> list[str]:
+    """Names of the tensors that are called like position tables, and that nothing here can read.
+
+    ``held``: as for `own_tensors`.
+    """
     return [
         name
-        for name, value in entries(module)
+        for name, value in (entries(module) if held is None else held)
         if isinstance(value, torch.Tensor) and has_position_name(name) and not is_readable(value)
     ]
 
@@ -69,31 +78,34 @@ def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
     """Whether a number in a tensor is part of a formula: it is kept by what only makes positions."""
     if value.numel() != 1 or not value.is_floating_point():
         return False
-    stock = getattr(type(module), "_safe_rope_stock", type(module))
-    return only_makes_positions(module, stock)
+    return only_makes_positions(module, _stock(module))
+
+
+def _stock(module: nn.Module) -> type:
+    return getattr(type(module), "_safe_rope_stock", type(module))
 
 
 def _may_be_counted(module: nn.Module, name: str, value: torch.Tensor) -> bool:
     """Whether integers may be buckets, a table in 8 bits, or what a module makes cos and sin of."""
     if value.dtype in (torch.int8, torch.uint8):
-        return bytecode.facts(getattr(type(module), "_safe_rope_stock", type(module))).makes_waves
+        return bytecode.facts(_stock(module)).makes_waves
     if value.dtype not in (torch.int16, torch.int32, torch.int64):
         return False
     return bool(_SELDOM.search(name.lower())) or _only_turns(module)
 
 
 def _only_turns(module: nn.Module) -> bool:
-    stock = getattr(type(module), "_safe_rope_stock", type(module))
-    return bytecode.facts(stock).turns and next(module.parameters(), None) is None
+    return bytecode.facts(_stock(module)).turns and next(module.parameters(), None) is None
 
 
 def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
     if type(module).__module__.startswith(_NEVER_AGAIN):
         return False
-    if any(not _is_no_position(name) for name, _ in own_tensors(module)):
+    held = list(entries(module))  # each module of a model is asked, three times
+    if any(not _is_no_position(name) for name, _ in own_tensors(module, held)):
         return True
-    return bool(made_later(module) or uninitialized(module) or unreadable(module))
+    return bool(made_later(module) or uninitialized(module) or unreadable(module, held))
 
 
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
@@ -146,7 +158,7 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_turns(module)
-    stock = getattr(type(module), "_safe_rope_stock", type(module))
+    stock = _stock(module)
     named = is_frequency(name) and bytecode.facts(stock).turns and _rises_or_falls(tensor)
     return (named or only_makes_positions(module, stock)) and _has_values(tensor)
 

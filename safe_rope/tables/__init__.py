@@ -132,16 +132,6 @@ def _(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return position_ids.new_empty(shape, dtype=dtype), position_ids.new_empty(shape, dtype=dtype)
 
 
-def _of_operators(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Look up with operators that every runtime has: an exact phase and its cosine in float64."""
-    check_arguments(position_ids, dtype)
-    kind, inv_freq, attention_scaling, position_divisor = _parse_key(key)
-    wide = torch.float64 if kind == "exact" else torch.float32
-    frequencies = originals.tensor(inv_freq, dtype=wide, device=position_ids.device)
-    phase = (position_ids.to(wide) / position_divisor)[..., None] * frequencies
-    return (phase.cos() * attention_scaling).to(dtype), (phase.sin() * attention_scaling).to(dtype)
-
-
 class _Table:
     """What both kinds of table share."""
 
@@ -173,11 +163,27 @@ class _Table:
             ValueError: a position is -2**63, or a uint64 beyond int64 (see the class for accelerators).
         """
         if must_stay_opaque(position_ids):
-            look_up = _of_operators if is_exporting_to_onnx() else torch.ops.safe_rope.rotary_lookup
-            cos, sin = look_up(position_ids, self.key, dtype)
+            if is_exporting_to_onnx():
+                check_arguments(position_ids, dtype)
+                return self.evaluate(position_ids, dtype)
+            cos, sin = torch.ops.safe_rope.rotary_lookup(position_ids, self.key, dtype)
             return cos, sin
         check_arguments(position_ids, dtype)
         return self._lookup(position_ids, dtype)
+
+    def evaluate(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return what `lookup` does, by operators that every runtime has, at positions of any real dtype.
+
+        An exact table multiplies in float64, where the product of an FP32 position and an FP32 frequency is
+        exact; a stock table in FP32.
+        """
+        is_exact = self.kind == "exact" and positions.device.type != "mps"
+        wide = torch.float64 if is_exact else torch.float32
+        phase = (positions.to(wide) / self.position_divisor)[..., None] * self.inv_freq.to(
+            positions.device, wide
+        )
+        cos, sin = phase.cos() * self.attention_scaling, phase.sin() * self.attention_scaling
+        return cos.to(dtype), sin.to(dtype)
 
     def __reduce__(self) -> tuple[Callable[[str], _Table], tuple[str]]:
         return _table_from_key, (self.key,)

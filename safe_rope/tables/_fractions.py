@@ -15,9 +15,6 @@ from safe_rope.tables import RotaryTable, StockTable
 def lookup(table: RotaryTable | StockTable, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return FP32 cos and sin of every phase, times the table's scaling.
 
-    The product of an FP32 position and an FP32 frequency is exact in float64; a stock table multiplies in
-    FP32.
-
     Args:
         table: whose frequencies and factors count.
         position_ids: positions of any real dtype, any shape ``[...]``, any device.
@@ -33,9 +30,4 @@ def lookup(table: RotaryTable | StockTable, position_ids: Tensor) -> tuple[Tenso
             PrecisionWarning,
             stacklevel=2,
         )
-    is_exact = isinstance(table, RotaryTable) and position_ids.device.type != "mps"
-    dtype = torch.float64 if is_exact else torch.float32
-    positions = position_ids.detach().to(dtype) / table.position_divisor
-    phase = positions[..., None] * table.inv_freq.to(position_ids.device, dtype)
-    scaling = table.attention_scaling
-    return (phase.cos() * scaling).to(torch.float32), (phase.sin() * scaling).to(torch.float32)
+    return table.evaluate(position_ids.detach())

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from safe_rope.tables import RotaryTable, StockTable, _angles, _exact, _of_operators
+from safe_rope.tables import RotaryTable, StockTable, _angles, _exact
 from safe_rope.tables._exact import _store
 from safe_rope.tables._levels import COARSE, FINE, TOP, Levels
 
@@ -84,7 +84,7 @@ def test_random_blocks_below_ten_million_are_within_one_ulp(theta: float, dim: i
 def test_other_runtimes_get_plain_operators_that_are_within_one_ulp(kind: Any, ulps: int) -> None:
     table = kind(inverse_frequencies(5e5), 1.25)
     positions = torch.randint(-10_000_000, 10_000_000, (50, 40))
-    made = _of_operators(positions, table.key, torch.float32)
+    made = table.evaluate(positions)
     for other, own in zip(made, table.lookup(positions), strict=True):
         assert error_in_ulps(other, own.double()) <= ulps
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
-from safe_rope.rotation.kernels._form import Form, table_planes
+from safe_rope.rotation.kernels._form import Form, joined, table_planes
 
 LARGEST = 1 << 20
 """Elements of all that is rotated together below which this is the fastest."""
@@ -98,7 +98,7 @@ def spread(cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     if form.table == form.out:
         return cos, sin * _signs(form.out, sin.shape[-1])
     first, second = _halves(sin, form)
-    return _joined(*_halves(cos, form), form), _joined(first.neg(), second, form)
+    return joined(*_halves(cos, form), form.out), joined(first.neg(), second, form.out)
 
 
 @functools.lru_cache(maxsize=64)
@@ -115,11 +115,6 @@ def _halves(table: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         return table, table
     first, second = table_planes(table, form.table, form.rotary_dim(table.shape[-1])).unbind(0)
     return first, second
-
-
-def _joined(first: Tensor, second: Tensor, form: Form) -> Tensor:
-    both = first, second
-    return torch.cat(both, -1) if form.out == "half" else torch.stack(both, -1).flatten(-2)
 
 
 def turn(

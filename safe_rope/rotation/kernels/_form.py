@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 PAIRS = ("half", "interleaved")
@@ -50,6 +51,12 @@ def planes(x: Tensor, order: str, rotary_dim: int) -> Tensor:
     if order == "half":
         return x.view(*x.shape[:-1], 2, half).movedim(-2, 0)
     return x.view(*x.shape[:-1], half, 2).movedim(-1, 0)
+
+
+def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
+    """Return the elements of all pairs, each half [..., rotary_dim // 2], in one last dimension."""
+    both = first, second
+    return torch.cat(both, -1) if order == "half" else torch.stack(both, -1).flatten(-2)
 
 
 def table_planes(table: Tensor, order: str, rotary_dim: int) -> Tensor:

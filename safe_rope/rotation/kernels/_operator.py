@@ -15,7 +15,7 @@ from torch import Tensor
 from safe_rope._base.positions import must_stay_opaque
 from safe_rope._base.torch_private import is_exporting_to_onnx, operator
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
-from safe_rope.rotation.kernels._form import Form, parse, planes, table_planes
+from safe_rope.rotation.kernels._form import Form, joined, parse, planes, table_planes
 
 
 def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, ...]:
@@ -42,8 +42,7 @@ def _of_operators(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
     width = form.rotary_dim(cos.shape[-1])
     cos, sin = table_planes(cos, form.table, width), table_planes(sin, form.table, width)
     turned = _eager.turned(planes(x, form.pairs, width).float(), cos, sin, conjugate=False)
-    whole = torch.cat(turned, -1) if form.out == "half" else torch.stack(turned, -1).flatten(-2)
-    return torch.cat((whole.to(x.dtype), x[..., width:]), -1)
+    return torch.cat((joined(*turned, form.out).to(x.dtype), x[..., width:]), -1)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
