@@ -86,6 +86,9 @@ def wide(chosen: Sequence[str], again: bool, jobs: int) -> int:
 
     """
     rows = {row["line"]: row for row in recorded()}
+    words = {word for line in listed() for word in line.split()}
+    if unknown := sorted(set(chosen) - words):
+        raise ToolError(f"no line of {TABLE.relative_to(ROOT)} has {unknown[0]!r}; choose words of its lines")
     lines = [line for line in listed() if not chosen or set(chosen) & set(line.split())]
     settled = {line for line in rows if not again and rows[line]["outcome"] in SETTLED}
     for line in settled.intersection(lines):

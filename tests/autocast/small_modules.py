@@ -231,7 +231,7 @@ class ReadInEval(nn.Module):
 
 
 class HigherOrder(nn.Module):
-    """An operator that takes functions, which read what they close over."""
+    """An operator that takes functions, which read what they close over, one name before it has a value."""
 
     safe = {"low.weight"}
 
@@ -242,8 +242,16 @@ class HigherOrder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, scale = self.low(x).float(), self.scale
-        result: Tensor = torch.cond(x.sum() > 0, lambda y: y * scale, lambda y: y - scale, (x,))
-        return result + F.linear(x, scale.expand(SIZE, SIZE))
+
+        def grown(y: Tensor) -> Tensor:
+            return y * scale if y.dim() > 1 else added(y)
+
+        result: Tensor = torch.cond(x.sum() > 0, grown, lambda y: y - scale, (x,))
+
+        def added(y: Tensor) -> Tensor:
+            return y + F.linear(x, scale.expand(SIZE, SIZE))
+
+        return added(result)
 
 
 @functools.cache

@@ -194,9 +194,14 @@ def _within(value: Any) -> Iterator[Tensor]:
             if isinstance(leaf, nn.Module):
                 yield from (*leaf.parameters(), *leaf.buffers())
             elif id(leaf) not in seen:
-                cells = getattr(leaf, "__closure__", None) or ()
-                left += [cell.cell_contents for cell in cells] + [getattr(leaf, "__self__", None)]
+                left += [*_closed_over(leaf), getattr(leaf, "__self__", None)]
             seen.add(id(leaf))
+
+
+def _closed_over(function: Any) -> Iterator[Any]:
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # nothing has been assigned to the variable yet
+            yield cell.cell_contents
 
 
 def _is_composite(func: Any) -> bool:
