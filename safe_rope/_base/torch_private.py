@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import wrapt
+from torch.autograd import forward_ad
 
 from safe_rope._base.version import VERSION
 from safe_rope.errors import IncompatibleVersionError
@@ -92,7 +93,18 @@ def is_recorded() -> bool:
 
 def is_recorded_or_transformed() -> bool:
     """`is_recorded`, or whether this runs inside a transform of ``torch.func``; asked in each forward."""
-    return _count_dispatch_modes() > 0 or _tracing_state() is not None or _innermost_transform() is not None
+    return _count_dispatch_modes() > 0 or _tracing_state() is not None or is_transformed()
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode derivatives may be taken: inside ``torch.autograd.forward_ad.dual_level``."""
+    level: int = forward_ad._current_level
+    return level >= 0
+
+
+def is_transformed() -> bool:
+    """Whether this runs inside a transform of ``torch.func``."""
+    return _innermost_transform() is not None
 
 
 def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

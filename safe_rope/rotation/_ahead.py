@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from safe_rope.rotation._cos_sin import CosSin
-from safe_rope.rotation.kernels import Form, _few
+from safe_rope.rotation.kernels import Form, _eager
 
 ROWS = 64
 
@@ -53,12 +53,12 @@ class Ahead:
         return cos, sin
 
     def spread(self, index: int, form: Form, is_back: bool) -> tuple[Tensor, ...]:
-        """Return cos and signed sin of a row, each ``[rotary_dim]``, as `_few.turn` takes them."""
+        """Return the columns of a row, each ``[rotary_dim]``, as `_few.turn` takes them."""
         spread = self._spread.get((form, is_back))
         if spread is None:
             with torch.inference_mode(False), torch.no_grad():
                 cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
-                cos, sin = _few.spread(cos, sin.neg() if is_back else sin, form)
+                cos, sin = _eager.columns(cos, sin.neg() if is_back else sin, form)
                 spread = self._spread[form, is_back] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
         return spread[index]
 

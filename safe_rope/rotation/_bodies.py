@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ from safe_rope._base.positions import is_watched, must_stay_opaque
 from safe_rope._base.torch_private import FakeTensor, WithoutTorchFunction
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, read, written
-from safe_rope.rotation.kernels import Form, _few, rotate
+from safe_rope.rotation.kernels import Form, _eager, _few, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
 _HEAD_DIM = 8
 _KEPT = 64
 """Kinds of states of which a body remembers whether and how they are laid side by side."""
-_LARGEST_COMPARED = 1 << 12
+_LARGEST_COMPARED = 1 << 10
 """Entries of a table beyond which it is not compared with the last one."""
 _UNKNOWN: Any = object()
 _PLAIN = (Tensor, FakeTensor)
@@ -69,8 +69,8 @@ class Body:
         known = {*self.names[: self.states], "cos", "sin", "position_ids", "unsqueeze_dim"}
         self._others = [at for at, name in enumerate(self.names) if name not in known]
         self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None
-        self._plans: dict[Any, _few.Plan | None] = {}
-        self._arranged: dict[Any, tuple[Tensor, Tensor, _few.Plan]] = {}
+        self._plans: dict[Any, _few.Plan | Literal[False] | None] = {}  # False: they do not fit
+        self._arranged: dict[Any, tuple[Tensor, Tensor, _few.Plan | None]] = {}
 
     def rotate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the function returns for the plain values of a call; None if it has to be asked."""
@@ -79,10 +79,8 @@ class Body:
             return None
         given, cos, sin, unsqueeze = bound
         xs = self._turning(given, cos)
-        if not torch.compiler.is_compiling() and xs[0].is_cpu and not is_watched():
-            largest = _few.LARGEST_WITH_GRADIENT if _needs_gradient(xs) else _few.LARGEST
-            if sum([x.numel() for x in xs]) < largest:
-                return self._whole(given, self._rotate_few(args, xs, cos, sin, unsqueeze))
+        if not torch.compiler.is_compiling() and xs[0].is_cpu and not is_watched() and _is_short(xs):
+            return self._whole(given, self._rotate_short(args, xs, cos, sin, unsqueeze))
         return self._whole(given, self._rotate(xs, cos, sin, unsqueeze))
 
     def by_kernel(self, arguments: dict[str, Any]) -> Any:
@@ -137,34 +135,51 @@ class Body:
         cos, sin = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze)
         return rotate(xs, cos, sin, self.form) if self._fits(xs, cos) else None
 
-    def _rotate_few(
+    def _rotate_short(
         self, args: tuple[Any, ...], xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
     ) -> tuple[Tensor, ...] | None:
         kinds = _kinds(xs)
         key = cos.shape, unsqueeze, *kinds
+        rows, sin_rows = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze)
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN:
             if len(self._plans) >= _KEPT:
                 self._plans.clear()
-            fits = self._fits(xs, cos.unsqueeze(unsqueeze))
-            plan = self._plans[key] = _few.plan(xs, cos, unsqueeze, self.form) if fits else None
-        if plan is None:
+            fits = self._fits(xs, rows)
+            plan = self._plans[key] = _few.plan(xs, cos, unsqueeze, self.form, kinds[0]) if fits else False
+        if plan is False:
             return None
-        arranged = _few.arrange(cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), self.form, plan)
+        if plan is None and kinds[0]:
+            return rotate(xs, rows, sin_rows, self.form)
+        arranged = _few.arrange(rows, sin_rows, self.form, plan)
         if len(args) == self._count and not self.gathers:
             table, other = args[self._cos_at], args[self._sin_at]
             if type(table) is type(other) is CosSin and table.row is None:
                 self._keep(table, other, args, kinds, plan, arranged)
-        return _few.turn(xs, *arranged, self.form, plan)
+        return self._turned(xs, *arranged, plan)
+
+    def _turned(
+        self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, plan: _few.Plan | None
+    ) -> tuple[Tensor, ...]:
+        """Rotate ``xs`` side by side as planned, or each by itself where there is no plan."""
+        if plan is not None:
+            return _few.turn(xs, cos, sin, self.form, plan)
+        return tuple([_eager.rotated(x, cos, sin, self.form.pairs, self.form.out) for x in xs])
 
     def _keep(
-        self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any, plan: _few.Plan, arranged: Any
+        self,
+        cos: CosSin,
+        sin: CosSin,
+        args: tuple[Any, ...],
+        kinds: Any,
+        plan: _few.Plan | None,
+        arranged: tuple[Tensor, Tensor],
     ) -> None:
         """Keep arranged tables for a later call: of the same two, or of two that hold the same."""
         if cos.numel() <= _LARGEST_COMPARED:
-            first, signed_sin = arranged
+            first, second = arranged
             # A clone stays what it is, whoever writes to the table.
-            kept = (first.clone() if self.form.table == self.form.out else first), signed_sin
+            kept = (first.clone() if self.form.table == self.form.out else first), second
             if len(self._arranged) >= _KEPT:
                 self._arranged.clear()  # of earlier steps, most of them
             self._arranged[self._equals(cos, sin, args, kinds)] = *kept, plan
@@ -186,7 +201,7 @@ class Body:
             return None
         given = args[: self.states]
         xs = self._turning(given, table)
-        if _needs_gradient(xs) and sum([x.numel() for x in xs]) >= _few.LARGEST_WITH_GRADIENT:
+        if not _is_short(xs):
             return None
         kinds = _kinds(xs)
         if table.row is not None:
@@ -195,9 +210,9 @@ class Body:
             found = table.ready.get((self, written(), *map(id, args[self.states :]), *kinds))
         else:
             found = self._equal(table, args, kinds)
-        if found is None:
+        if found is None or (found[2] is None and kinds[0]):
             return None
-        return self._whole(given, _few.turn(xs, found[0], found[1], self.form, found[2]))
+        return self._whole(given, self._turned(xs, *found[:3]))
 
     def _in_row(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         row = table.row
@@ -205,7 +220,7 @@ class Body:
             return None
         plan = self._plans.get((table.shape, self._unsqueeze(args), *kinds))
         is_back = args[self._sin_at].row.is_back
-        return None if plan is None else (*row.ahead.spread(row.at, self.form, is_back), plan)
+        return None if not plan else (*row.ahead.spread(row.at, self.form, is_back), plan)
 
     def _equal(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         other = args[self._sin_at]
@@ -248,8 +263,13 @@ def _bytes(table: Tensor) -> bytes:
 
 
 def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
-    """Return what a plan depends on; there is none but for the CPU."""
-    return [(type(x), x.is_cpu, x.dtype, x.shape, x.stride()) for x in xs]
+    """Return what a plan depends on: whether a gradient is needed, and what each of ``xs`` is."""
+    return [_needs_gradient(xs), *[(type(x), x.is_cpu, x.dtype, x.shape, x.stride()) for x in xs]]
+
+
+def _is_short(xs: tuple[Tensor, ...]) -> bool:
+    """Whether no more operations than it takes are faster than blocks that stay in a cache."""
+    return not _needs_gradient(xs) or sum([x.numel() for x in xs]) < _few.LARGEST_WITH_GRADIENT
 
 
 def _needs_gradient(xs: tuple[Tensor, ...]) -> bool:

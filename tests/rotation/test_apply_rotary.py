@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from safe_rope.rotation import CosSin, apply_rotary
-from safe_rope.rotation.kernels import _eager
-from safe_rope.rotation.kernels._form import planes, table_planes
+from safe_rope.rotation.kernels import Form, _eager
 from safe_rope.tables import RotaryTable
 
 pytestmark = pytest.mark.torch
@@ -97,13 +96,17 @@ def test_blocks_of_every_shape_fit_together() -> None:
 
 @pytest.mark.parametrize("limit", [1 << 5, 1 << 7])
 def test_blocks_have_the_bits_of_the_whole(monkeypatch: Any, limit: int) -> None:
-    def at_once(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
-        _eager._rotate_at_once(out, x.float(), cos, sin, conjugate)
+    def formula(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
+        first, second = x.float()
+        if conjugate:
+            results = first * cos[0] + second * sin[1], second * cos[1] - first * sin[0]
+        else:
+            results = first * cos[0] - second * sin[0], second * cos[1] + first * sin[1]
+        out.copy_(torch.stack(results))
 
-    monkeypatch.setattr(_eager, "_SMALL", 0)
     monkeypatch.setattr(_eager, "_CPU_BLOCK", limit)
     for case in cases((torch.bfloat16, torch.float32)):
-        assert torch.equal(case.result(_eager.rotate_planes), case.result(at_once)), case
+        assert torch.equal(case.eager(), case.result(formula)), case
 
 
 class _Largest(TorchDispatchMode):
@@ -122,12 +125,9 @@ class _Largest(TorchDispatchMode):
 def test_no_fp32_copy_of_all_of_q_is_made(layout: str) -> None:
     cos, sin = (t.unsqueeze(1) for t in _tables(1, 1024, rotary_dim=128))
     x = torch.randn(2, 16, 1024, 128).bfloat16()
-    out = torch.empty_like(x)
-    arguments = [planes(t, layout, 128) for t in (out, x)] + [
-        table_planes(t, "shared", 128) for t in (cos, sin)
-    ]
+    tables = _eager.columns(cos, sin, Form(layout, layout, "shared"))
     with _Largest() as largest:
-        _eager.rotate_planes(*arguments, False)
+        out = _eager.rotated(x, *tables, layout, layout)
     assert torch.equal(out, rotate(x, cos, sin, layout).bfloat16())
     assert largest.bytes <= 2 * 4 * _eager._CPU_BLOCK < 4 * x.numel()
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from safe_rope._base.torch_private import can_compile, inductor_cpp, mark_static
-from safe_rope.rotation.kernels import _eager
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,15 @@ def worthwhile(x: Tensor) -> bool:
 
 
 def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
-    """Do what `_eager.rotate_planes` does, to the same bits; ``out`` may not be ``x``."""
+    """Write the rotation of ``x`` into ``out``, to the bits of `_eager.rotated`.
+
+    Args:
+        out: where to write, [2, ..., rotary_dim // 2]: the two elements of every pair; not ``x``.
+        x: the same shape and dtype: bfloat16, float16 or float32.
+        cos: FP32, the same rank, each dimension that of x or 1.
+        sin: as cos.
+        conjugate: rotate by the negative angle.
+    """
     global _broken
     tensors = [out.detach(), x.detach(), cos.detach(), sin.detach()]
     while tensors[1].dim() < 5:  # one kernel for every rank up to [2, batch, heads, length, half]
@@ -57,7 +64,8 @@ def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: b
             RuntimeWarning,
             stacklevel=2,
         )
-        _eager.rotate_planes(out, x, cos, sin, conjugate)
+        with torch.no_grad():
+            (_backward if conjugate else _forward)(*tensors)
 
 
 def _forward(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -1,7 +1,9 @@
 """The rotation in plain torch: blocks small enough for the cache, no FP32 copy of all of q or k.
 
-A block is held in the order in which x lies in memory. The conversions from and to x's dtype cost more than
-the arithmetic, and so they run over dense memory whatever the layout is.
+Cos and sin have a column for each element. The product with sin is added to the other element of the pair,
+half of the tensor at a time: nothing is rolled, flipped or laid side by side. Every buffer has the layout of
+x in memory: the conversions from and to x's dtype cost more than the arithmetic, and so they run over dense
+memory whatever the layout is.
 """
 
 from __future__ import annotations
@@ -13,102 +15,141 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
+from safe_rope.rotation.kernels._form import Form, joined, table_planes
 
-_CPU_BLOCK = 1 << 18
-"""Elements that are worked on at a time: two FP32 buffers of them are two megabytes. Smaller ones fit a
-second-level cache better, and lose more by the operations' fixed cost than they gain."""
-_SMALL = 1 << 14
-"""Elements up to which the number of operations counts, not the memory that they move."""
+_CPU_BLOCK = 1 << 17
+"""Elements that are worked on at a time: two FP32 buffers of them are a megabyte, which a second-level cache
+holds. Smaller ones lose more by the operations' fixed cost than they gain."""
 _DEVICE_BLOCK = 1 << 24
+_AT_ONCE = 2
+"""Blocks up to which buffers of that size cost less than the operations on each block."""
 
 
-def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
-    """Write the rotation of ``x`` into ``out``, which may be ``x`` itself.
+def columns(cos: Tensor, sin: Tensor, form: Form, conjugate: bool = False) -> tuple[Tensor, Tensor]:
+    """Return what `rotated` multiplies each element by, ``[..., rotary_dim]``.
 
     Args:
-        out: where to write, [2, ..., rotary_dim // 2]: the two elements of every pair.
-        x: the same shape and dtype: bfloat16, float16 or float32.
-        cos: FP32, the same rank, each dimension that of x or 1.
+        cos: FP32, as wide as ``form`` says.
         sin: as cos.
-        conjugate: rotate by the negative angle.
+        form: of the rotation; the columns lie as in ``form.out``, those of its conjugate as ``form.pairs``.
+        conjugate: for the rotation by the negative angle.
+
+    Returns:
+        cos, which may be the tensor that came; and the sin of what each element is added to, with its sign.
     """
-    if x.numel() <= _SMALL:
-        _rotate_at_once(out, x.float(), cos, sin, conjugate)
-        return
-    steps = _steps(tuple(x.shape), tuple(cos.shape), _CPU_BLOCK if x.is_cpu else _DEVICE_BLOCK)
-    varying = [d for d in range(x.dim()) if max(cos.shape[d], sin.shape[d]) > 1]
-    others = [d for d in range(x.dim()) if d not in varying]
-    block = _Block(x, math.prod(steps), conjugate)
+    order = form.pairs if conjugate else form.out
+    first, second = _halves(sin, form)
+    source = joined(first.neg(), second, order) if conjugate else joined(second, first.neg(), order)
+    return cos if form.table == order else joined(*_halves(cos, form), order), source
+
+
+def _halves(table: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """Return what multiplies the first and the second element of each pair."""
+    if form.table == "shared":
+        return table, table
+    first, second = table_planes(table, form.table, form.rotary_dim(table.shape[-1])).unbind(0)
+    return first, second
+
+
+def rotated(
+    x: Tensor, cos: Tensor, sin: Tensor, before: str, after: str, out: Tensor | None = None
+) -> Tensor:
+    """Return ``x`` rotated, laid out in memory as ``x`` is. No autograd.
+
+    Args:
+        x: [..., head_dim], bfloat16, float16 or float32; elements beyond rotary_dim pass through.
+        cos: FP32 columns, as `columns` returns them, of the rank of x, each leading dimension that of x or 1.
+        sin: as cos.
+        before: how the elements of ``x`` make pairs.
+        after: how those of the result do.
+        out: where to write, which may be ``x`` itself if both orders are the same; a new tensor if None.
+    """
+    width, limit = cos.shape[-1], _CPU_BLOCK if x.is_cpu else _DEVICE_BLOCK
+    is_whole = width == x.shape[-1]
+    part, turned = x if is_whole else x[..., :width], None
+    if x.numel() <= _AT_ONCE * limit:
+        raised = torch.empty_like(part, dtype=torch.float32)
+        turned = _turned(part, cos, sin, before, after, raised, torch.empty_like(raised))
+        if out is None and is_whole:
+            return turned.to(x.dtype)
+    if out is None:
+        out = torch.empty_like(x)
+        out[..., width:] = x[..., width:]
+    target = out if is_whole else out[..., :width]
+    if turned is not None:
+        target.copy_(turned)
+    else:
+        _rotate_in_blocks(target, part, cos, sin, before, after, limit)
+    return out
+
+
+def _turned(
+    x: Tensor, cos: Tensor, sin: Tensor, before: str, after: str, raised: Tensor, turned: Tensor
+) -> Tensor:
+    """Return ``turned``, which holds ``x`` rotated; both buffers are FP32, dense and like x in memory."""
+    if before == after:
+        raised.copy_(x)
+    else:
+        _pairs(raised, after).copy_(_pairs(x, before))
+    torch.mul(raised, cos, out=turned)
+    raised.mul_(sin)
+    first, second = _elements(turned, after)
+    of_first, of_second = _elements(raised, after)
+    first.add_(of_second)
+    second.add_(of_first)
+    return turned
+
+
+def _pairs(x: Tensor, order: str) -> Tensor:
+    """View ``x`` [..., rotary_dim] as [..., 2, rotary_dim // 2]."""
+    half = x.shape[-1] // 2
+    if order == "half":
+        return x.view(*x.shape[:-1], 2, half)
+    return x.view(*x.shape[:-1], half, 2).transpose(-1, -2)
+
+
+def _elements(x: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    """View the first and the second elements of all pairs."""
+    first, second = x.chunk(2, -1) if order == "half" else x.view(*x.shape[:-1], -1, 2).unbind(-1)
+    return first, second
+
+
+def paired_otherwise(x: Tensor, after: str) -> Tensor:
+    """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``after``."""
+    half = x.shape[-1] // 2
+    both = (half, 2) if after == "half" else (2, half)
+    return x.view(*x.shape[:-1], *both).transpose(-1, -2).reshape(x.shape)
+
+
+def _rotate_in_blocks(
+    out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, before: str, after: str, limit: int
+) -> None:
+    steps = _steps(tuple(x.shape), tuple(cos.shape), limit)
+    varying = [d for d in range(x.dim() - 1) if max(cos.shape[d], sin.shape[d]) > 1]
+    others = [d for d in range(x.dim() - 1) if d not in varying]
+    work = originals.empty((2, math.prod(steps)), dtype=torch.float32, device=x.device)
+    raised = turned = work
     for out_rows, x_rows, cos_rows, sin_rows in _cut((out, x, cos, sin), varying, steps):
-        block.take_tables(cos_rows, sin_rows)
         for out_part, x_part in _cut((out_rows, x_rows), others, steps):
-            block.rotate(out_part, x_part)
+            if raised.shape != x_part.shape:
+                raised, turned = (_like(x_part, buffer) for buffer in work.unbind(0))
+            out_part.copy_(_turned(x_part, cos_rows, sin_rows, before, after, raised, turned))
 
 
-def _rotate_at_once(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
-    for plane, values in zip(out.unbind(0), turned(x, cos, sin, conjugate), strict=True):
-        plane.copy_(values)
-
-
-def turned(x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> tuple[Tensor, Tensor]:
-    """Return the two elements of every pair of ``x``, FP32 [2, ..., half], rotated; see `rotate_planes`."""
-    first, second = x.unbind(0)
-    cos_first, cos_second = cos.unbind(0)
-    sin_first, sin_second = sin.unbind(0)
-    if conjugate:
-        return first * cos_first + second * sin_second, second * cos_second - first * sin_first
-    return first * cos_first - second * sin_first, second * cos_second + first * sin_second
-
-
-class _Block:
-    """Two FP32 buffers of ``size`` elements, in which parts of ``x`` are rotated one after the other."""
-
-    def __init__(self, x: Tensor, size: int, conjugate: bool) -> None:
-        self._order = sorted(range(x.dim()), key=x.stride, reverse=True)
-        self._planes = self._order.index(0)
-        self._work = originals.empty((2, size), dtype=torch.float32, device=x.device)
-        self._conjugate = conjugate
-        self._shape: torch.Size | None = None
-
-    def take_tables(self, cos: Tensor, sin: Tensor) -> None:
-        """Keep the tables of the parts that follow, a column for each element and as dense as these."""
-        self._cos, sin = cos.permute(self._order).contiguous(), sin.permute(self._order)
-        # Each sin multiplies the element that it is added from, in the other plane when turning forward.
-        self._sin = (
-            sin.contiguous() if self._conjugate else torch.stack(sin.unbind(self._planes)[::-1], self._planes)
-        )
-
-    def rotate(self, out: Tensor, x: Tensor) -> None:
-        """Write the rotation of ``x``, which fits the buffers, into ``out``."""
-        out, x = out.permute(self._order), x.permute(self._order)
-        if x.shape != self._shape:
-            self._lay_out(x)
-        self._raised.copy_(x)
-        torch.mul(self._raised, self._cos, out=self._turned)
-        self._raised.mul_(self._sin)
-        if self._conjugate:
-            self._turned_first.add_(self._raised_second)
-            self._turned_second.sub_(self._raised_first)
-        else:
-            self._turned_first.sub_(self._raised_second)
-            self._turned_second.add_(self._raised_first)
-        out.copy_(self._turned)
-
-    def _lay_out(self, x: Tensor) -> None:
-        self._shape = x.shape
-        self._raised, self._turned = (buffer[: x.numel()].view(x.shape) for buffer in self._work)
-        self._raised_first, self._raised_second = self._raised.unbind(self._planes)
-        self._turned_first, self._turned_second = self._turned.unbind(self._planes)
+def _like(x: Tensor, buffer: Tensor) -> Tensor:
+    """View what ``x`` needs of a buffer, in the layout that it has in memory."""
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    shape, back = [x.shape[d] for d in order], [order.index(d) for d in range(x.dim())]
+    return buffer[: x.numel()].view(shape).permute(back)
 
 
 def _steps(shape: tuple[int, ...], table: tuple[int, ...], limit: int) -> list[int]:
-    """Return how much of each dimension of ``shape`` [2, ..., half] a block of ``limit`` elements takes.
+    """Return how much of each dimension of ``shape`` [..., rotary_dim] a block of ``limit`` elements takes.
 
     Cut first where cos and sin vary, so that a block's tables are small and serve all heads.
     """
-    leading = range(1, len(shape) - 1)
     steps = list(shape)
-    for dim in sorted(leading, key=lambda d: (table[d] == 1, -shape[d])):
+    for dim in sorted(range(len(shape) - 1), key=lambda d: (table[d] == 1, -shape[d])):
         others = math.prod(steps) // steps[dim]
         if others * steps[dim] <= limit:
             break

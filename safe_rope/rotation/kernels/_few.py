@@ -7,7 +7,6 @@ only the layout of a gradient in memory is not.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from safe_rope._base import originals
-from safe_rope.rotation.kernels._form import Form, joined, table_planes
+from safe_rope.rotation.kernels import _eager
+from safe_rope.rotation.kernels._form import Form
 
-LARGEST = 1 << 20
+LARGEST = 1 << 15
 """Elements of all that is rotated together below which this is the fastest."""
-LARGEST_WITH_GRADIENT = 3 << 17
+LARGEST_WITH_GRADIENT = 1 << 17
 """The same where a gradient is needed."""
 
 
@@ -44,13 +43,16 @@ class Plan(NamedTuple):
     width: int | None
 
 
-def plan(xs: tuple[Tensor, ...], cos: Tensor, unsqueeze: int, form: Form) -> Plan | None:
-    """Return how to lay ``xs`` side by side; None where they are not alike, or not on CPU.
+def plan(
+    xs: tuple[Tensor, ...], cos: Tensor, unsqueeze: int, form: Form, needs_gradient: bool
+) -> Plan | None:
+    """Return how to lay ``xs`` side by side; None where they are not alike, or are rotated faster apart.
 
     ``cos`` fits them; ``unsqueeze`` is where the dimension of the heads goes into it.
     """
     heads = unsqueeze if unsqueeze >= 0 else cos.dim() + 1 + unsqueeze
-    if not all(x.is_cpu and x.numel() for x in xs):
+    largest = LARGEST_WITH_GRADIENT if needs_gradient else LARGEST
+    if not all(x.is_cpu and x.numel() for x in xs) or sum([x.numel() for x in xs]) >= largest:
         return None
     orders = {_order(x) for x in xs}
     shapes = {(*x.shape[:heads], *x.shape[heads + 1 :], x.dtype) for x in xs}
@@ -80,55 +82,29 @@ def _order(x: Tensor) -> tuple[int, ...]:
     return tuple(order)
 
 
-def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Tensor]:
-    """Return cos, and sin with its sign, each with a column for every element that comes out.
+def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan | None) -> tuple[Tensor, Tensor]:
+    """Return the columns of `_eager.columns`, for what is laid side by side or, without a plan, is not.
 
     Both come in FP32 and have the rank of what is rotated.
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):  # they may be kept for a call outside of it
             return arrange(cos, sin, form, how)
-    if how.order is not None:
+    if how is not None and how.order is not None:
         cos, sin = cos.permute(how.order), sin.permute(how.order)
-    return spread(cos, sin, form)
+    return _eager.columns(cos, sin, form)
 
 
-def spread(cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return cos, and sin with its sign, ``[..., rotary_dim]``; cos may be the tensor that came."""
-    if form.table == form.out:
-        return cos, sin * _signs(form.out, sin.shape[-1])
-    first, second = _halves(sin, form)
-    return joined(*_halves(cos, form), form.out), joined(first.neg(), second, form.out)
-
-
-@functools.lru_cache(maxsize=64)
-def _signs(out: str, width: int) -> Tensor:
-    """Return the sign with which each column of sin counts, FP32 ``[width]``: a product with it is exact."""
-    half = width // 2
-    signs = (-1.0, 1.0) * half if out == "interleaved" else (-1.0,) * half + (1.0,) * half
-    return originals.vector(signs, torch.float32)
-
-
-def _halves(table: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """Return what multiplies the first and the second element of each pair."""
-    if form.table == "shared":
-        return table, table
-    first, second = table_planes(table, form.table, form.rotary_dim(table.shape[-1])).unbind(0)
-    return first, second
-
-
-def turn(
-    xs: tuple[Tensor, ...], cos: Tensor, signed_sin: Tensor, form: Form, how: Plan
-) -> tuple[Tensor, ...]:
+def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, ...]:
     """Rotate ``xs`` with arranged tables; the results are laid out in memory as ``xs`` are."""
     dim, sizes, order, back, is_outermost, width = how
     if order is None and width is None and len(xs) == 1:
-        return (_turned(xs[0].to(torch.float32, copy=True), cos, signed_sin, form).to(xs[0].dtype),)
+        return (_turned(xs[0].to(torch.float32, copy=True), cos, sin, form).to(xs[0].dtype),)
     if order is not None:
         xs = tuple([x.permute(order) for x in xs])
     together = torch.cat(xs, dim)
     part = together if width is None else together[..., :width]
-    raised = _turned(part.float(), cos, signed_sin, form)
+    raised = _turned(part.float(), cos, sin, form)
     if width is None and not is_outermost:
         together = raised  # each part is rounded for itself, and contiguous by that
     elif raised is not part:
@@ -139,15 +115,16 @@ def turn(
     return tuple(results if order is None else [one.permute(back) for one in results])
 
 
-def _turned(raised: Tensor, cos: Tensor, signed_sin: Tensor, form: Form) -> Tensor:
+def _turned(raised: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
     """Rotate FP32 ``raised``; where its pairs lie as in ``out``, the result is written to it."""
     if form.pairs != form.out:
-        raised = _paired_otherwise(raised, form.out)
+        raised = _eager.paired_otherwise(raised, form.out)
+    other = raised * sin
     if form.out == "half":
-        other = raised.roll(raised.shape[-1] // 2, -1)
+        other = other.roll(other.shape[-1] // 2, -1)
     else:
-        other = raised.view(*raised.shape[:-1], -1, 2).flip(-1).view(raised.shape)
-    return raised.mul_(cos).add_(other.mul_(signed_sin))
+        other = other.view(*other.shape[:-1], -1, 2).flip(-1).view(other.shape)
+    return raised.mul_(cos).add_(other)
 
 
 def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tensor]:
@@ -156,10 +133,3 @@ def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tenso
     # Autograd lets nobody write to one of several views that were made together.
     starts = itertools.accumulate(sizes, initial=0)
     return [together.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
-
-
-def _paired_otherwise(x: Tensor, out: str) -> Tensor:
-    """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``out``."""
-    half = x.shape[-1] // 2
-    both = (half, 2) if out == "half" else (2, half)
-    return x.view(*x.shape[:-1], *both).transpose(-1, -2).reshape(x.shape)

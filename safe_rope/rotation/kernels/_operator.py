@@ -6,14 +6,15 @@ tensors) sees one operator, ``safe_rope::rotary``, whose arithmetic it can neith
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from safe_rope._base.positions import must_stay_opaque
-from safe_rope._base.torch_private import is_exporting_to_onnx, operator
+from safe_rope._base.torch_private import is_exporting_to_onnx, is_forward_mode, is_transformed, operator
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
 from safe_rope.rotation.kernels._form import Form, joined, parse, planes, table_planes
 
@@ -34,15 +35,16 @@ def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tupl
         if is_exporting_to_onnx():
             return tuple(_of_operators(x, cos, sin, form) for x in xs)
         return tuple(torch.ops.safe_rope.rotary(x, cos, sin, form.key, False) for x in xs)
-    return _apply(cos, sin, form, False, *xs)
+    return _differentiably(xs, cos, sin, form, conjugate=False)
 
 
 def _of_operators(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
     """Rotate with operators that every runtime has."""
     width = form.rotary_dim(cos.shape[-1])
     cos, sin = table_planes(cos, form.table, width), table_planes(sin, form.table, width)
-    turned = _eager.turned(planes(x, form.pairs, width).float(), cos, sin, conjugate=False)
-    return torch.cat((joined(*turned, form.out).to(x.dtype), x[..., width:]), -1)
+    first, second = planes(x, form.pairs, width).float().unbind(0)
+    turned = joined(first * cos[0] - second * sin[0], second * cos[1] + first * sin[1], form.out)
+    return torch.cat((turned.to(x.dtype), x[..., width:]), -1)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
@@ -55,53 +57,59 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
 
 
 def compute(
-    x: Tensor,
+    xs: Sequence[Tensor],
     cos: Tensor,
     sin: Tensor,
     form: Form,
     conjugate: bool,
     compiled: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Rotate ``x``, one of `rotate`'s xs, with the implementation that fits it. No autograd.
+    outs: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """Rotate each of `rotate`'s ``xs`` with the implementation that fits it. No autograd.
 
     ``conjugate``: by the negative angle, from ``form.out`` back to ``form.pairs``. ``compiled``: a compiler
-    is in use anyway, so that a compiled kernel may be made for a large x on CPU. ``out``: where to write; a
-    new tensor if None.
+    is in use anyway, so that a compiled kernel may be made for a large x on CPU. ``outs``: where to write;
+    new tensors if None.
     """
-    pairs, out_pairs = (form.out, form.pairs) if conjugate else (form.pairs, form.out)
-    rotary_dim = form.rotary_dim(cos.shape[-1])
-    if out is None:
-        out = torch.empty_like(x)
-        if rotary_dim != x.shape[-1]:
-            out[..., rotary_dim:] = x[..., rotary_dim:]
-    arguments = (
-        planes(out, out_pairs, rotary_dim),
-        planes(x, pairs, rotary_dim),
-        table_planes(cos, form.table, rotary_dim),
-        table_planes(sin, form.table, rotary_dim),
-        conjugate,
-    )
+    before, after = (form.out, form.pairs) if conjugate else (form.pairs, form.out)
+    width = form.rotary_dim(cos.shape[-1])
+    columns = functools.cache(functools.partial(_eager.columns, cos, sin, form, conjugate))
+    results = []
+    for x, given in zip(xs, outs or (None,) * len(xs), strict=True):
+        rotate_planes = _kernel_for(x, compiled and given is None)
+        if rotate_planes is None:
+            results.append(_eager.rotated(x, *columns(), before, after, given))
+            continue
+        out = torch.empty_like(x) if given is None else given
+        if given is None and width != x.shape[-1]:
+            out[..., width:] = x[..., width:]
+        tables = [table_planes(table, form.table, width) for table in (cos, sin)]
+        rotate_planes(planes(out, after, width), planes(x, before, width), *tables, conjugate)
+        results.append(out)
+    return tuple(results)
+
+
+def _kernel_for(x: Tensor, compiled: bool) -> Callable[..., None] | None:
     if x.is_cuda and _triton.available():
-        _triton.rotate_planes(*arguments)
-    elif compiled and out is not x and _compiled.worthwhile(x):
-        _compiled.rotate_planes(*arguments)
-    else:
-        _eager.rotate_planes(*arguments)
-    return out
+        return _triton.rotate_planes
+    return _compiled.rotate_planes if compiled and _compiled.worthwhile(x) else None
+
+
+def _differentiably(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, form: Form, conjugate: bool
+) -> tuple[Tensor, ...]:
+    # What torch.func transforms is called in another way, in which torch looks at its signature each time.
+    function = _Transformed if is_transformed() else _Rotation
+    results: tuple[Tensor, ...] = function.apply(cos, sin, form, conjugate, *xs)  # type: ignore[no-untyped-call]
+    return results
 
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(cos: Tensor, sin: Tensor, form: Form, conjugate: bool, *xs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(compute(x, cos, sin, form, conjugate) for x in xs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        cos, sin, ctx.form, ctx.conjugate = inputs[:4]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(cos, sin)
-        ctx.save_for_forward(cos, sin)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        cos, sin, form, conjugate, *xs = inputs
+        _keep_for_each(ctx, inputs, None)
+        return compute(xs, cos, sin, form, conjugate)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -112,6 +120,22 @@ class _Rotation(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return _each(cos, sin, ctx.form, ctx.conjugate, tangents[4:])
+
+
+def _keep_for_each(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    cos, sin, ctx.form, ctx.conjugate = inputs[:4]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(cos, sin)
+    ctx.save_for_forward(cos, sin)
+
+
+class _Transformed(_Rotation):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        cos, sin, form, conjugate, *xs = inputs
+        return compute(xs, cos, sin, form, conjugate)
+
+    setup_context = staticmethod(_keep_for_each)
 
     @staticmethod
     def vmap(
@@ -128,7 +152,7 @@ class _Rotation(torch.autograd.Function):
         moved = [_batch_first(x, dim) for x, dim in zip(xs, in_dims[4:], strict=True)]
         sizes = [info.batch_size if cos.shape[0] > 1 or sin.shape[0] > 1 else x.shape[0] for x in moved]
         moved = [x.expand(size, *x.shape[1:]) for x, size in zip(moved, sizes, strict=True)]
-        results = _apply(cos, sin, form, conjugate, *moved)
+        results = _differentiably(moved, cos, sin, form, conjugate)
         return results, (0,) * len(results)
 
 
@@ -138,7 +162,10 @@ def _each(
     there = [x for x in xs if x is not None]
     if not there:
         return xs
-    rotated = iter(_apply(cos, sin, form, conjugate, *there))
+    if torch.is_grad_enabled() or is_transformed() or is_forward_mode():
+        rotated = iter(_differentiably(there, cos, sin, form, conjugate))
+    else:
+        rotated = iter(compute(there, cos, sin, form, conjugate))
     return tuple(None if x is None else next(rotated) for x in xs)
 
 
@@ -152,7 +179,7 @@ class _InPlace(torch.autograd.Function):
         ctx.form = form
         ctx.save_for_backward(cos, sin)
         ctx.mark_dirty(x)
-        return compute(x, cos, sin, form, False, out=x)
+        return compute((x,), cos, sin, form, False, outs=(x,))[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -161,13 +188,12 @@ class _InPlace(torch.autograd.Function):
 
 
 # What torch leaves without types.
-_apply: Callable[..., tuple[Tensor, ...]] = _Rotation.apply
 _apply_in_place: Callable[..., Tensor] = _InPlace.apply
 
 
 @operator("safe_rope::rotary", "(Tensor x, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor")
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
-    return compute(x, cos, sin, parse(form), conjugate, compiled=True)
+    return compute((x,), cos, sin, parse(form), conjugate, compiled=True)[0]
 
 
 @_rotary.register_fake

@@ -45,7 +45,7 @@ def available() -> bool:
 
 
 def rotate_planes(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool) -> None:
-    """Do what `_eager.rotate_planes` does, to the same bits; ``out`` may be ``x``."""
+    """Do what `_compiled.rotate_planes` does, to the same bits; ``out`` may be ``x``."""
     if x.numel() == 0:
         return
     leading = range(1, x.dim() - 1)
