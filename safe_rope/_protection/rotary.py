@@ -29,8 +29,9 @@ from safe_rope._recognition.specs import (
     shown_spec,
 )
 from safe_rope.constructors._shadow import shadow_dtype
+from safe_rope.errors import SafeRopeError
 from safe_rope.frequencies import Bits, RopeSpec
-from safe_rope.registry import RopePatch
+from safe_rope.registry import RopePatch, find
 from safe_rope.rotation._ahead import ROWS, Ahead
 from safe_rope.rotation._cos_sin import CosSin
 from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
@@ -212,7 +213,7 @@ class RotaryState(Keeper):
             return _fractions.lookup(frequencies.table, position_ids)
         length = position_ids.max() + 1
         if frequencies.long_table is None:
-            self._follow_dynamic_ntk(module, frequencies, length)
+            self._follow_dynamic_ntk(module, layer_type, length)
             if frequencies.table is frequencies.original_table:
                 return _fractions.lookup(frequencies.table, position_ids)
             # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
@@ -251,7 +252,8 @@ class RotaryState(Keeper):
             return torch.cat((half, half), dim=-1)
         return half.repeat_interleave(2, dim=-1)
 
-    def _follow_dynamic_ntk(self, module: Any, frequencies: Frequencies, length: torch.Tensor) -> None:
+    def _follow_dynamic_ntk(self, module: Any, layer_type: str | None, length: torch.Tensor) -> None:
+        frequencies = self.sets[layer_type]
         spec = frequencies.spec
         if not hasattr(module, "original_max_seq_len"):
             # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
@@ -260,9 +262,11 @@ class RotaryState(Keeper):
             return
         # Grow with the longest sequence seen, come back once a sequence fits the trained length.
         name = f"{frequencies.prefix}max_seq_len_cached"
-        trained = spec.max_position_embeddings or 0
+        trained = module.original_max_seq_len
         cached = getattr(module, name, module.max_seq_len_cached)
         if length > cached:
+            # The stock module reads its config here: it may say something else than when it was built.
+            spec = frequencies.spec = _spec_now(module, layer_type, spec)
             self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             setattr(module, name, int(length))
         elif length < trained and cached > trained:
@@ -384,6 +388,15 @@ def _only(position_ids: torch.Tensor) -> int | None:
         return None
     first, *others = position_ids.reshape(-1).tolist()
     return first if all([other == first for other in others]) else None
+
+
+def _spec_now(module: nn.Module, layer_type: str | None, spec: RopeSpec) -> RopeSpec:
+    """Return what a module's config asks for now; ``spec`` where that is no other of its kind."""
+    try:
+        now = read_spec(module, find(module), layer_type)
+    except SafeRopeError:
+        return spec
+    return now if (now.rope_type, now.rotary_dim) == (spec.rope_type, spec.rotary_dim) else spec
 
 
 def _longrope_limit(spec: RopeSpec) -> int:

@@ -179,6 +179,24 @@ def test_a_config_may_be_changed_between_two_models() -> None:
     assert torch.allclose(first.inv_freq, _rotary(families.build("llama")).inv_freq, rtol=2.0**-19, atol=0.0)
 
 
+@pytest.mark.parametrize("name", ["max_position_embeddings", "factor", "rope_theta"])
+def test_a_sequence_that_grows_asks_the_config_as_it_is_then(name: str) -> None:
+    stock, module = copy.deepcopy(_stock("llama", "dynamic")), _protected("llama", "dynamic", "exact")
+    if not hasattr(stock, "original_max_seq_len"):
+        pytest.skip("this transformers reads its config in the constructor only")
+    for one in (stock, module):
+        one.config = copy.deepcopy(one.config)
+        rope = getattr(one.config, "rope_parameters", None) or one.config.rope_scaling
+        if name in rope:
+            rope[name] *= 3
+        else:
+            setattr(one.config, name, 3 * getattr(one.config, name))
+    for length in (10, LIMIT + 30, 4 * LIMIT, 10, LIMIT + 5):
+        _agree(module, stock, "exact", length)
+    if name != "rope_theta":  # what stands in the short table is not what a constructor makes of that one
+        assert safe_rope.audit(module).ok
+
+
 @pytest.mark.parametrize("tables", survival.KINDS)
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "linear"])
 def test_a_whole_model_gives_stock_logits_across_its_limit(rope_type: str, tables: str) -> None:
