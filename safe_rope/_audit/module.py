@@ -140,7 +140,8 @@ class ModuleAuditor:
                 finished = not is_frequency(name)
                 if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
                     yield Held(f"{name} (kept)", kept, built[name][0], finished)
-                yield Held(name, get_table(module, name), kept, finished)
+                untold = state.notes.get(name) == UNTOLD
+                yield Held(name, get_table(module, name), None if untold else kept, finished)
         else:
             for name, (expected, finished) in self._built().items():
                 current = (
