@@ -83,6 +83,28 @@ def test_what_is_kept_and_cannot_be_judged_is_unknown_not_ok() -> None:
         assert safe_rope.audit(one).verdict == "unknown"
 
 
+class UntoldCounting(nn.Module):
+    """Only makes positions, from a table and from a count."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.arange(x.shape[1])[:, None] * self.inv_freq
+        return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+def test_what_is_named_as_not_protected_is_as_damaged_as_before() -> None:
+    model = nn.Sequential(UntoldCounting(64)).bfloat16()
+    before = safe_rope.audit(model)
+    with pytest.warns(PrecisionWarning, match="not protected: inv_freq"):
+        safe_rope.protect(model)
+    after = safe_rope.audit(model)
+    assert before.verdict == after.verdict == "damaged"
+    assert [f.what for f in after.findings] == ["inv_freq"]
+
+
 def test_an_even_grid_is_not_taken_for_rounded_frequencies() -> None:
     for values in (torch.arange(33) / 32, torch.arange(1, 65).float(), 2.0 ** -torch.arange(32)):
         model = Untold(64)
