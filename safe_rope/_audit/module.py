@@ -132,24 +132,25 @@ class ModuleAuditor:
         """Every table that the guard keeps, or would keep, with what it should hold."""
         module, again = self.module, self.reference.again
         certain = again is not None and again.certain
+        built = self._built()
         if is_protected(module) or is_pinned(module):
             state, cpu = state_of(module), torch.device("cpu")
-            built = self._built()
-            for name in state.names(module):
+            names = tuple(state.names(module))
+            for name in names:
                 kept = state.make(module, name, cpu)
                 finished = not is_frequency(name)
                 if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
                     yield Held(f"{name} (kept)", kept, built[name][0], finished)
-                yield Held(name, get_table(module, name), kept, finished)
-        else:
-            for name, (expected, finished) in self._built().items():
-                current = (
-                    module._parameters.get(name) if name in module._parameters else get_table(module, name)
-                )
-                if current is not None:
-                    if expected is not None and is_shared(current, expected):
-                        expected = None  # the constructor has handed out a table that lives
-                    yield Held(name, current, expected, finished, certain)
+                untold = state.notes.get(name) == UNTOLD
+                yield Held(name, get_table(module, name), None if untold else kept, finished)
+            # What is named, and not kept, is as in the stock model.
+            built = {name: built[name] for name in state.notes if name in built and name not in names}
+        for name, (expected, finished) in built.items():
+            current = module._parameters.get(name) if name in module._parameters else get_table(module, name)
+            if current is not None:
+                if expected is not None and is_shared(current, expected):
+                    expected = None  # the constructor has handed out a table that lives
+                yield Held(name, current, expected, finished, certain)
         yield from frozen(module, self.reference)
 
     def _out_of_reach(self) -> Iterator[Held]:

@@ -13,7 +13,7 @@ from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._protection.frozen import HOLDERS, shard_like
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
-from safe_rope._recognition.tables import is_frequency, is_position_table, oscillates
+from safe_rope._recognition.tables import is_frequency, is_table_of, may_be_turned, oscillates
 from safe_rope._recognition.truths import frozen_tables
 
 _FEWEST = 4
@@ -104,7 +104,7 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
         if shard is not None and shard.numel() < expected.numel() // _ranks():
             continue  # it was moved to somewhere else
         actual = parameter if shard is None else shard.data
-        ready = not is_frequency(name)
+        ready = not (is_frequency(name) or may_be_turned(module, expected))
         once = ready and actual.dtype in LOW
         true = expected.to(actual.dtype).to(expected.dtype) if once else expected
         true = true if shard is None else shard_like(true, actual)
@@ -133,7 +133,7 @@ def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tens
             whole, values = f"{child_name}.{name}", true.detach()
             # An embedding is filled at random before sinusoids are copied into it.
             origin = Origin.NONE if oscillates(values) else rebuilt.origins.get((path, name), Origin.NONE)
-            if is_position_table(whole, values, origin) or is_frequency(whole):
+            if is_table_of(module, whole, true, origin) or is_frequency(whole):
                 yield whole, parameter, values
 
 

@@ -88,17 +88,17 @@ class Provenance(TorchFunctionMode):
             self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
-        if _writes(name):
+        written = (*tensors_in(args[:1] if _writes(name) else ()), *tensors_in(kwargs.get("out")))
+        if written:
             origin &= ~Origin.EMPTY
-            for tensor in (*tensors_in(args[:1]), *tensors_in(kwargs.get("out"))):
-                with contextlib.suppress(NotImplementedError, RuntimeError):
-                    self._written.add(storage_key(tensor))
+        for tensor in written:
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                self._written.add(storage_key(tensor))
         if origin is not Origin.NONE:
             for tensor in tensors_in(result):
                 self.note(tensor, origin)
-            if _writes(name):
-                for tensor in (*tensors_in(args[:1]), *tensors_in(kwargs.get("out"))):
-                    self._note_all_of(tensor, origin)
+            for tensor in written:
+                self._note_all_of(tensor, origin)
         return result
 
     def _note_all_of(self, tensor: torch.Tensor, origin: Origin) -> None:

@@ -158,9 +158,15 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_turns(module)
-    stock = _stock(module)
-    named = is_frequency(name) and bytecode.facts(stock).turns and _rises_or_falls(tensor)
-    return (named or only_makes_positions(module, stock)) and _has_values(tensor)
+    # The origin of a parameter's values is not followed.
+    named = is_frequency(name) or isinstance(tensor, nn.Parameter)
+    makes = (named and may_be_turned(module, tensor)) or only_makes_positions(module, _stock(module))
+    return makes and _has_values(tensor)
+
+
+def may_be_turned(module: nn.Module, tensor: torch.Tensor) -> bool:
+    """Whether a tensor may hold what ``module`` takes sines and cosines of, whatever it is called."""
+    return bytecode.facts(_stock(module)).turns and _rises_or_falls(tensor)
 
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:

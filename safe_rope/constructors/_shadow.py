@@ -118,8 +118,8 @@ def _output_shadow(
         return _dtype_without_guard(inputs[0])
     if func in _CONVERSIONS and (len(inputs) > 1 or not _keeps_dtype(func, args, kwargs)):
         return _dtype_without_guard(inputs[1]) if len(inputs) > 1 else actual
-    if any(hasattr(value, "dtype") and not isinstance(value, torch.Tensor) for value in args):
-        return actual  # a NumPy array brings its own
+    if any(_is_array(value) for value in args):
+        return actual  # it brings its own
     if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
         return actual
     floating = [tensor for tensor in inputs if tensor.is_floating_point()]
@@ -131,6 +131,11 @@ def _output_shadow(
     if actual != _promoted([tensor.dtype for tensor in floating]):
         return actual  # autocast, or an operation with a rule of its own
     return _promoted([_dtype_without_guard(tensor) for tensor in floating]) or actual
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array of NumPy's, and not one of its numbers, which are Python's to torch."""
+    return hasattr(value, "dtype") and not isinstance(value, torch.Tensor) and hasattr(value, "__setitem__")
 
 
 def _promoted(dtypes: list[torch.dtype]) -> torch.dtype | None:

@@ -118,11 +118,13 @@ class CosSin(torch.Tensor):
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
         nominal = _common_dtype(tables)
         others = [leaf for leaf in leaves if not isinstance(leaf, CosSin) and _takes_part(leaf)]
-        if nominal is not None and any(other.dtype in LOW for other in others):
+        # Autograd sees the operators on a table, and nothing of what takes it out of the mark.
+        learned = any(leaf.requires_grad and not isinstance(leaf, CosSin) for leaf in leaves)
+        if nominal is not None and (learned or any(other.dtype in LOW for other in others)):
             _warn_of_phases(tables)
             return _called_with(rounded, func, args, kwargs)
         result = _called_with(plain if kind.aliases else read, func, args, kwargs)
-        keeps = not others if nominal is not None else kind.keeps_the_mark
+        keeps = not (others or learned) if nominal is not None else kind.keeps_the_mark and not learned
         if not keeps:
             return result
         phase = None if kind.ends_a_phase else tables[0].phase

@@ -12,7 +12,7 @@ from torch import nn
 
 import safe_rope
 from safe_rope._audit.command.dump import load
-from safe_rope.errors import UnsupportedModelError
+from safe_rope.errors import PrecisionWarning, UnsupportedModelError
 
 
 def test_a_class_that_no_patch_covers_is_measured() -> None:
@@ -73,6 +73,36 @@ def test_tables_of_a_constructor_that_cannot_run_again_are_unknown_not_ok() -> N
     assert [f.severity for f in report.findings] == ["unknown"]
     assert report.findings[0].source.startswith("its constructor cannot be run again")
     report.raise_if_damaged()
+
+
+def test_what_is_kept_and_cannot_be_judged_is_unknown_not_ok() -> None:
+    model = Untold(64)
+    with pytest.warns(PrecisionWarning, match="kept, cannot be judged"):
+        safe_rope.protect(model)
+    for one in (model, model.bfloat16()):
+        assert safe_rope.audit(one).verdict == "unknown"
+
+
+class UntoldCounting(nn.Module):
+    """Only makes positions, from a table and from a count."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.arange(x.shape[1])[:, None] * self.inv_freq
+        return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+def test_what_is_named_as_not_protected_is_as_damaged_as_before() -> None:
+    model = nn.Sequential(UntoldCounting(64)).bfloat16()
+    before = safe_rope.audit(model)
+    with pytest.warns(PrecisionWarning, match="not protected: inv_freq"):
+        safe_rope.protect(model)
+    after = safe_rope.audit(model)
+    assert before.verdict == after.verdict == "damaged"
+    assert [f.what for f in after.findings] == ["inv_freq"]
 
 
 def test_an_even_grid_is_not_taken_for_rounded_frequencies() -> None:
@@ -211,6 +241,27 @@ def test_frozen_frequencies_that_no_constructor_explains_are_judged_by_their_val
     model = FrozenUntold(64)
     change(model)
     assert safe_rope.audit(model).verdict == verdict
+
+
+class FrozenWithoutAName(nn.Module):
+    """Frequencies that are a frozen parameter, in a list or not, and are called like anything else."""
+
+    def __init__(self, in_a_list: bool) -> None:
+        super().__init__()
+        self.in_a_list = in_a_list
+        table = nn.Parameter(10000.0 ** (-torch.arange(0, 32, 2).float() / 32), requires_grad=False)
+        self.held = nn.ParameterList([table]) if in_a_list else table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.arange(x.shape[1])[:, None] * (self.held[0] if self.in_a_list else self.held)
+        return torch.cat((phase.cos(), phase.sin()), -1)
+
+
+@pytest.mark.parametrize("in_a_list", [True, False])
+def test_rounded_frequencies_in_a_frozen_parameter_of_any_name_are_not_ok(in_a_list: bool) -> None:
+    model = FrozenWithoutAName(in_a_list)
+    assert safe_rope.audit(model).ok
+    assert safe_rope.audit(model.bfloat16()).verdict == "damaged"
 
 
 class Witness(nn.Module):

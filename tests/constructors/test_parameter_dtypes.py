@@ -79,6 +79,8 @@ RECIPES: dict[str, Callable[[], torch.Tensor]] = {
     "deepcopy": lambda: copy.deepcopy(torch.full((3,), 0.1, dtype=FP32)),
     "ones_like with dtype": lambda: torch.ones_like(torch.ones(3, dtype=FP32), dtype=torch.float64),
     "numpy": lambda: torch.from_numpy(np.linspace(0, 1, 5, dtype=np.float32)),
+    "over NumPy's number": lambda: torch.arange(1, 6, dtype=FP32) / np.log2(8),
+    "NumPy's number to the power": lambda: np.float32(0.5) ** torch.arange(1, 6, dtype=FP32),
     "uniform_": lambda: torch.empty(5, dtype=FP32).uniform_(),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -181,7 +182,7 @@ class RelativeCoordinates(nn.Module):
         super().__init__()
         axis = torch.arange(-(window - 1), window, dtype=torch.float32)
         table = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1)
-        table = torch.sign(table) * torch.log2(1 + table.abs()) / 3
+        table = torch.sign(table) * torch.log2(1 + table.abs()) / np.log2(8)
         self.register_buffer("relative_coords_table", table, persistent=False)
         self.mlp = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
 

@@ -156,6 +156,40 @@ def test_a_model_that_borrows_llamas_rotary_runs(
         assert torch.equal(model(inputs().float()), stock(inputs().float()))
 
 
+# ---- what is learned beside a table --------------------------------------------------------------------
+
+LEARNED = "        self.temperature = nn.Parameter(torch.tensor(1.25))\n"
+PLAIN = OWN.format(head=HEAD, application="apply_rotary_pos_emb") + ATTENTION
+COUNTS = PLAIN.replace("[..., None].float() * self.inv_freq.float()", "[..., None] * self.inv_freq")
+TEMPERED = {
+    "in it": COUNTS.replace("        self.dim,", LEARNED + "        self.dim,")
+    .replace("both.cos()", "(both.cos() * self.temperature)")
+    .replace("both.sin()", "(both.sin() * self.temperature)"),
+    "in its parent": PLAIN.replace("        self.rotary =", LEARNED + "        self.rotary =").replace(
+        "(x, cos, sin)\n", "(x, cos * self.temperature, sin * self.temperature)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+@pytest.mark.parametrize("place", TEMPERED)
+def test_a_number_that_scales_cos_and_sin_gets_its_gradient(
+    place: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gradient(model: nn.Module) -> torch.Tensor:
+        fill(model)(inputs().to(next(model.parameters()).dtype)).float().square().sum().backward()
+        found = next(p.grad for name, p in model.named_parameters() if name.endswith("temperature"))
+        assert found is not None
+        return found
+
+    (module,) = written_modules.write(tmp_path, monkeypatch, modeling_tempered=TEMPERED[place])
+    with safe_rope.guard(tables="fp32"):
+        model = module.Model()
+    true, got = gradient(module.Model()), gradient(model.to(dtype))
+    assert got.dtype == dtype
+    assert abs(got.float() - true) <= (0.02 if dtype == BF16 else 1e-5) * abs(true)
+
+
 # ---- one function, two families ------------------------------------------------------------------------
 
 SHARED = OWN.format(head=HEAD, application="apply_rotary_pos_emb")

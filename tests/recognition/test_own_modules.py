@@ -29,6 +29,8 @@ class PlainRotary(nn.Module):
         self.register_buffer("phases", torch.polar(torch.ones_like(phase), phase), persistent=False)
         self.register_buffer("table", phase.sin(), persistent=False)
         self.slopes = torch.tensor([2.0**-i for i in range(dim)]) * torch.arange(1.0, dim + 1)
+        exponents = -torch.arange(0, dim, 2).float() / dim
+        self.steps = torch.pow(theta, exponents, out=torch.empty(dim // 2, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.table[: x.shape[-2], : x.shape[-1]]
@@ -45,7 +47,7 @@ class PlainModel(nn.Module):
         return self.projection(self.rotary(x))
 
 
-NAMES = ("phases", "table", "slopes")
+NAMES = ("phases", "table", "slopes", "steps")
 
 
 def tables(model: nn.Module) -> dict[str, torch.Tensor]:
