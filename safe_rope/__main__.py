@@ -6,17 +6,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
 
+from safe_rope._base.text import nearest
 from safe_rope.cli.main import COMMANDS, main
 from safe_rope.cli.run import check_interpreter, python_command
 
 if __name__ == "__main__":
     # A script has a suffix or a folder; one that is called like a command is still reachable as ./scan.
-    if not sys.argv[1:] or sys.argv[1] in (*COMMANDS, "-h", "--help", "--version", "--debug"):
+    first = sys.argv[1] if sys.argv[1:] else ""
+    if not first or first in (*COMMANDS, "-h", "--help", "--version", "--debug"):
         main(sys.argv[1:])
+    if not first.startswith("-") and not os.path.exists(first) and nearest(first, COMMANDS) is not None:
+        main(sys.argv[1:])  # which says what was meant
     try:
         check_interpreter(sys.flags)
     except click.ClickException as error:

@@ -22,6 +22,10 @@ def write_atomically(path: str, data: bytes, *, expected: bytes | None = None) -
         found = os.stat(target).st_mode
     except FileNotFoundError:
         mode = 0o666 & ~_umask()
+        if not os.path.isdir(os.path.dirname(target)):
+            raise FileNotFoundError(
+                f"{path}: not written, there is no folder {os.path.dirname(target)}"
+            ) from None
     else:
         if not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
             with open(path, "wb", buffering=0) as device:

@@ -25,6 +25,11 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"report: not written, there is no folder {tmp_path}/no$"):
+        write_atomically(str(tmp_path / "no" / "report"), b"content")
+
+
 def test_a_file_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")

@@ -85,6 +85,9 @@ def test_python_m_safe_rope_knows_the_commands(tmp_path: Path, environment: dict
         assert "safe-rope" in told[0]
     done = call(PYTHON, "-m", "safe_rope", "rule", "SR001", env=environment, cwd=tmp_path)
     assert done.stdout.startswith("SR001 ")
+    done = call(PYTHON, "-m", "safe_rope", "scann", env=environment, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No such command 'scann'. Did you mean 'scan'?" in done.stderr
     (tmp_path / "scan").write_text("print('the script')")
     done = call(PYTHON, "-m", "safe_rope", "./scan", env=environment, cwd=tmp_path)
     assert done.stdout == "the script\n"

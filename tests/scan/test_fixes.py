@@ -126,3 +126,25 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
 
     for value in (1.1, 257.0, 258.0, 259.0, 4095.0, 1e-30, struct.unpack("<f", b"\xff\xff\x7f\x3f")[0]):
         assert in_bfloat16(value) == torch.tensor(value).to(torch.bfloat16).item()
+
+
+@pytest.mark.parametrize(
+    ("cast", "expected"),
+    [
+        (
+            "(torch.arange(1, n + 1)).type_as(x)",
+            "(torch.arange(1, n + 1)).to(device=x.device, dtype=torch.float32)",
+        ),
+        (
+            "(torch.arange(1, n + 1)  # all\n     ).bfloat16()",
+            "(torch.arange(1, n + 1)  # all\n     ).to(torch.float32)",
+        ),
+        (
+            "(torch.arange(n)).type(dtype=x.settings)[None]",
+            "(torch.arange(n)).type(dtype=torch.float32)[None]",
+        ),
+    ],
+)
+def test_a_cast_of_what_stands_in_brackets_is_replaced_behind_them(cast: str, expected: str) -> None:
+    source = "import torch\ndef f(x, n):\n    return "
+    assert fixed(f"{source}{cast}\n", unsafe=True) == f"{source}{expected}\n"

@@ -142,6 +142,21 @@ def test_the_time_is_linear_in_the_functions_of_a_file(function: str) -> None:
     assert taken[1] < 24 * max(taken[0], 0.02)
 
 
+@pytest.mark.parametrize(
+    ("statements", "count"),
+    [
+        ("t = torch.arange(n, dtype=torch.float32)\nu = t / 7\n", 1000),
+        ("t = torch.arange(n, dtype=torch.float32)\n", 8000),
+        ("t{0} = torch.arange(n, dtype=torch.float32)\n", 12000),
+    ],
+)
+def test_thousands_of_findings_in_one_scope_take_seconds(statements: str, count: int) -> None:
+    source = "import torch\n" + "".join(statements.format(number) for number in range(count))
+    start = time.process_time()
+    assert len(one_file.scan_source(source.encode(), "a.py").hits) == count
+    assert time.process_time() - start < 4
+
+
 def test_a_huge_file_is_one_diagnostic(project: Path, scan, monkeypatch) -> None:
     monkeypatch.setattr(reading, "MAX_BYTES", 10_000)
     (project / "a.py").write_text(BAD)

@@ -106,6 +106,7 @@ class File:
         if not call.complete or not limits or len(limits) < min(len(values), 2):
             return None
         counts = len(values) == 1 or (len(values) == 2 and values[0].constant == 0 and values[1].whole)
+        counts = counts and call.function == "torch.arange"  # torch.range includes its end
         return max(limits[-1] - 1, 0) if counts else max(limits)
 
     def is_harmless(self, site: Site, call: Call) -> bool:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from safe_rope.scan.engine import prefilter, tensors
 from safe_rope.scan.engine.inference import Inference
@@ -35,6 +35,17 @@ _CASTS: dict[str, _Outcome] = {
 }
 
 Use = tuple[ast.Name, tuple[ast.AST, ...], Place]
+
+
+class _Bound(NamedTuple):
+    """The values that a scope binds to a name, by id, and where it reads each.
+
+    ``summed``: those that an augmented assignment makes, which read the name where nothing else shows it.
+    """
+
+    values: set[int]
+    summed: set[int]
+    reads: dict[int, list[Use]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,7 @@ class Flow:
         self._reads: dict[int, dict[str, list[Use]]] = {}
         self._floating: dict[tuple[int, str], bool] = {}
         self._reached: dict[tuple[int, str], dict[int, list[Use]]] = {}
+        self._bindings: dict[tuple[int, str], _Bound] = {}
 
     def steps(self, site: Site, goal: Goal = "floating") -> Iterator[Step]:
         """Yield the first operations of a kind on each way that the values take."""
@@ -111,20 +123,33 @@ class Flow:
     def reached(self, place: Place, name: str, value: ast.expr | None) -> list[Use]:
         """Return where a scope reads what a statement has bound to a name, wholly or in part."""
         later = [use for use in self.uses(place.scope, name) if use[2].order > place.order or place.path]
-        parts = {id(part) for part in ((value, *value.elts) if isinstance(value, ast.Tuple) else (value,))}
-        bound = place.scope.bindings.get(name, [])
-        if value is None or not any(id(one.value) in parts for one in bound):
+        if not later:
             return later
-        # What an augmented assignment adds to is read nowhere.
-        read = {id(use[0]) for use in self.uses(place.scope, name)}
-        parts |= {
-            id(one.value) for one in bound
-            if isinstance(one.value, ast.BinOp)
-            and getattr(one.value.left, "id", "") == name
-            and id(one.value.left) not in read
-        }  # fmt: skip
-        bindings = self._inference.names.bindings
-        return [use for use in later if any(id(one.value) in parts for one in bindings(name, use[2]))]
+        parts = {id(part) for part in ((value, *value.elts) if isinstance(value, ast.Tuple) else (value,))}
+        bound = self._bound(place.scope, name)
+        if value is None or parts.isdisjoint(bound.values):
+            return later
+        read = {id(use[0]) for part in parts | bound.summed for use in bound.reads.get(part, ())}
+        return [use for use in later if id(use[0]) in read]
+
+    def _bound(self, scope: Scope, name: str) -> _Bound:
+        """Return what a scope binds to a name, and where it reads each of these values."""
+        key = (id(scope), name)
+        if key not in self._bindings:
+            uses, bound = self.uses(scope, name), scope.bindings.get(name, [])
+            read = {id(use[0]) for use in uses}
+            summed = {
+                id(one.value) for one in bound
+                if isinstance(one.value, ast.BinOp)
+                and getattr(one.value.left, "id", "") == name
+                and id(one.value.left) not in read
+            }  # fmt: skip
+            reads: dict[int, list[Use]] = {}
+            for use in uses:
+                for part in {id(one.value) for one in self._inference.names.bindings(name, use[2])}:
+                    reads.setdefault(part, []).append(use)
+            self._bindings[key] = _Bound({id(one.value) for one in bound}, summed, reads)
+        return self._bindings[key]
 
     def _climb(
         self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
@@ -211,8 +236,24 @@ class Flow:
             return _ARITHMETIC if scaled else None
         unknown_divisor = isinstance(operation, ast.Div) and not other.dtype  # lengths, as often as not
         if other.sort == "tensor" and not other.is_int and not unknown_divisor:
-            return _END  # the other tensor's dtype decides
+            # The other tensor's dtype decides; that of a number in a tensor is the default one.
+            return _ARITHMETIC if other.dtype == "default" and self._is_single(other_node, place) else _END
         return _ARITHMETIC if _makes_float(operation, other) else None
+
+    def _is_single(self, node: ast.expr, place: Place, depth: int = 0) -> bool:
+        """Say whether it is one number in a tensor, or what a function makes of that."""
+        match node:
+            case ast.UnaryOp(operand=operand):
+                return self._is_single(operand, place, depth)
+            case ast.Name(id=name) if depth < _MAX_VARIABLES:
+                values = self._inference.names.values(name, place)
+                return len(values) == 1 and self._is_single(*values[0], depth + 1)
+            case ast.Call(args=[argument, *_]):
+                module, _, function = self._inference.call(node, place).function.rpartition(".")
+                if module == "torch" and function in ("tensor", "as_tensor"):
+                    return self._inference.value(argument, place).sort == "number"
+                return module == "torch" and function in _NUMERIC and self._is_single(argument, place, depth)
+        return False
 
     def _follow(
         self,
@@ -249,6 +290,8 @@ class Flow:
     def _may_become_float(self, scope: Scope, name: str) -> bool:
         """Ask the text first: most counts only index, and a walk costs more than a search."""
         key = (id(scope), name)
+        if id(scope) in self._reads and name not in self._reads[id(scope)]:
+            return False
         if key not in self._floating:
             first, last = (getattr(scope.node, at, None) for at in ("lineno", "end_lineno"))
             start = self._source.offset(first, 0) if first else 0

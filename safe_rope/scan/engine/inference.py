@@ -235,6 +235,11 @@ class Inference:
             return Value("dtype", dtype="default", source="torch.get_default_dtype()")
         if call.function == "torch.device":
             return DEVICE
+        if (
+            call.function == "getattr"
+            and (dtype := dtypes.named(self.names.qualify(node, place))) is not None
+        ):
+            return dtype
         if (result := tensors.of_call(self, call, place)).sort != "unknown" or result.dtype:
             return result
         result = integers.of_call(self, node, call.function, place)

@@ -82,6 +82,10 @@ class Names:
                 return self._alias(bindings, depth) if bindings else ""
             base = self.qualify(node.value, place, depth + 1)
             return f"{base}.{node.attr}".replace("torch.torch.", "torch.") if base else ""
+        if isinstance(node, ast.Call):
+            match node:
+                case ast.Call(func=ast.Name(id="getattr"), args=[of, ast.Constant(value=str(attribute)), *_]):
+                    return self.qualify(ast.Attribute(of, attribute), place, depth + 1)
         if not isinstance(node, ast.Name):
             return ""
         if bindings := self.bindings(node.id, place):
@@ -96,7 +100,7 @@ class Names:
 
     def _alias(self, bindings: list[Binding], depth: int) -> str:
         value = bindings[0].value
-        if bindings[0].how == "value" and isinstance(value, ast.Name | ast.Attribute):
+        if bindings[0].how == "value" and isinstance(value, ast.Name | ast.Attribute | ast.Call):
             return self.qualify(value, bindings[0].place, depth + 1)
         return ""
 

@@ -12,23 +12,24 @@ _CALLS = (b"arange", b"cumsum", b".range(")
 _SPACES = (b"lin", b"log")  # before "space": one search for both
 # Functions of the same name in numpy and others, and sums of values made integer just before.
 _FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
-# A part or another shape of a tensor.
-_RESHAPED = rb"(?:\[[^\]\n]*\]|\.(?:unsqueeze|view|reshape|expand|flatten)\([^()\n]*\))*"
+# A part or another shape of a tensor, or the tensor elsewhere.
+_RESHAPED = rb"(?:\[[^\]\n]*\]|\.(?:unsqueeze|view|reshape|expand|flatten|to|float|c\w+)\([^()\n]*\))*"
+_CAST = rb"\.(?:to|type|type_as|half|bfloat16)\((?![\w.]*device\))"
 _IN_COMPANY = (
     (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
-    (b"inv_freq", re.compile(rb"inv_freq\w*" + _RESHAPED + rb"\.(?:to|type_as)\((?![\w.]*device\))")),
+    (b"inv_freq", re.compile(rb"inv_freq\w*" + _RESHAPED + _CAST)),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
-    (b"position_ids", re.compile(rb"position_ids" + _RESHAPED + rb"\.t(?:o|ype\w*)\((?![\w.]*device\))")),
-    (b"positions", re.compile(rb"positions" + _RESHAPED + rb"\.t(?:o|ype\w*)\((?![\w.]*device\))")),
+    (b"position_ids", re.compile(rb"position_ids" + _RESHAPED + _CAST)),
+    (b"positions", re.compile(rb"positions" + _RESHAPED + _CAST)),
     (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # The function gets another name: calls through that hold no token, so nothing can be passed over.
-_MENTIONED = re.compile(rb" as\b|[,)\n;\]]")
-_QUALIFIED = re.compile(rb"(?:\.|import )(?:arange|linspace|logspace)$")
+_MENTIONED = re.compile(rb" as\b|[,)\n;\]\"']")
+_QUALIFIED = re.compile(rb"(?:\.|import |getattr\(\w+, ?[\"'])(?:arange|linspace|logspace)$")
 # A count of whole numbers that nothing on its line divides, multiplies or casts.
 _COUNT = re.compile(
     rb"arange\(([\w., \[\]:+\-]*)(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
@@ -108,7 +109,7 @@ def aliased(text: bytes) -> bool:
     ends = [offset + 6 for offset in _all(text, b"arange")]
     ends += [offset + 8 for offset in _spaces(text)]
     return any(
-        _MENTIONED.match(text, end) is not None and _QUALIFIED.search(text, max(end - 16, 0), end) is not None
+        _MENTIONED.match(text, end) is not None and _QUALIFIED.search(text, max(end - 26, 0), end) is not None
         for end in ends
     )
 

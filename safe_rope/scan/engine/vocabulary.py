@@ -8,7 +8,8 @@ import re
 INTEGER_TENSORS = re.compile(
     r"(?:\w+_)?(?:ids?|idxs?|indices|index(?:es)?|[a-z]?labels?|lengths?|lens|seqlens|tokens|positions|top_?ks?|perm"
     r"|permutation|indptr|cu_\w+)"
-    r"|(?:\w+_)?(?:idxs?|indices)_\w{1,4}|(?:\w+_)?(?:row|chunk|block|page|token|seq)_(?:offsets|starts|ends|slots|ptrs?)"
+    r"|(?:\w+_)?(?:idxs?|indices)_\w{1,4}|(?:\w+_)?ids_(?:rm_?pad|unpad|padded|packed|flat|flattened|rolled|shifted)"
+    r"|(?:\w+_)?(?:row|chunk|block|page|token|seq)_(?:offsets|starts|ends|slots|ptrs?)"
 )
 # Tensors of these names hold zeros and ones, in whatever dtype.
 MASKS = re.compile(r"(?:\w+_)?masks?")

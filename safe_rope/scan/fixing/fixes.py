@@ -138,7 +138,11 @@ def replace_cast(file: File, node: ast.expr, place: Place, *near: ast.expr) -> F
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     call = file.inference.call(node, place)
-    start, end = file.source.end(node.func.value), file.source.end(node)
+    # From the dot on: a bracket around the value ends after the value.
+    before = file.source.text[: file.source.end(node.func) - len(node.func.attr)].rstrip()
+    start, end = len(before) - 1, file.source.end(node)
+    if not before.endswith(b"."):
+        return None
     if node.func.attr in ("half", "bfloat16"):
         float32 = torch_name(file, "float32", place, *near)
         replacement = f".to({float32})"
@@ -147,7 +151,7 @@ def replace_cast(file: File, node: ast.expr, place: Place, *near: ast.expr) -> F
         if argument is None or not argument.direct or argument.place is not place:
             return None
         float32 = torch_name(file, "float32", place, argument.value, *near)
-        if file.of(argument).sort == "dtype":
+        if file.of(argument).sort == "dtype" or "dtype" in call.keywords:
             start, end = file.source.start(argument.value), file.source.end(argument.value)
             replacement = f"{float32}"
         else:

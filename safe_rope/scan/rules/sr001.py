@@ -95,6 +95,8 @@ RULE = Rule(
         "count = partial(torch.arange, dtype=torch.float32)\nt = count(n)\n",
         "import torch\noptions = {'dtype': torch.float32}\nt = torch.arange(n, **options)\n",
         "import torch\ncount = torch.arange\nt = count(n, dtype=torch.float64)\n",
+        "import torch\nt = getattr(torch, 'arange')(n, dtype=getattr(torch, 'float32'))\n",
+        "import torch\ncount = getattr(torch, 'arange')\nt = count(n, dtype=torch.float32)\n",
         "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",
     ),
 )

@@ -54,6 +54,8 @@ RULE = Rule(
         "import torch\ndef forward(self, input_ids):\n    return torch.arange(9999, dtype=input_ids.dtype)\n",
         "import torch\ndef f(lengths):\n    n = lengths.long()\n"
         "    return torch.arange(n.max(), dtype=n.dtype)\n",
+        "import torch\ndef f(position_ids_rmpad, n):\n"
+        "    return torch.arange(n, dtype=position_ids_rmpad.dtype)\n",
         "import torch\nt = torch.arange(len(x), dtype=None)\n",
         "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",
         "import torch\ndef f(x):\n    return torch.arange(100, dtype=x.dtype)\n",

@@ -4,6 +4,9 @@
 DeepSpeed's `zero.Init` both lower it. If all bounds are whole numbers, as in `arange(0.0, d, 2.0)`, counting
 in int64 gives the same FP32 values and no default can touch them. If they are fractions there is no fix,
 because integers would change the values.
+
+`torch.range` counts in the default dtype whatever its bounds are. It includes its end, so that no fix is
+offered: use an integer `torch.arange`, and cast.
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ from safe_rope.scan.rules.sr001 import effect
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report an arange that is floating only because of its bounds."""
-    if call is None or call.function != "torch.arange" or not call.complete:
+    if call is None or not call.complete:
+        return None
+    if call.function == "torch.range":
+        return _range(file, site, call)
+    if call.function != "torch.arange":
         return None
     if file.dtype(call) is not None or not any(value.is_float for value in file.bounds(call)):
         return None
@@ -32,24 +39,42 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     )
 
 
+def _range(file: File, site: Site, call: Call) -> Report | None:
+    dtype = file.dtype(call)
+    if (dtype is not None and not dtype.lowerable) or file.is_harmless(site, call):
+        return None
+    counts = "the default dtype" if dtype is None else dtype.source or "a dtype that others lower"
+    return Report(
+        call.node,
+        file.severity("error", site, follows_activations=dtype is not None),
+        f"torch.range counts in {counts}: {effect(file, site, call, 'default')}"
+        "; use an integer arange and cast",
+    )
+
+
 RULE = Rule(
     id="SR003",
     name="float-bounds-arange",
     severity="error",
     summary="torch.arange with float bounds and no dtype",
     explanation=__doc__,
-    functions=("arange",),
+    functions=("arange", "range"),
     check=check,
     VALID=(
         "import torch\nt = torch.arange(0, d, 2)\n",
         "import torch\nt = torch.arange(0.0, d, 2.0, dtype=torch.int64)\n",
         "import torch\nt = torch.arange(0.0, 100.0)\n",
         "import torch\nt = torch.arange(n // 2)\n",
+        "import torch\nt = torch.range(0, n, dtype=torch.int64)\n",
+        "import torch\nt = torch.range(0, n, dtype=torch.float32)\n",
+        "import torch\nt = torch.range(0, 9)\n",
     ),
     INVALID=(
         "import torch\ninv_freq = 1 / (10000 ** (torch.arange(0.0, d, 2.0) / d))\n",
         "import torch\ndef f(beg, end):\n    return torch.arange(beg, end, -1.0)\n",
         "import torch\nt = torch.arange(0, 1, 1 / n)\n",
         "import torch\nt = torch.arange(float(n))\n",
+        "import torch\nt = torch.range(0, 4096)\n",
+        "import torch\nt = torch.range(0, n, dtype=x.dtype)\n",
     ),
 )

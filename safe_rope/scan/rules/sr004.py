@@ -75,5 +75,8 @@ RULE = Rule(
         "import torch\nx = (torch.arange(0, d, 2)[: d // 2].view(1, -1) + 0.5).sin()\n",
         "import torch\ndef f(n, d: int):\n    t: torch.Tensor = torch.arange(n)\n    return t / d\n",
         "import torch\nfreqs = 10000.0 ** torch.arange(n, dtype=torch.int64)\n",
+        "import torch\nx = torch.exp(torch.arange(n) * -torch.log(torch.tensor(1e4)))\n",
+        "import torch\ndef f(n, d):\n    step = torch.tensor(9.2 / (d - 1))\n"
+        "    return torch.arange(n) * -step\n",
     ),
 )

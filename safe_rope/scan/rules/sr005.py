@@ -14,6 +14,7 @@ import re
 from safe_rope.scan.engine import (
     INVERSE_FREQUENCIES,
     LOW,
+    PINNED,
     Argument,
     Call,
     File,
@@ -22,6 +23,7 @@ from safe_rope.scan.engine import (
     Severity,
     Site,
     Step,
+    Value,
     indices,
     tensors,
 )
@@ -30,6 +32,7 @@ from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
 _POSITION_IDS = re.compile(r"(?:\w+_)?pos(?:ition)?_ids(?:_expanded)?")
+_HALVES = {"half": "float16", "bfloat16": "bfloat16"}
 _POSITIONS = re.compile(r"positions?")  # of embeddings, if what is around says so
 
 
@@ -79,18 +82,23 @@ def _cast_of_positions(file: File, site: Site, call: Call) -> Report | None:
     if not isinstance(node, ast.Attribute):
         return None
     of = node.value
-    while (inner := _reshaped(of)) is not None:
+    while (inner := _reshaped(of) or _moved(file, of, site.place)) is not None:
         of = inner
     name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
     frequencies = INVERSE_FREQUENCIES.fullmatch(name) is not None
     positions = _POSITION_IDS.fullmatch(name) or (_POSITIONS.fullmatch(name) and file.purpose.shown(site))
     if not frequencies and not positions and not _is_helpers(file, of, site.place):
         return None
-    target = tensors.cast_target(file.inference, call)
-    argument = tensors.cast_argument(file.inference, call)
-    if target is None or argument is None or not target.lowerable or "device" in ast.unparse(argument.value):
-        return None
-    if indices.holds(file, argument.value, argument.place):
+    if node.attr in _HALVES:
+        target: Value | None = Value("dtype", dtype=_HALVES[node.attr])
+    else:
+        target = tensors.cast_target(file.inference, call)
+        argument = tensors.cast_argument(file.inference, call)
+        if argument is None or "device" in ast.unparse(argument.value):
+            return None
+        if indices.holds(file, argument.value, argument.place):
+            return None
+    if target is None or not target.lowerable:
         return None
     what = "inverse frequencies" if frequencies else "positions"
     becomes = "0.4 % off in bfloat16" if frequencies else messages.position(target.dtype)
@@ -108,6 +116,16 @@ def _reshaped(node: ast.expr) -> ast.expr | None:
         return node.value
     method = node.func if isinstance(node, ast.Call) else None
     return method.value if isinstance(method, ast.Attribute) and method.attr in tensors.KEPT else None
+
+
+def _moved(file: File, node: ast.expr, place: Place) -> ast.expr | None:
+    """Return what an expression moves to a device, or casts to a dtype that holds it; else None."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    if node.func.attr != "to":
+        return node.func.value if node.func.attr in ("float", "double") else None
+    target = tensors.cast_target(file.inference, file.inference.call(node, place))
+    return node.func.value if target is None or target.dtype in PINNED else None
 
 
 def _is_helpers(file: File, node: ast.expr, place: Place) -> bool:
@@ -132,7 +150,7 @@ RULE = Rule(
     severity="warning",
     summary="positions cast to the dtype of another tensor, or to a low one",
     explanation=__doc__,
-    functions=("arange", "to", "type", "type_as"),
+    functions=("arange", "to", "type", "type_as", "half", "bfloat16"),
     check=check,
     VALID=(
         "import torch\nt = torch.arange(n).to(torch.float32)\n",
@@ -152,6 +170,7 @@ RULE = Rule(
         "import torch\ndef forward(self, x, position_ids):\n    return position_ids[:, None].to(x.device)\n",
         "import torch\ndef f(position_ids):\n    return position_ids[..., None].type(torch.float32)\n",
         "import torch\ndef forward(self, inv_freq):\n    return inv_freq.to(torch.float32)\n",
+        "import torch\ndef forward(self, x, inv_freq):\n    return inv_freq.float().to(x.device)\n",
     ),
     INVALID=(
         "import torch\ndef f(self, n):\n    return torch.arange(n).type_as(self.inv_freq)\n",
@@ -167,5 +186,8 @@ RULE = Rule(
         "def forward(self, x):\n    g = grid(64, 640)\n    g = g.to(x.dtype)\n    return g\n",
         "import torch\ndef forward(self, x, position_ids):\n    return position_ids[..., None].type_as(x)\n",
         "import torch\ndef f(x, inv_freq):\n    return inv_freq[None].unsqueeze(-1).to(x.dtype)\n",
+        "import torch\ndef f(x, inv_freq, device):\n    return inv_freq.to(device=device).to(x.dtype)\n",
+        "import torch\ndef f(inv_freq, device):\n    return inv_freq.to(device).half()\n",
+        "import torch\ndef forward(self, position_ids):\n    return position_ids.float().bfloat16()\n",
     ),
 )

@@ -2,7 +2,7 @@
 
 `torch.tensor`, `torch.Tensor`, `torch.full` and `torch.ones` are among the constructors that `zero.Init`
 casts. Long factors of LongRoPE, slopes or a scaling kept as such a tensor come out in 8 bits, 1.1 as 1.1016.
-`torch.range` also counts in the default dtype. Keep Python floats, or build the tensor where it is used.
+Keep Python floats, or build the tensor where it is used.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
-    if call.function == "torch.range":
-        message = f"torch.range counts in the default dtype: {messages.position()}; use an integer arange"
-        return Report(call.node, file.severity("note", site), message)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
     where = kind(site.place.scope, file.path, file.walk)
@@ -68,7 +65,7 @@ RULE = Rule(
     severity="note",
     summary="a float scale factor of a position table made as a tensor",
     explanation=__doc__,
-    functions=("tensor", "Tensor", "full", "ones", "range"),
+    functions=("tensor", "Tensor", "full", "ones"),
     check=check,
     VALID=(
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self):\n        self.scaling = 1.1\n"
@@ -79,6 +76,5 @@ RULE = Rule(
     INVALID=(
         "import torch\ndef compute_rope_parameters(config):\n"
         "    ext_factors = torch.tensor(config.long_factor, dtype=torch.float32)\n    return ext_factors\n",
-        "import torch\nt = torch.range(0, 4096)\n",
     ),
 )

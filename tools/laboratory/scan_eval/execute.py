@@ -108,7 +108,9 @@ class Anything:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in self.holders and self._draw.random() < 0.5:
+        annotation = self._known.get(name)
+        whole = annotation is not None and "int" in re.findall(r"\w+", ast.unparse(annotation))
+        if name in self.holders and not whole and self._draw.random() < 0.5:
             value: Any = Anything(self._draw, self._record)
         elif name in self._known:
             value = annotated(name, self._known[name], self._draw, self._record)
