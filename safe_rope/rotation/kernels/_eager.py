@@ -1,9 +1,8 @@
 """The rotation in plain torch: blocks small enough for the cache, no FP32 copy of all of q or k.
 
 Cos and sin have a column for each element. The product with sin is added to the other element of the pair,
-half of the tensor at a time: nothing is rolled, flipped or laid side by side. Every buffer has the layout of
-x in memory: the conversions from and to x's dtype cost more than the arithmetic, and so they run over dense
-memory whatever the layout is.
+half of the tensor at a time: nothing is rolled, flipped or laid side by side. Every buffer lies in memory as
+x does. Conversions from and to x's dtype cost more than the arithmetic, and run over dense memory by that.
 """
 
 from __future__ import annotations
