@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from safe_rope.rotation._cos_sin import CosSin
-from safe_rope.rotation.kernels import Form, _eager
+from safe_rope.rotation.kernels import Form, _few
 
 ROWS = 64
 
@@ -58,7 +58,7 @@ class Ahead:
         if spread is None:
             with torch.inference_mode(False), torch.no_grad():
                 cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
-                cos, sin = _eager.columns(cos, sin.neg() if is_back else sin, form)
+                cos, sin = _few.columns(cos, sin.neg() if is_back else sin, form)
                 spread = self._spread[form, is_back] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
         return spread[index]
 

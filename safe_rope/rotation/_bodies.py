@@ -151,12 +151,21 @@ class Body:
             return None
         if plan is None and kinds[0]:
             return rotate(xs, rows, sin_rows, self.form)
-        arranged = _few.arrange(rows, sin_rows, self.form, plan)
+        arranged = self._columns(rows, sin_rows, plan)
         if len(args) == self._count and not self.gathers:
             table, other = args[self._cos_at], args[self._sin_at]
             if type(table) is type(other) is CosSin and table.row is None:
                 self._keep(table, other, args, kinds, plan, arranged)
         return self._turned(xs, *arranged, plan)
+
+    def _columns(self, cos: Tensor, sin: Tensor, plan: _few.Plan | None) -> tuple[Tensor, Tensor]:
+        """Return what `_turned` multiplies by, of tables of the rank of what is rotated."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # they may be kept for a call outside of it
+                return self._columns(cos, sin, plan)
+        if plan is None:
+            return _eager.columns(cos, sin, self.form)
+        return _few.arrange(cos, sin, self.form, plan)
 
     def _turned(
         self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, plan: _few.Plan | None
@@ -201,8 +210,6 @@ class Body:
             return None
         given = args[: self.states]
         xs = self._turning(given, table)
-        if not _is_short(xs):
-            return None
         kinds = _kinds(xs)
         if table.row is not None:
             found = self._in_row(table, args, kinds)
@@ -268,7 +275,7 @@ def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
 
 
 def _is_short(xs: tuple[Tensor, ...]) -> bool:
-    """Whether no more operations than it takes are faster than blocks that stay in a cache."""
+    """Whether plain operations are faster than an autograd function, or need none."""
     return not _needs_gradient(xs) or sum([x.numel() for x in xs]) < _few.LARGEST_WITH_GRADIENT
 
 

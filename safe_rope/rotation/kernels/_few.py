@@ -82,17 +82,17 @@ def _order(x: Tensor) -> tuple[int, ...]:
     return tuple(order)
 
 
-def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan | None) -> tuple[Tensor, Tensor]:
-    """Return the columns of `_eager.columns`, for what is laid side by side or, without a plan, is not.
-
-    Both come in FP32 and have the rank of what is rotated.
-    """
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):  # they may be kept for a call outside of it
-            return arrange(cos, sin, form, how)
-    if how is not None and how.order is not None:
+def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Tensor]:
+    """Return `columns`, for what is laid side by side, of FP32 tables of the rank of what is rotated."""
+    if how.order is not None:
         cos, sin = cos.permute(how.order), sin.permute(how.order)
-    return _eager.columns(cos, sin, form)
+    return columns(cos, sin, form)
+
+
+def columns(cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """Return what `turn` multiplies by: `_eager.columns`, but each sin where its product is added."""
+    cos, sin = _eager.columns(cos, sin, form)
+    return cos, _partners(sin, form.out)
 
 
 def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, ...]:
@@ -119,12 +119,15 @@ def _turned(raised: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
     """Rotate FP32 ``raised``; where its pairs lie as in ``out``, the result is written to it."""
     if form.pairs != form.out:
         raised = _eager.paired_otherwise(raised, form.out)
-    other = raised * sin
-    if form.out == "half":
-        other = other.roll(other.shape[-1] // 2, -1)
-    else:
-        other = other.view(*other.shape[:-1], -1, 2).flip(-1).view(other.shape)
-    return raised.mul_(cos).add_(other)
+    other = _partners(raised, form.out)
+    return raised.mul_(cos).add_(other.mul_(sin))
+
+
+def _partners(x: Tensor, order: str) -> Tensor:
+    """Return for each element the other of its pair."""
+    if order == "half":
+        return x.roll(x.shape[-1] // 2, -1)
+    return x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
 
 
 def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tensor]:
