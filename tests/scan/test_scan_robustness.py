@@ -126,35 +126,27 @@ def test_a_lone_carriage_return_among_line_feeds_hides_nothing(project: Path, fi
 
 
 @pytest.mark.parametrize(
-    "function",
-    [
-        "def f{0}(n, d):\n    return torch.arange(n, dtype=torch.float32) / d\n",
-        "class C{0}:\n    def f{0}(self, n):\n        return torch.arange(n, dtype=torch.float32) / self.x\n",
-    ],
-)
-def test_the_time_is_linear_in_the_functions_of_a_file(function: str) -> None:
-    taken = []
-    for count in (500, 4000):
-        source = "import torch\n" + "".join(function.format(number) for number in range(count))
-        start = time.process_time()
-        assert len(one_file.scan_source(source.encode(), "a.py").hits) == count
-        taken.append(time.process_time() - start)
-    assert taken[1] < 24 * max(taken[0], 0.02)
-
-
-@pytest.mark.parametrize(
     ("statements", "count"),
     [
-        ("t = torch.arange(n, dtype=torch.float32)\nu = t / 7\n", 1000),
-        ("t = torch.arange(n, dtype=torch.float32)\n", 8000),
-        ("t{0} = torch.arange(n, dtype=torch.float32)\n", 12000),
+        ("def f{0}(n, d):\n    return torch.arange(n, dtype=torch.float32) / d\n", 500),
+        (
+            "class C{0}:\n    def f{0}(self, n):\n"
+            "        return torch.arange(n, dtype=torch.float32) / self.x\n",
+            500,
+        ),
+        ("t = torch.arange(n, dtype=torch.float32)\nu = t / 7\n", 125),
+        ("t = torch.arange(n, dtype=torch.float32)\n", 1000),
+        ("t{0} = torch.arange(n, dtype=torch.float32)\n", 3500),
     ],
 )
-def test_thousands_of_findings_in_one_scope_take_seconds(statements: str, count: int) -> None:
-    source = "import torch\n" + "".join(statements.format(number) for number in range(count))
-    start = time.process_time()
-    assert len(one_file.scan_source(source.encode(), "a.py").hits) == count
-    assert time.process_time() - start < 4
+def test_the_time_is_linear_in_the_functions_and_findings_of_a_file(statements: str, count: int) -> None:
+    taken = []
+    for times in (1, 8):
+        source = "import torch\n" + "".join(statements.format(number) for number in range(times * count))
+        start = time.process_time()
+        assert len(one_file.scan_source(source.encode(), "a.py").hits) == times * count
+        taken.append(time.process_time() - start)
+    assert taken[1] < 24 * max(taken[0], 0.02)
 
 
 def test_a_huge_file_is_one_diagnostic(project: Path, scan, monkeypatch) -> None:
