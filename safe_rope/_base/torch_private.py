@@ -63,6 +63,8 @@ try:
     )
     for _name in (MODULE_HOOKS, PARAMETER_HOOKS):
         getattr(torch.nn.modules.module, _name)
+    _LEVEL = "_current_level"
+    getattr(forward_ad, _LEVEL)  # it changes, and is read each time
     # Public, and younger than the others: what tells a torch that is too old.
     _youngest = torch.library.custom_op, torch.compiler.is_dynamo_compiling
 except (ImportError, AttributeError) as error:
@@ -98,7 +100,7 @@ def is_recorded_or_transformed() -> bool:
 
 def is_forward_mode() -> bool:
     """Whether forward-mode derivatives may be taken: inside ``torch.autograd.forward_ad.dual_level``."""
-    level: int = forward_ad._current_level
+    level: int = getattr(forward_ad, _LEVEL)
     return level >= 0
 
 

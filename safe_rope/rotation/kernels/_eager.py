@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
-from safe_rope.rotation.kernels._form import Form, joined, table_planes
+from safe_rope.rotation.kernels._form import Form, joined, memory_order, planes, table_planes, unrotated
 
 _CPU_BLOCK = 1 << 18
 """Elements that are worked on at a time: two FP32 buffers of them are two megabytes. Smaller ones fit a
@@ -69,9 +69,7 @@ def rotated(
         turned = _turned(part, cos, sin, before, after, raised, torch.empty_like(raised))
         if out is None and is_whole:
             return turned.to(x.dtype)
-    if out is None:
-        out = torch.empty_like(x)
-        out[..., width:] = x[..., width:]
+    out = unrotated(x, width) if out is None else out
     target = out if is_whole else out[..., :width]
     if turned is not None:
         target.copy_(turned)
@@ -87,7 +85,8 @@ def _turned(
     if before == after:
         raised.copy_(x)
     else:
-        _pairs(raised, after).copy_(_pairs(x, before))
+        width = x.shape[-1]
+        planes(raised, after, width).copy_(planes(x, before, width))
     torch.mul(raised, cos, out=turned)
     raised.mul_(sin)
     first, second = _elements(turned, after)
@@ -97,25 +96,10 @@ def _turned(
     return turned
 
 
-def _pairs(x: Tensor, order: str) -> Tensor:
-    """View ``x`` [..., rotary_dim] as [..., 2, rotary_dim // 2]."""
-    half = x.shape[-1] // 2
-    if order == "half":
-        return x.view(*x.shape[:-1], 2, half)
-    return x.view(*x.shape[:-1], half, 2).transpose(-1, -2)
-
-
 def _elements(x: Tensor, order: str) -> tuple[Tensor, Tensor]:
     """View the first and the second elements of all pairs."""
     first, second = x.chunk(2, -1) if order == "half" else x.view(*x.shape[:-1], -1, 2).unbind(-1)
     return first, second
-
-
-def paired_otherwise(x: Tensor, after: str) -> Tensor:
-    """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``after``."""
-    half = x.shape[-1] // 2
-    both = (half, 2) if after == "half" else (2, half)
-    return x.view(*x.shape[:-1], *both).transpose(-1, -2).reshape(x.shape)
 
 
 def _rotate_in_blocks(
@@ -135,7 +119,7 @@ def _rotate_in_blocks(
 
 def _like(x: Tensor, buffer: Tensor) -> Tensor:
     """View what ``x`` needs of a buffer, in the layout that it has in memory."""
-    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    order = memory_order(x)
     shape, back = [x.shape[d] for d in order], [order.index(d) for d in range(x.dim())]
     return buffer[: x.numel()].view(shape).permute(back)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from safe_rope.rotation.kernels import _eager
-from safe_rope.rotation.kernels._form import Form
+from safe_rope.rotation.kernels._form import Form, memory_order
 
 LARGEST = 1 << 15
 """Elements of all that is rotated together below which this is the fastest."""
@@ -54,7 +54,7 @@ def plan(
     largest = LARGEST_WITH_GRADIENT if needs_gradient else LARGEST
     if not all(x.is_cpu and x.numel() for x in xs) or sum([x.numel() for x in xs]) >= largest:
         return None
-    orders = {_order(x) for x in xs}
+    orders = {memory_order(x) for x in xs}
     shapes = {(*x.shape[:heads], *x.shape[heads + 1 :], x.dtype) for x in xs}
     if len(orders) != 1 or len(shapes) != 1:
         return None
@@ -71,15 +71,6 @@ def plan(
         all(xs[0].shape[d] == 1 for d in order[:dim]),
         None if width == xs[0].shape[-1] else width,
     )
-
-
-def _order(x: Tensor) -> tuple[int, ...]:
-    """Return the dimensions of ``x`` from the outermost in memory to the innermost."""
-    moving = [d for d in range(x.dim()) if x.shape[d] > 1]
-    order = list(range(x.dim()))
-    for place, dim in zip(moving, sorted(moving, key=x.stride, reverse=True), strict=True):
-        order[place] = dim
-    return tuple(order)
 
 
 def arrange(cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, Tensor]:
@@ -118,7 +109,7 @@ def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan
 def _turned(raised: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
     """Rotate FP32 ``raised``; where its pairs lie as in ``out``, the result is written to it."""
     if form.pairs != form.out:
-        raised = _eager.paired_otherwise(raised, form.out)
+        raised = _paired_otherwise(raised, form.out)
     other = _partners(raised, form.out)
     return raised.mul_(cos).add_(other.mul_(sin))
 
@@ -136,3 +127,10 @@ def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tenso
     # Autograd lets nobody write to one of several views that were made together.
     starts = itertools.accumulate(sizes, initial=0)
     return [together.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _paired_otherwise(x: Tensor, out: str) -> Tensor:
+    """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``out``."""
+    half = x.shape[-1] // 2
+    both = (half, 2) if out == "half" else (2, half)
+    return x.view(*x.shape[:-1], *both).transpose(-1, -2).reshape(x.shape)

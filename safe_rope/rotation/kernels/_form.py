@@ -53,6 +53,23 @@ def planes(x: Tensor, order: str, rotary_dim: int) -> Tensor:
     return x.view(*x.shape[:-1], half, 2).movedim(-1, 0)
 
 
+def unrotated(x: Tensor, width: int) -> Tensor:
+    """Return memory like that of ``x`` [..., head_dim], with its elements from ``width`` on."""
+    out = torch.empty_like(x)
+    if width != x.shape[-1]:
+        out[..., width:] = x[..., width:]
+    return out
+
+
+def memory_order(x: Tensor) -> tuple[int, ...]:
+    """Return the dimensions of ``x`` from the outermost in memory to the innermost."""
+    moving = [d for d in range(x.dim()) if x.shape[d] > 1]
+    order = list(range(x.dim()))
+    for place, dim in zip(moving, sorted(moving, key=x.stride, reverse=True), strict=True):
+        order[place] = dim
+    return tuple(order)
+
+
 def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
     """Return the elements of all pairs, each half [..., rotary_dim // 2], in one last dimension."""
     both = first, second

@@ -6,7 +6,6 @@ tensors) sees one operator, ``safe_rope::rotary``, whose arithmetic it can neith
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from safe_rope._base.positions import must_stay_opaque
 from safe_rope._base.torch_private import is_exporting_to_onnx, is_forward_mode, is_transformed, operator
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
-from safe_rope.rotation.kernels._form import Form, joined, parse, planes, table_planes
+from safe_rope.rotation.kernels._form import Form, joined, parse, planes, table_planes, unrotated
 
 
 def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, ...]:
@@ -73,23 +72,21 @@ def compute(
     """
     before, after = (form.out, form.pairs) if conjugate else (form.pairs, form.out)
     width = form.rotary_dim(cos.shape[-1])
-    columns = functools.cache(functools.partial(_eager.columns, cos, sin, form, conjugate))
-    results = []
-    for x, given in zip(xs, outs or (None,) * len(xs), strict=True):
-        rotate_planes = _kernel_for(x, compiled and given is None)
-        if rotate_planes is None:
-            results.append(_eager.rotated(x, *columns(), before, after, given))
-            continue
-        out = torch.empty_like(x) if given is None else given
-        if given is None and width != x.shape[-1]:
-            out[..., width:] = x[..., width:]
-        tables = [table_planes(table, form.table, width) for table in (cos, sin)]
-        rotate_planes(planes(out, after, width), planes(x, before, width), *tables, conjugate)
-        results.append(out)
-    return tuple(results)
+    rotate_planes = _kernel_for(xs[0], compiled and outs is None)
+    if rotate_planes is None:
+        columns = _eager.columns(cos, sin, form, conjugate)
+        given = outs or (None,) * len(xs)
+        pairs = zip(xs, given, strict=True)
+        return tuple([_eager.rotated(x, *columns, before, after, out) for x, out in pairs])
+    cos, sin = table_planes(cos, form.table, width), table_planes(sin, form.table, width)
+    results = tuple([unrotated(x, width) for x in xs] if outs is None else outs)
+    for x, out in zip(xs, results, strict=True):
+        rotate_planes(planes(out, after, width), planes(x, before, width), cos, sin, conjugate)
+    return results
 
 
 def _kernel_for(x: Tensor, compiled: bool) -> Callable[..., None] | None:
+    """Return what rotates tensors like ``x`` with planes and tables; None for the eager implementation."""
     if x.is_cuda and _triton.available():
         return _triton.rotate_planes
     return _compiled.rotate_planes if compiled and _compiled.worthwhile(x) else None
