@@ -7,13 +7,15 @@ only the layout of a gradient in memory is not.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from safe_rope._base import originals
 from safe_rope.rotation.kernels import _eager
 from safe_rope.rotation.kernels._form import Form, memory_order
 
@@ -118,7 +120,9 @@ def _partners(x: Tensor, order: str) -> Tensor:
     """Return for each element the other of its pair."""
     if order == "half":
         return x.roll(x.shape[-1] // 2, -1)
-    return x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
+    if _may_choose(x):
+        return x.index_select(-1, _sources(_swapped, x.shape[-1]))
+    return _swapped(x)
 
 
 def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tensor]:
@@ -131,6 +135,29 @@ def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tenso
 
 def _paired_otherwise(x: Tensor, out: str) -> Tensor:
     """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``out``."""
-    half = x.shape[-1] // 2
-    both = (half, 2) if out == "half" else (2, half)
-    return x.view(*x.shape[:-1], *both).transpose(-1, -2).reshape(x.shape)
+    place = _apart if out == "half" else _joined
+    return x.index_select(-1, _sources(place, x.shape[-1])) if _may_choose(x) else place(x)
+
+
+def _may_choose(x: Tensor) -> bool:
+    """Whether elements may be chosen by an index: one operator, but -0.0 has the gradient 0.0 then."""
+    return type(x) is Tensor and not (x.requires_grad and torch.is_grad_enabled())
+
+
+@functools.cache
+def _sources(place: Callable[[Tensor], Tensor], width: int) -> Tensor:
+    """Return the index of each element that ``place`` gives of ``width`` of them."""
+    with torch.inference_mode(False):
+        return place(originals.arange(width, dtype=torch.int64, device="cpu"))
+
+
+def _swapped(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
+
+
+def _apart(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).reshape(x.shape)
+
+
+def _joined(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:-1], 2, -1).transpose(-1, -2).reshape(x.shape)
