@@ -298,12 +298,58 @@ POSITIONS = {
                 y = mask.to(x.dtype).cumsum(1)
                 w = 10000 ** (torch.arange(64) / 64)
                 return (y[..., None] / w).sin()""",
+    "counts of a range in another tensor's dtype": """
+        class Sine(nn.Module):
+            def forward(self, x):
+                positions = x.new_tensor(range(x.shape[1]))
+                return self.positional_embedding(positions)""",
+    "the base of frequencies in a tensor": """
+        class Sine(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                t = torch.arange(0, 9000).float()[:, None]
+                w = torch.exp(torch.arange(0, d, 2).float() * -(torch.log(torch.tensor(10000.0)) / d))
+                self.pe = torch.sin(t * w)""",
+    "signs of a rotation by minus one": """
+        class Rotary(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.signs = (-1) ** torch.arange(d, dtype=torch.float32)""",
     "slopes of a class that spells ALiBi as its paper does": """
         class ALiBi(nn.Module):
             def forward(self, q):
                 pos = torch.arange(q.size(-2), device=q.device, dtype=q.dtype)
                 return q @ q.mT + (pos[None] - pos[:, None]) * self.slopes""",
 }
+
+
+EXACT = {
+    "powers of two": """
+        class PosEmb(nn.Module):
+            def forward(self, x, n):
+                return x[..., None] * 2.0 ** torch.arange(n, dtype=x.dtype)""",
+    "frequencies whose module restores them": """
+        class Rotary(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.register_buffer("inv_freq", self.table(d))
+            def table(self, d):
+                return 1e4 ** -(torch.arange(0, d, 2).float() / d)
+            def _apply(self, fn, recurse=True):
+                super()._apply(fn, recurse)
+                self.inv_freq = self.table(64)
+                return self""",
+    "a dtype that a function of this file keeps wide": """
+        def safe_dtype(dtype, device):
+            return torch.float32 if device == "mps" else dtype
+        def pos_emb(n, device):
+            return 1e4 ** -torch.linspace(0, 1, n, dtype=safe_dtype(torch.float64, device))""",
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_no_low_dtype_reaches_or_rounds_is_at_most_a_note(name: str) -> None:
+    assert severities(EXACT[name]) <= {"note"}
 
 
 def severities(source: str) -> set[str]:
@@ -324,4 +370,4 @@ def test_what_reaches_positions_is_no_note(name: str) -> None:
 
 @pytest.mark.parametrize("source", [*NOT_POSITIONS.values(), *POSITIONS.values()])
 def test_a_case_is_source_that_has_a_grid(source: str) -> None:
-    assert any(word in source for word in ("arange", "linspace", "cumsum"))
+    assert any(word in source for word in ("arange", "linspace", "cumsum", "range("))

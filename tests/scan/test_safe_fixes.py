@@ -195,3 +195,64 @@ def test_integers_are_summed_and_multiplied_before_they_are_cast(before: str, af
 )
 def test_what_a_name_or_a_call_may_stand_for_makes_no_safe_fix(source: str) -> None:
     assert not safe(source)
+
+
+# What else a bound may be by the time it is used; each ran with 1.5 where only its 4 was seen.
+REBOUND = {
+    "walrus": "def f():\n    n = 4\n    if (n := 1.5):\n        pass\n    return COUNT\n",
+    "walrus in its statement": "def f():\n    n = 4\n    return COUNT if (n := 1.5) else 0\n",
+    "walrus in a comprehension": "def f():\n    n = 4\n    [n := x for x in (1.5,)]\n    return COUNT\n",
+    "comprehension": "def f():\n    n = 1.5\n    [n for n in range(3)]\n    return COUNT\n",
+    "comprehension beside": "def f():\n    n = 1.5\n    return [n for n in range(3)], COUNT\n",
+    "global": "n = 4\ndef g():\n    global n\n    n = 1.5\ndef f():\n    g()\n    return COUNT\n",
+    "global of a module": "n = 4\ndef g():\n    global n\n    n = 1.5\ng()\nt = COUNT\n"
+    "def f():\n    return t\n",
+    "nonlocal": "def f():\n    n = 4\n    def g():\n        nonlocal n\n        n = 1.5\n"
+    "    g()\n    return COUNT\n",
+    "packed arguments": "n = 4\ndef g(*n):\n    return COUNT\ndef f():\n    return g\n",
+    "a list": "def f():\n    s = [4, 4]\n    s[0] = 1.5\n"
+    "    return torch.arange(s[0], 900, dtype=torch.float32)\n",
+    "try": "def f():\n    n = 4\n    try:\n        n = 1.5\n        raise ValueError\n        n = 3\n"
+    "    except ValueError:\n        pass\n    return COUNT\n",
+    "subclass": "class M:\n    n = 4\n    def f(self):\n        return OWN\nclass N(M):\n    n = 1.5\n"
+    "def f():\n    return N().f()\n",
+    "attribute from outside": "class M:\n    def __init__(self):\n        self.n = 4\n    def f(self):\n"
+    "        return OWN\ndef f():\n    m = M()\n    m.n = 1.5\n    return m.f()\n",
+    "setattr": "class M:\n    def __init__(self):\n        self.n = 4\n        setattr(self, 'n', 1.5)\n"
+    "    def f(self):\n        return OWN\ndef f():\n    return M().f()\n",
+}
+
+
+@pytest.mark.parametrize("name", REBOUND)
+def test_a_bound_that_something_else_may_rebind_makes_no_safe_fix(name: str) -> None:
+    own = "torch.arange(self.n, 900, dtype=torch.float32)"
+    source = REBOUND[name].replace("OWN", own).replace("COUNT", own.replace("self.", ""))
+    assert kinds("import torch\n" + source)
+    assert not safe(source)
+
+
+def test_a_tensor_of_a_range_is_counted_safely_in_integers() -> None:
+    source = b"import torch\nt = torch.tensor(list(range(a, b, c)), dtype=torch.float32)\n"
+    (finding,) = analyze(source, "model.py")
+    assert finding.fix is not None
+    assert finding.fix.safe
+    fixed = apply_edits(source, finding.fix.edits)
+    assert fixed == source.replace(b"float32)", b"int64).to(torch.float32)")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.tensor(range(2**63, 2**63 + 2), dtype=torch.float32)",
+        "torch.tensor(range(n), dtype=torch.float32, pin_memory=True)",
+        "torch.tensor([i for i in range(n) for i in (0.5, i)], dtype=torch.float32)",
+        "torch.tensor([i / 2 for i in range(n)], dtype=torch.float32)",
+    ],
+)
+def test_a_tensor_of_other_numbers_is_not(line: str) -> None:
+    assert not safe(f"t = {line}\n")
+
+
+def test_what_a_file_calls_range_itself_is_no_count() -> None:
+    own = "def range(n):\n    return [0.5]\n"
+    assert not kinds(f"import torch\n{own}t = torch.tensor(range(n), dtype=torch.float32)\n")

@@ -137,6 +137,7 @@ def test_a_lone_carriage_return_among_line_feeds_hides_nothing(project: Path, fi
         ("t = torch.arange(n, dtype=torch.float32)\nu = t / 7\n", 125),
         ("t = torch.arange(n, dtype=torch.float32)\n", 1000),
         ("t{0} = torch.arange(n, dtype=torch.float32)\n", 3500),
+        ("t = torch.arange(n)\nu = t / 7\n", 700),
     ],
 )
 def test_the_time_is_linear_in_the_functions_and_findings_of_a_file(statements: str, count: int) -> None:
@@ -165,23 +166,27 @@ def test_a_large_file_is_scanned(project: Path, findings) -> None:
     assert found["line"] == 100_007
 
 
-def test_symbolic_links_that_loop_are_one_diagnostic_each(project: Path, scan) -> None:
+def test_a_symbolic_link_to_a_directory_above_is_passed_over(project: Path, scan, findings) -> None:
     (project / "sub").mkdir()
     (project / "sub" / "a.py").write_text(BAD)
+    (project / "b.py").write_text(BAD)
     (project / "sub" / "up").symlink_to(project)
+    (project / "sub" / "root").symlink_to("/")
+    (project / "self").symlink_to("self")
+    assert [found["path"] for found in findings(".")] == ["b.py", "sub/a.py"]
+    assert [found["path"] for found in findings("sub")] == ["sub/a.py"]
+    assert scan(".", "-q").stderr == ""
+
+
+def test_symbolic_links_that_loop_are_one_diagnostic_each(project: Path, scan) -> None:
+    (project / "a.py").write_text(BAD)
     (project / "one.py").symlink_to("two.py")
     (project / "two.py").symlink_to("one.py")
-    (project / "self").symlink_to("self")
     result = scan(".", "--format", "json", "--select", "SR001", "-q")
     assert result.exit_code == 2
-    assert [error["path"] for error in json.loads(result.stdout)["errors"]] == [
-        "self",
-        "sub/up",
-        "one.py",
-        "two.py",
-    ]
-    assert len(result.stderr.splitlines()) == 4
-    assert [found["path"] for found in json.loads(result.stdout)["findings"]] == ["sub/a.py"]
+    assert [error["path"] for error in json.loads(result.stdout)["errors"]] == ["one.py", "two.py"]
+    assert len(result.stderr.splitlines()) == 2
+    assert [found["path"] for found in json.loads(result.stdout)["findings"]] == ["a.py"]
 
 
 def test_a_directory_that_is_reached_twice_is_scanned_once(project: Path, findings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -76,8 +77,24 @@ class File:
         """
         where = self.kind(site)
         exposed = where == "constructor" or (where != "script" and follows_activations)
-        exposed = exposed and not self.flow.is_learned(site)
+        exposed = exposed and not self.flow.is_learned(site) and not self._is_power_of_two(site)
         return base if exposed and (shown or self.is_shown(site)) else "note"
+
+    def _is_power_of_two(self, site: Site) -> bool:
+        """Say whether a count is only the exponent of a power of two: exact wherever FP32 holds it."""
+        for step in self.flow.steps(site, "raised"):
+            match step.node:
+                case ast.BinOp(left=base) | ast.Call(args=[base, _]):
+                    constant = self.value(base, step.place).constant
+                case _:
+                    return False
+            at = next((n for n, node in enumerate(site.ancestors) if node is step.node), None)
+            between = () if at is None else site.ancestors[at + 1 :]
+            exact = constant is not None and abs(constant) != 1 and abs(math.frexp(constant)[0]) == 0.5
+            if at is None or not exact or any(isinstance(node, ast.BinOp) for node in between):
+                return False
+            return self.value(step.operand, step.place).whole is True
+        return False
 
     def kind(self, site: Site) -> Kind:
         """Return where the code of a site runs."""
@@ -89,11 +106,16 @@ class File:
         call = self.names.call(site.node, site.place)
         if call.function in ("torch.linspace", "torch.logspace"):
             return self.purpose.shown(site)
+        call = self.names.counted(call) or call
         if call.function != "torch.arange":
             return self.purpose.shown(site, count=True)
         values = self.bounds(call)
         start, step = values[0].constant if len(values) > 1 else 0, [value.constant for value in values[2:]]
         return self.purpose.shown(site, count=start in (0, 1) and not step, pairs=step == [2])
+
+    def counted(self, call: Call | None) -> Call | None:
+        """Return the arange that a call is, or that gives what its tensor of a ``range`` holds; else None."""
+        return None if call is None else self.names.counted(call)
 
     def bounds(self, call: Call) -> list[Value]:
         """Return what is known of an arange's start, end and step."""
@@ -115,7 +137,10 @@ class File:
         values = self.bounds(call)
         # The elements are start + i * step: a fraction at the end does not make them fractions.
         whole = all(value.whole for value in (values[:1] + values[2:] if len(values) > 1 else []))
-        return largest is not None and largest <= 256 and whole and not self.flow.is_exponent(site)
+        if largest is None or not whole or largest > 256:
+            return False
+        # float16 has the powers of two from -14 to 15.
+        return not self.flow.is_exponent(site) or (largest <= 14 and self._is_power_of_two(site))
 
     def finding(self, rule: str, report: Report) -> Finding:
         """Give a report its position."""

@@ -15,6 +15,7 @@ from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import PINNED, Value
 
 _MAX_VARIABLES = 3
+_MAX_USES = 400  # expressions looked at for one value
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
 _EINOPS = ("einops.rearrange", "einops.repeat")
@@ -38,14 +39,14 @@ Use = tuple[ast.Name, tuple[ast.AST, ...], Place]
 
 
 class _Bound(NamedTuple):
-    """The values that a scope binds to a name, by id, and where it reads each.
+    """The values that a scope binds to a name, by id, and which of its uses read each.
 
     ``summed``: those that an augmented assignment makes, which read the name where nothing else shows it.
     """
 
     values: set[int]
     summed: set[int]
-    reads: dict[int, list[Use]]
+    reads: dict[int, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Flow:
 
     def steps(self, site: Site, goal: Goal = "floating") -> Iterator[Step]:
         """Yield the first operations of a kind on each way that the values take."""
-        yield from self._climb(site.node, site.ancestors, site.place, goal, 0)
+        yield from self._climb(site.node, site.ancestors, site.place, goal, 0, {})
 
     def is_exponent(self, site: Site) -> bool:
         """Say whether the values are divided, scaled or raised: frequencies rather than counts."""
@@ -122,15 +123,13 @@ class Flow:
 
     def reached(self, place: Place, name: str, value: ast.expr | None) -> list[Use]:
         """Return where a scope reads what a statement has bound to a name, wholly or in part."""
-        later = [use for use in self.uses(place.scope, name) if use[2].order > place.order or place.path]
-        if not later:
-            return later
+        uses = self.uses(place.scope, name)
         parts = {id(part) for part in ((value, *value.elts) if isinstance(value, ast.Tuple) else (value,))}
         bound = self._bound(place.scope, name)
-        if value is None or parts.isdisjoint(bound.values):
-            return later
-        read = {id(use[0]) for part in parts | bound.summed for use in bound.reads.get(part, ())}
-        return [use for use in later if id(use[0]) in read]
+        if value is not None and not parts.isdisjoint(bound.values):
+            read = {number for part in parts | bound.summed for number in bound.reads.get(part, ())}
+            uses = [uses[number] for number in sorted(read)]
+        return [use for use in uses if use[2].order > place.order or place.path]
 
     def _bound(self, scope: Scope, name: str) -> _Bound:
         """Return what a scope binds to a name, and where it reads each of these values."""
@@ -144,23 +143,28 @@ class Flow:
                 and getattr(one.value.left, "id", "") == name
                 and id(one.value.left) not in read
             }  # fmt: skip
-            reads: dict[int, list[Use]] = {}
-            for use in uses:
+            reads: dict[int, list[int]] = {}
+            for number, use in enumerate(uses):
                 for part in {id(one.value) for one in self._inference.names.bindings(name, use[2])}:
-                    reads.setdefault(part, []).append(use)
+                    reads.setdefault(part, []).append(number)
             self._bindings[key] = _Bound({id(one.value) for one in bound}, summed, reads)
         return self._bindings[key]
 
     def _climb(
-        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
-    ) -> Iterator[Step]:
+        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int,
+        seen: dict[int, int],
+    ) -> Iterator[Step]:  # fmt: skip
+        """Yield the steps from an expression upwards; ``seen``: uses, and through how many variables."""
+        if seen.get(id(current), _MAX_VARIABLES + 1) <= variables or len(seen) > _MAX_USES:
+            return
+        seen[id(current)] = variables
         above = list(ancestors)
         while above:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
             if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign):
-                yield from self._follow(parent, current, place, goal, variables)
+                yield from self._follow(parent, current, place, goal, variables, seen)
             if not isinstance(parent, ast.expr):
                 return
             outcome = self._outcome(parent, current, place, goal)
@@ -237,22 +241,25 @@ class Flow:
         unknown_divisor = isinstance(operation, ast.Div) and not other.dtype  # lengths, as often as not
         if other.sort == "tensor" and not other.is_int and not unknown_divisor:
             # The other tensor's dtype decides; that of a number in a tensor is the default one.
-            return _ARITHMETIC if other.dtype == "default" and self._is_single(other_node, place) else _END
+            return _ARITHMETIC if other.dtype == "default" and self.is_single(other_node, place) else _END
         return _ARITHMETIC if _makes_float(operation, other) else None
 
-    def _is_single(self, node: ast.expr, place: Place, depth: int = 0) -> bool:
+    def is_single(self, node: ast.expr, place: Place, depth: int = 0) -> bool:
         """Say whether it is one number in a tensor, or what a function makes of that."""
         match node:
             case ast.UnaryOp(operand=operand):
-                return self._is_single(operand, place, depth)
+                return self.is_single(operand, place, depth)
+            case ast.BinOp(left=left, right=right):
+                made = [side for side in (left, right) if self._inference.value(side, place).sort == "tensor"]
+                return bool(made) and all(self.is_single(side, place, depth) for side in made)
             case ast.Name(id=name) if depth < _MAX_VARIABLES:
                 values = self._inference.names.values(name, place)
-                return len(values) == 1 and self._is_single(*values[0], depth + 1)
+                return len(values) == 1 and self.is_single(*values[0], depth + 1)
             case ast.Call(args=[argument, *_]):
                 module, _, function = self._inference.call(node, place).function.rpartition(".")
                 if module == "torch" and function in ("tensor", "as_tensor"):
                     return self._inference.value(argument, place).sort == "number"
-                return module == "torch" and function in _NUMERIC and self._is_single(argument, place, depth)
+                return module == "torch" and function in _NUMERIC and self.is_single(argument, place, depth)
         return False
 
     def _follow(
@@ -262,6 +269,7 @@ class Flow:
         place: Place,
         goal: Goal,
         variables: int,
+        seen: dict[int, int],
     ) -> Iterator[Step]:
         targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
         target = targets[0]
@@ -270,8 +278,10 @@ class Flow:
         if goal != "learned" and not self._may_become_float(place.scope, target.id):
             return
         for name, ancestors, where in self._uses_of(place.scope, target.id, value):
+            if len(seen) > _MAX_USES:
+                return
             if where.order > place.order:
-                yield from self._climb(name, ancestors, where, goal, variables + 1)
+                yield from self._climb(name, ancestors, where, goal, variables + 1, seen)
 
     def _uses_of(self, scope: Scope, name: str, value: ast.expr) -> list[Use]:
         """Return where a scope reads a value that it has bound to a name."""

@@ -148,7 +148,7 @@ class Inference:
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
             value = self._joined(self.names.attributes(node.attr, place))
             if value.sort not in ("unknown", "none"):
-                return value
+                return assume(value) if node.attr in self.walk.written else value
         if integers.known_integer(node.attr):
             return INT_BY_NAME
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
@@ -181,6 +181,8 @@ class Inference:
             return tensors.registered(value)
         if binding.how == "element":
             return _element(value, bound=value.bound)
+        if isinstance(binding.value, ast.List | ast.ListComp):
+            value = assume(value)  # it can be changed in place
         annotated = dtypes.of_annotation(binding.annotation)
         return annotated if value.sort == "unknown" and annotated.sort != "unknown" else value
 
@@ -235,6 +237,11 @@ class Inference:
             return Value("dtype", dtype="default", source="torch.get_default_dtype()")
         if call.function == "torch.device":
             return DEVICE
+        counted = self.names.counted(call)
+        if counted is not None and counted is not call:
+            given = tensors.given_dtype(self, counted)
+            name = "int" if given is None else given.dtype or "inherited"
+            return tensor(name, whole=True, grid=True, assumed=given is not None and given.assumed)
         if (
             call.function == "getattr"
             and (dtype := dtypes.named(self.names.qualify(node, place))) is not None
@@ -248,6 +255,9 @@ class Inference:
         if result.sort != "unknown":
             return result
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name.endswith("dtype") and call.positional:
+            dtype = self.of(call.positional[0])  # the result serves for it, on some device say
+            return assume(dtype) if dtype.sort == "dtype" else UNKNOWN
         return _INTEGER_BY_NAME if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
 
     def _returned(self, node: ast.expr, function: str, place: Place) -> Value:
@@ -269,7 +279,7 @@ class Inference:
         if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not scopes[0].returns:
             return annotated
         computed = assume(join([self.value(*returned) for returned in scopes[0].returns]))
-        return computed if computed.sort == "tensor" else annotated
+        return computed if computed.sort in ("tensor", "dtype") else annotated
 
 
 def _by_name(name: str) -> Value:

@@ -95,6 +95,11 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
         return INT
     if function in _FLOAT_CALLS:
         return FLOAT
+    if function == "range":
+        return INTS
+    if function in ("list", "tuple", "sorted") and first is not None:
+        items = evaluator.value(first, place)
+        return items if items.sort == "numbers" else UNKNOWN
     if function in ("max", "min", "abs", "sum", "pow") and node.args:
         return _builtin(evaluator, node, function, place)
     if function == "getattr" and len(node.args) >= 2:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Walk
+from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Scope, Walk
 
 _DEPTH = 8
 
@@ -51,11 +53,13 @@ class Names:
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
         """Return the bindings that can reach a use, the last first; [] for an import or a builtin."""
+        # Those of a comprehension in the same statement; the use may as well stand outside of it.
+        inner = place.scope.inner.get((name, place.order), [])
         for scope in place.scope.upward():
             found = scope.bindings.get(name)
             if found and (scope is place.scope or scope.kind != "class"):
-                return _reaching(found, place) if scope is place.scope else list(reversed(found))
-        return []
+                return inner + (_reaching(found, place) if scope is place.scope else found[::-1])
+        return inner
 
     def values(self, name: str, place: Place) -> list[tuple[ast.expr, Place]]:
         """Return the expressions that a name can stand for at a use, and where they are written."""
@@ -63,14 +67,33 @@ class Names:
         return [(one.value, one.place) for one in bindings if one.how == "value" and one.value is not None]
 
     def attributes(self, name: str, place: Place) -> list[Binding]:
-        """Return what ``self.name`` is bound to in the class around, and in its bases in this file."""
+        """Return what ``self.name`` is bound to in the class around, or its bases, and in derived ones."""
         owner, seen = place.scope.owner, 0
+        derived = [] if owner is None else self._derived(owner, name)
         while owner is not None and seen < _DEPTH:
             if name in owner.attributes:
-                return owner.attributes[name]
+                return owner.attributes[name] + derived
             owner = next((self.walk.classes[base] for base in owner.bases if base in self.walk.classes), None)
             seen += 1
-        return []
+        return derived
+
+    def _derived(self, owner: Scope, name: str) -> list[Binding]:
+        found: list[Binding] = []
+        waiting, seen = [owner.name], {owner.name}
+        while waiting:
+            below = self._children.get(waiting.pop(), ())
+            waiting += [one.name for one in below if one.name not in seen]
+            seen.update(one.name for one in below)
+            found += [binding for one in below for binding in one.attributes.get(name, ())]
+        return found
+
+    @cached_property
+    def _children(self) -> dict[str, list[Scope]]:
+        children: dict[str, list[Scope]] = {}
+        for one in self.walk.classes.values():
+            for base in one.bases:
+                children.setdefault(base, []).append(one)
+        return children
 
     def qualify(self, node: ast.expr, place: Place, depth: int = 0) -> str:
         """Return the full dotted name, "" for what is no module's attribute."""
@@ -128,6 +151,23 @@ class Names:
                 call.complete = False
         return call
 
+    def counted(self, call: Call) -> Call | None:
+        """Return the arange that a call is, or that gives what its tensor of a ``range`` holds; else None."""
+        if call.function == "torch.arange":
+            return call
+        made = call.function in ("torch.tensor", "torch.as_tensor") or _is_new_tensor(call)
+        data = call.argument(0, "data") if made else None
+        node = None if data is None else _range(data.value)
+        if data is None or node is None or self.qualify(node.func, data.place) != "range":
+            return None
+        bounds = [Argument(bound, data.place, False) for bound in node.args]
+        keywords = {name: word for name, word in call.keywords.items() if name != "data"}
+        if _is_new_tensor(call) and "dtype" not in keywords:
+            assert isinstance(call.node.func, ast.Attribute)
+            dtype = ast.Attribute(call.node.func.value, "dtype", ast.Load())
+            keywords["dtype"] = Argument(ast.copy_location(dtype, call.node.func), data.place, False)
+        return Call(call.node, "torch.arange", bounds, keywords, call.complete)
+
     def _partial(self, function: ast.expr, place: Place, depth: int) -> Call | None:
         """Return the call that ``functools.partial`` prepared."""
         if isinstance(function, ast.Name):
@@ -163,28 +203,52 @@ class Names:
         return {str(key): Argument(value, place, False) for key, value in entries}
 
 
+def _is_new_tensor(call: Call) -> bool:
+    return getattr(call.node.func, "attr", "") == "new_tensor"
+
+
+def _range(node: ast.expr) -> ast.Call | None:
+    """Return the call of ``range`` whose numbers an expression lists, as they are and in their order."""
+    match node:
+        case ast.Call(func=ast.Name(id="range"), keywords=[]):
+            return None if any(isinstance(bound, ast.Starred) for bound in node.args) else node
+        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner], keywords=[]):
+            return _range(inner)
+        case ast.ListComp(elt=ast.Name(id=item), generators=[ast.comprehension(ifs=[]) as loop]):
+            return _range(loop.iter) if getattr(loop.target, "id", "") == item else None
+    return None
+
+
 def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:
     """Return the bindings that can reach a place, the last first, up to one that is on every path."""
     reaching: list[Binding] = []
     arms = dict(place.path)
-    later = []
-    for binding in reversed(bindings):
-        if binding.how != "parameter" and binding.place.order >= place.order:
-            comprehension = binding.how == "item" and binding.place.order == place.order
-            if not comprehension:
-                later.append(binding)
-                continue
+    rest = place.path
+    before = bisect_left(bindings, max(place.order, 1), key=_order)  # parameters have order 0
+    for binding in map(bindings.__getitem__, range(before - 1, -1, -1)):
         if any(arms.get(branch, arm) != arm for branch, arm in binding.place.path):
             continue
         reaching.append(binding)
         if binding.place.path == place.path[: len(binding.place.path)]:
-            return reaching + _from_before(later, place.path[len(binding.place.path) :])
-    return reaching + _from_before(later, place.path) or [
-        binding for binding in bindings if binding.place.order != place.order
-    ]
+            rest = place.path[len(binding.place.path) :]
+            break
+    else:
+        if not reaching and not _from_before(bindings, before, rest):
+            return [binding for binding in bindings if binding.place.order != place.order]
+    return reaching + _from_before(bindings, before, rest)
 
 
-def _from_before(later: list[Binding], path: Path) -> list[Binding]:
-    """Return the bindings that stand later in a loop, and so reach its next round."""
+def _order(binding: Binding) -> int:
+    return binding.place.order
+
+
+def _from_before(bindings: list[Binding], start: int, path: Path) -> list[Binding]:
+    """Return the bindings that stand later in a loop, and so reach its next round; the last first."""
     loops = {step for step in path if step[1] == LOOP}
-    return [binding for binding in later if not loops.isdisjoint(binding.place.path)] if loops else []
+    if not loops:
+        return []
+    return [
+        binding
+        for binding in bindings[: start - 1 if start else None : -1]
+        if not loops.isdisjoint(binding.place.path)
+    ]

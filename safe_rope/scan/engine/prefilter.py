@@ -26,6 +26,8 @@ _IN_COMPANY = (
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
+# A tensor of the numbers of a range.
+_RANGE = re.compile(rb"tensor\(\s*(?:data=)?(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?range\(")
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # The function gets another name: calls through that hold no token, so nothing can be passed over.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]\"']")
@@ -89,6 +91,8 @@ def occurrences(text: bytes) -> list[int]:
         found += [
             offset for offset in _all(text, token) if company.search(text, max(offset - 60, 0), offset + 120)
         ]
+    if b"range(" in text:
+        found += [match.start() for match in _RANGE.finditer(text)]
     if b".tensor(" in text or b".full(" in text:
         found += [match.start() for match in _FACTOR.finditer(text)]
     return sorted(found)
@@ -145,31 +149,48 @@ def _is_count(text: bytes, offset: int) -> bool:
     if not name.replace(b"_", b"a").isalnum():
         return False
     end = text.find(b"\n    def ", offset)
-    return not may_become_float(text[offset : end if end >= 0 else len(text)], name)
+    return _last_float(text, name, end if end >= 0 else len(text)) < offset
 
 
 def _takes_float(text: bytes, offset: int, arguments: bytes) -> bool:
     """Say whether a bound is a variable that a division or a decimal fraction was assigned to."""
-    start = text.rfind(b"def ", 0, offset)
-    return any(
-        _FRACTION.match(text, at + 1 + len(name))
-        for name in _NAME.findall(arguments)
-        for at in _all(text, b" " + name, max(start, 0), offset)
-    )
-
-
-def may_become_float(text: bytes, name: bytes, depth: int = 2) -> bool:
-    """Say whether a line of the text divides, scales or casts a variable, or one that it is assigned to."""
-    others = set()
-    for offset in _all(text, name):
-        end = offset + len(name)
-        if _WORD.match(text, end) or (offset and _WORD.match(text, offset - 1)):
-            continue
-        if _USED.match(text, end) or _USING.search(text, max(offset - 40, 0), offset):
+    start = max(text.rfind(b"def ", 0, offset), 0)
+    for name in _NAME.findall(arguments):
+        fractions = _fractions(text, name)
+        at = bisect_left(fractions, start)
+        if at < len(fractions) and fractions[at] < offset:
             return True
-        if depth and (assigned := _ASSIGNED.search(text, max(offset - 80, 0), offset)) is not None:
-            others.add(assigned[1])
-    return any(may_become_float(text, other, depth - 1) for other in others - {name})
+    return False
+
+
+@lru_cache(maxsize=64)
+def _fractions(text: bytes, name: bytes) -> list[int]:
+    """Return where a division or a decimal fraction is assigned to a variable."""
+    return [at for at in _all(text, b" " + name) if _FRACTION.match(text, at + 1 + len(name))]
+
+
+def may_become_float(text: bytes, name: bytes) -> bool:
+    """Say whether a line of the text divides, scales or casts a variable, or one that it is assigned to."""
+    return _last_float(text, name, len(text)) >= 0
+
+
+@lru_cache(maxsize=64)
+def _last_float(text: bytes, name: bytes, end: int, depth: int = 2) -> int:
+    """Return the last offset from which on a variable becomes floating before ``end``; else -1."""
+    last = -1
+    others: dict[bytes, int] = {}
+    for offset in _all(text, name, 0, end):
+        after = offset + len(name)
+        if _WORD.match(text, after, end) or (offset and _WORD.match(text, offset - 1)):
+            continue
+        if _USED.match(text, after, end) or _USING.search(text, max(offset - 40, 0), offset):
+            last = offset
+        elif depth and (assigned := _ASSIGNED.search(text, max(offset - 80, 0), offset)) is not None:
+            others[assigned[1]] = offset
+    for other, offset in others.items():
+        if other != name and offset > last:
+            last = max(last, min(offset, _last_float(text, other, end, depth - 1)))
+    return last
 
 
 def reduce(text: bytes, hits: list[int]) -> bytes | None:

@@ -132,6 +132,8 @@ class Purpose:
             for found in self._climb(*current):
                 if found is True or (pairs and not isinstance(found, bool) and found.state.frequency):
                     return True
+                if len(waiting) > _STEPS:
+                    break
                 if isinstance(found, _Use):
                     waiting.append(found)
                 elif isinstance(found, _End):
@@ -364,8 +366,8 @@ class Purpose:
         return not (exact and self._inference.value(exponent, place).whole)
 
     def _is_number(self, node: ast.expr, place: Place) -> bool:
-        """Say whether an operand is, as far as is known, no tensor."""
-        return self._inference.value(node, place).sort != "tensor"
+        """Say whether an operand is, as far as is known, no tensor, or one of a single number."""
+        return self._inference.value(node, place).sort != "tensor" or self._flow.is_single(node, place)
 
 
 def _outermost(scope: Scope) -> Scope | None:

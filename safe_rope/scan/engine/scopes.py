@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,10 +27,15 @@ class Scope:
     kind: str  # "module", "class" or "function"
     parent: Scope | None
     node: ast.AST
-    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)  # of each name, in the order of the text
+    # What comprehensions and lambdas bind, by name and the order of the statement that they are in.
+    inner: dict[tuple[str, int], list[Binding]] = field(default_factory=dict)
     attributes: dict[str, list[Binding]] = field(default_factory=dict)  # of a class: self.name = value
     bases: list[str] = field(default_factory=list)
     returns: list[tuple[ast.expr, Place]] = field(default_factory=list)
+    declared: dict[str, Scope] = field(
+        default_factory=dict
+    )  # global and nonlocal names: where they are bound
     takes_tensors: bool = False  # a function that asks a parameter for its device, dtype or shape
 
     def upward(self) -> Iterator[Scope]:
@@ -98,6 +104,7 @@ class Walk:
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
         self.statements: list[tuple[ast.AST, Place]] = []
+        self.written: set[str] = set()  # attributes that are assigned to others than self
         self._order = 0
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
@@ -108,6 +115,10 @@ class Walk:
             if isinstance(site.node, ast.Call):
                 name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
                 self.calls.setdefault(name, []).append(site)
+        for site in self.calls.get("setattr", ()):
+            match site.node:
+                case ast.Call(args=[_, ast.Constant(value=str(attribute)), *_]):
+                    self.written.add(attribute)
 
     def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
         """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
@@ -125,11 +136,14 @@ class Walk:
                     place.scope.takes_tensors |= bool(bound and bound[0].how == "parameter")
             elif kind is ast.comprehension or kind is ast.Lambda:
                 _bind_inner(node, place)
+            elif kind is ast.NamedExpr:
+                _bind_named(node, place)
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
         for scope in self._scopes:
             scope.bindings.clear()
+            scope.inner.clear()
             scope.attributes.clear()
             scope.returns.clear()
 
@@ -171,11 +185,16 @@ class Walk:
     ) -> None:  # fmt: skip
         binding = Binding(how, value, place, annotation, index=index)
         if isinstance(target, ast.Name):
-            place.scope.bindings.setdefault(target.id, []).append(binding)
+            holder = place.scope.declared.get(target.id, place.scope)
+            if holder is not place.scope:  # when the function is called, if it is
+                binding.place = Place(place.scope, place.order, _aside(binding, place), place.contexts)
+            holder.bindings.setdefault(target.id, []).append(binding)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = place.scope.owner
             if owner is not None and target.value.id in ("self", "cls"):
                 owner.attributes.setdefault(target.attr, []).append(binding)
+            else:
+                self.written.add(target.attr)
         elif isinstance(target, ast.Tuple | ast.List):
             values = value.elts if isinstance(value, ast.Tuple | ast.List) and how == "value" else []
             for number, element in enumerate(target.elts):
@@ -217,6 +236,14 @@ class Walk:
             place.scope.returns.append((node.value, place))
         self.statements.append((node, place))
 
+    def _global(self, node: ast.Global, place: Place) -> None:
+        place.scope.declared.update(dict.fromkeys(node.names, self.module))
+
+    def _nonlocal(self, node: ast.Nonlocal, place: Place) -> None:
+        for name in node.names:
+            around = (scope for scope in place.scope.upward() if scope is not place.scope)
+            place.scope.declared[name] = next((one for one in around if name in one.bindings), self.module)
+
     # Compound statements.
 
     def _functiondef(self, node: Function, place: Place) -> None:
@@ -231,6 +258,9 @@ class Walk:
         for argument, default in zip(parameters, [*defaults, *node.args.kw_defaults], strict=True):
             binding = Binding("parameter", default, inside, argument.annotation, argument.arg)
             scope.bindings.setdefault(argument.arg, []).append(binding)
+        for packed in (node.args.vararg, node.args.kwarg):
+            if packed is not None:
+                scope.bindings.setdefault(packed.arg, []).append(Binding("value", None, inside))
         outside = (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults)
         self.statements += [(expression, place) for expression in outside if expression is not None]
         self._body(node.body, scope, (), ())
@@ -284,8 +314,9 @@ class Walk:
     _asyncwith = _with
 
     def _try(self, node: ast.Try, place: Place) -> None:
-        # What a try assigns holds afterwards in its handlers too, as far as a reader can tell.
-        self._body([*node.body, *node.orelse], place.scope, place.path, place.contexts)
+        # What a try assigns holds in its handlers and afterwards, and so may what it assigned before.
+        tried = (*place.path, (id(node.body), 1)) if node.handlers else place.path
+        self._body([*node.body, *node.orelse], place.scope, tried, place.contexts)
         self._arms(node, place, [], *(handler.body for handler in node.handlers))
         self._body(node.finalbody, place.scope, place.path, place.contexts)
 
@@ -311,7 +342,21 @@ def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:
     else:
         values = dict.fromkeys(name.id for name in ast.walk(node.target) if isinstance(name, ast.Name))
     for name, value in values.items():
-        place.scope.bindings.setdefault(name, []).append(Binding("item", value, place))
+        place.scope.inner.setdefault((name, place.order), []).append(Binding("item", value, place))
+
+
+def _bind_named(node: ast.NamedExpr, place: Place) -> None:
+    """Bind a name within an expression, which may not be reached: for its statement and for what follows."""
+    binding = Binding("value", node.value, place)
+    place.scope.inner.setdefault((node.target.id, place.order), []).append(binding)
+    after = Place(place.scope, place.order, _aside(binding, place), place.contexts)
+    known = place.scope.bindings.setdefault(node.target.id, [])
+    insort(known, Binding("value", node.value, after), key=lambda one: one.place.order)
+
+
+def _aside(binding: Binding, place: Place) -> Path:
+    """Return the path of what may run or not."""
+    return (*place.path, (id(binding), 1))
 
 
 # Fields that hold no expression: most nodes have one, and reading them takes a fifth of a scan.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, tensors
+from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
 
 # Arguments of arange that an integer tensor, or a tensor made from one, would not take the same way.
 _EXACT = 2**53  # what a double holds
-_OBSTACLES = {"out", "requires_grad", "layout"}
+_OBSTACLES = {"out", "requires_grad", "layout", "pin_memory"}
 
 
 def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | None:
@@ -70,7 +70,11 @@ def through_integers(file: File, call: Call, place: Place, *, keep: bool = True)
             if literal and bound.direct:
                 start, stop = file.source.start(bound.value), file.source.end(bound.value)
                 edits.append(edit(file, start, stop, f"{value.constant:.0f}"))
-    whole = all(is_whole(file, bound) for bound in bounds)
+    # What Python counts itself is whole.
+    ranged = file.inference.call(call.node, place).function != call.function
+    whole = all(
+        (ranged and _is_exact(value)) or is_whole(file, at) for at, value in zip(bounds, values, strict=True)
+    )
     return Fix(whole and kept, f"Count in int64, then cast{'' if given else ' to float32'}.", tuple(edits))
 
 
@@ -78,8 +82,12 @@ def is_whole(file: File, argument: Argument) -> bool:
     """Say whether an argument is provably a whole number: by its type, or as what a floor division leaves."""
     value, node = file.of(argument), argument.value
     floored = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
-    exact = value.constant is None or abs(value.constant) <= _EXACT
-    return value.sort == "number" and value.whole is True and exact and (floored or not value.assumed)
+    whole = value.sort == "number" and value.whole is True and _is_exact(value)
+    return whole and (floored or not value.assumed)
+
+
+def _is_exact(value: Value) -> bool:
+    return value.constant is None or abs(value.constant) <= _EXACT
 
 
 def _names(node: ast.expr) -> bool:

@@ -24,7 +24,10 @@ from safe_rope.scan.rules.rule import Rule
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report an arange whose dtype is a floating literal, seen through variables and defaults."""
-    if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
+    if call is None or call.function not in ("torch.arange", "torch.tensor"):
+        return None
+    call = file.counted(call)
+    if call is None or (given := call.keywords.get("dtype")) is None:
         return None
     dtype = file.value(given.value, given.place)
     if dtype.dtype not in PINNED | LOW or is_anothers(dtype) or file.is_harmless(site, call):
@@ -33,7 +36,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     return Report(
         call.node,
         file.severity("error", site, follows_activations=dtype.dtype in LOW),
-        f"arange in {dtype.dtype}: {effect(file, site, call, dtype.dtype)}; count in int64, then cast",
+        f"{called(call)} in {dtype.dtype}: {effect(file, site, call, dtype.dtype)}"
+        "; count in int64, then cast",
         fix,
     )
 
@@ -41,6 +45,12 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
 def is_anothers(dtype: Value) -> bool:
     """Say whether a dtype is read from a tensor: SR002 reports that, whatever it turns out to be."""
     return dtype.source.endswith(".dtype")
+
+
+def called(call: Call) -> str:
+    """Return what counts: an arange, or a tensor of Python's ``range``."""
+    ranged = getattr(call.node.func, "attr", getattr(call.node.func, "id", "")).endswith("tensor")
+    return "tensor of a range" if ranged else "arange"
 
 
 def effect(file: File, site: Site, call: Call, dtype: str) -> str:
@@ -76,13 +86,16 @@ RULE = Rule(
     severity="error",
     summary="torch.arange with a floating dtype",
     explanation=__doc__,
-    functions=("arange",),
+    functions=("arange", "tensor"),
     check=check,
     VALID=(
         "import torch\nx = torch.arange(n, dtype=torch.int64).to(torch.float32)\n",
         "import torch\nx = torch.arange(0, d, 2).float() / d\n",
         "import torch\nx = torch.arange(200, dtype=torch.float32)\n",
         "import numpy as np\nx = np.arange(4096, dtype=np.float32)\n",
+        "import torch\nx = torch.tensor(range(9), dtype=torch.float32)\n",
+        "import torch\nx = torch.tensor([i for i in range(n) if i], dtype=torch.float32)\n",
+        "import torch\nx = 2.0 ** torch.arange(10, dtype=torch.float32)\n",
         "import torch\ndtype = torch.long\nx = torch.arange(n, dtype=dtype)\n",
     ),
     INVALID=(
@@ -98,5 +111,7 @@ RULE = Rule(
         "import torch\nt = getattr(torch, 'arange')(n, dtype=getattr(torch, 'float32'))\n",
         "import torch\ncount = getattr(torch, 'arange')\nt = count(n, dtype=torch.float32)\n",
         "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",
+        "import torch\nt = torch.tensor(range(n), dtype=torch.float32)\n",
+        "import torch\nt = torch.tensor([i for i in range(0, n)], dtype=torch.float32)\n",
     ),
 )

@@ -15,12 +15,13 @@ from __future__ import annotations
 from safe_rope.scan.engine import LOW, PINNED, Call, File, Report, Site, indices
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
-from safe_rope.scan.rules.sr001 import effect, is_anothers
+from safe_rope.scan.rules.sr001 import called, effect, is_anothers
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report an arange whose dtype is another tensor's, the caller's or the default."""
-    if call is None or call.function != "torch.arange" or (given := call.keywords.get("dtype")) is None:
+    call = file.counted(call)
+    if call is None or (given := call.keywords.get("dtype")) is None:
         return None
     dtype = file.value(given.value, given.place)
     if dtype.sort == "none" or dtype.is_int or dtype.dtype == "complex":
@@ -36,7 +37,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         file.severity(
             "error" if dtype.dtype else "note", site, follows_activations=dtype.dtype not in PINNED
         ),
-        f"arange in the dtype of {source or 'something else'}: {effect(file, site, call, 'bfloat16')}"
+        f"{called(call)} in the dtype of {source or 'something else'}: {effect(file, site, call, 'bfloat16')}"
         "; count in int64, compute in float32",
         fix,
     )
@@ -48,7 +49,7 @@ RULE = Rule(
     severity="error",
     summary="torch.arange with the dtype of another tensor, or of the caller",
     explanation=__doc__,
-    functions=("arange",),
+    functions=("arange", "tensor", "as_tensor", "new_tensor"),
     check=check,
     VALID=(
         "import torch\ndef forward(self, input_ids):\n    return torch.arange(9999, dtype=input_ids.dtype)\n",
@@ -57,6 +58,7 @@ RULE = Rule(
         "import torch\ndef f(position_ids_rmpad, n):\n"
         "    return torch.arange(n, dtype=position_ids_rmpad.dtype)\n",
         "import torch\nt = torch.arange(len(x), dtype=None)\n",
+        "import torch\ndef f(lengths):\n    return lengths.new_tensor(range(9999))\n",
         "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",
         "import torch\ndef f(x):\n    return torch.arange(100, dtype=x.dtype)\n",
         "import torch\ndef inverse(p):\n    q = torch.empty_like(p)\n"
@@ -73,5 +75,7 @@ RULE = Rule(
         "    return torch.arange(n, dtype=dtype)\n",
         "import torch\ndef table(n, dtype):\n    return torch.arange(n, dtype=dtype)\n",
         "import torch\nt = torch.arange(n, dtype=torch.get_default_dtype())\n",
+        "import torch\ndef forward(self, x):\n    return x.new_tensor(range(x.shape[1]))\n",
+        "import torch\ndef f(x, n):\n    return torch.as_tensor(list(range(n)), dtype=x.dtype)\n",
     ),
 )

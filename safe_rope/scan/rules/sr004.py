@@ -19,7 +19,8 @@ from safe_rope.scan.rules.sr001 import frequencies
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report an integer arange that is divided, scaled by a float or put through exp and its like."""
-    if call is None or call.function != "torch.arange":
+    call = file.counted(call)
+    if call is None:
         return None
     if not file.value(call.node, site.place).is_int:
         return None
@@ -57,7 +58,7 @@ RULE = Rule(
     severity="warning",
     summary="an integer arange that arithmetic turns into the default dtype",
     explanation=__doc__,
-    functions=("arange",),
+    functions=("arange", "tensor", "as_tensor"),
     check=check,
     VALID=(
         "import torch\nx = torch.arange(0, d, 2).to(torch.float32) / d\n",
@@ -68,6 +69,7 @@ RULE = Rule(
         "import torch\nx = torch.div(torch.arange(n), 2, rounding_mode='floor')\n",
     ),
     INVALID=(
+        "import torch\nx = torch.tensor(range(n)) / n\n",
         "import torch\ninv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2) / dim))\n",
         "import torch, math\nx = torch.exp(torch.arange(0, d, 2) * -(math.log(10000.0) / d))\n",
         "import torch\nx = torch.exp(torch.arange(n))\n",

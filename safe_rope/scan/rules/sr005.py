@@ -40,8 +40,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report an integer arange, or position ids, cast to a low or inherited dtype."""
     if call is None:
         return None
-    if call.function != "torch.arange":
+    if (counted := file.counted(call)) is None:
         return _cast_of_positions(file, site, call)
+    call = counted
     if not call.complete or not file.value(call.node, site.place).is_int:
         return None
     for step in file.flow.steps(site):
@@ -150,7 +151,7 @@ RULE = Rule(
     severity="warning",
     summary="positions cast to the dtype of another tensor, or to a low one",
     explanation=__doc__,
-    functions=("arange", "to", "type", "type_as", "half", "bfloat16"),
+    functions=("arange", "tensor", "as_tensor", "to", "type", "type_as", "half", "bfloat16"),
     check=check,
     VALID=(
         "import torch\nt = torch.arange(n).to(torch.float32)\n",
@@ -173,6 +174,7 @@ RULE = Rule(
         "import torch\ndef forward(self, x, inv_freq):\n    return inv_freq.float().to(x.device)\n",
     ),
     INVALID=(
+        "import torch\ndef f(x, n):\n    return torch.tensor([i for i in range(n)]).to(x.dtype)\n",
         "import torch\ndef f(self, n):\n    return torch.arange(n).type_as(self.inv_freq)\n",
         "import torch\ndef f(x, n):\n    return torch.arange(n, device=x.device).to(x.dtype)\n",
         "import torch\nt = torch.arange(4096).bfloat16()\n",

@@ -15,6 +15,7 @@ import ast
 import re
 
 from safe_rope.scan.engine import Call, File, Report, Site
+from safe_rope.scan.engine.purpose import is_position
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
 
@@ -40,7 +41,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     ramp = call.function == "torch.linspace" and _is_ramp(file, call) and not file.flow.is_raised(site)
     if ramp and not file.is_shown(site):
         return None
-    if _is_read_back(site) or _NO_POSITIONS.search(_words(site)):
+    named = any(is_position(ast.unparse(target)) for target in site.targets)
+    if _is_read_back(site) or (_NO_POSITIONS.search(_words(site)) and not named):
         return None
     if _NO_ENCODING.search(site.place.scope.name):
         return None
@@ -97,6 +99,8 @@ RULE = Rule(
         "import numpy as np\nx = np.linspace(0, 4096, 4096)\n",
     ),
     INVALID=(
+        "import torch\ndef f(text_len, audio_len):\n    abs_pos = torch.linspace(0, text_len, audio_len)\n"
+        "    return abs_pos\n",
         "import torch\ndef f(h, x):\n    return torch.linspace(0.5, h - 0.5, h, dtype=x.dtype)\n",
         "import torch\nbands = torch.linspace(1.0, max_freq / 2, n)\n",
         "import torch\nfreqs = torch.logspace(0, 1, n, b)\n",

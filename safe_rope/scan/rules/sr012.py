@@ -3,6 +3,9 @@
 `torch.tensor`, `torch.Tensor`, `torch.full` and `torch.ones` are among the constructors that `zero.Init`
 casts. Long factors of LongRoPE, slopes or a scaling kept as such a tensor come out in 8 bits, 1.1 as 1.1016.
 Keep Python floats, or build the tensor where it is used.
+
+A warning is the base of inverse frequencies as such a tensor: `exp(arange * -log(torch.tensor(10000.0)))`. In
+bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 
-from safe_rope.scan.engine import PINNED, Call, File, Report, Site, kind
+from safe_rope.scan.engine import PINNED, Call, File, Place, Report, Site, kind
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
@@ -21,9 +24,11 @@ _ROTARY = re.compile(r"rope|rotary|alibi|freq|sinus|yarn|ntk|pos(?:ition)?_?emb"
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
-    """Report a float factor of a rotary or ALiBi table that is made as a tensor."""
+    """Report a factor of a rotary or ALiBi table, or the base of frequencies, that is made as a tensor."""
     if call is None or not call.function.startswith("torch."):
         return None
+    if call.function in ("torch.tensor", "torch.full") and (grid := _raised(file, site)) is not None:
+        return _base(file, site, call, grid)
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
@@ -41,6 +46,63 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     rounds = "rounds it to 8 bits" if number is None else f"makes {number} {messages.in_bfloat16(number):g}"
     message = f"a scale factor as a tensor: {how} {rounds}; keep a Python float"
     return Report(call.node, file.severity("note", site), message)
+
+
+def _base(file: File, site: Site, call: Call, grid: Site) -> Report | None:
+    given = call.argument(*((1, "fill_value") if call.function == "torch.full" else (0, "data")))
+    value = None if given is None else file.of(given)
+    if value is None or value.sort not in ("number", "unknown"):
+        return None
+    if value.constant is None:
+        becomes = "rounds it to 8 bits"
+    elif value.floating:
+        becomes = f"makes {value.constant:g} {messages.in_bfloat16(value.constant):g}"
+    else:
+        becomes = f"rounds what is computed of {value.constant:g}"
+    severity = file.severity("warning", site, shown=file.is_shown(grid))
+    message = (
+        f"the base of frequencies as a tensor: zero.Init or the default dtype {becomes}; keep a Python float"
+    )
+    return Report(call.node, severity, message)
+
+
+def _raised(file: File, site: Site) -> Site | None:
+    """Return the count that the tensor is raised to, or that its logarithm scales in an exponent."""
+    current: ast.AST = site.node
+    grid: Site | None = None
+    logarithm = False
+    for parent in reversed(site.ancestors):
+        match parent:
+            case ast.Attribute(attr="log" | "exp" | "item" | "float") | ast.UnaryOp():
+                logarithm = logarithm or getattr(parent, "attr", "") == "log"
+            case ast.Call(func=function) if function is current:
+                pass
+            case ast.Call(func=function):
+                name = file.names.qualify(function, site.place)
+                if name == "torch.exp" and grid is not None:
+                    return grid
+                if name != "torch.log":
+                    return None
+                logarithm = True
+            case ast.BinOp(left=left, op=operator, right=right) if logarithm or isinstance(operator, ast.Pow):
+                found = _count(file, right if left is current else left, site.place)
+                if isinstance(operator, ast.Pow):
+                    return found if left is current else None
+                grid = found or grid
+            case _:
+                return None
+        if isinstance(parent, ast.Attribute) and parent.attr == "exp" and grid is not None:
+            return grid
+        current = parent
+    return None
+
+
+def _count(file: File, node: ast.expr, place: Place) -> Site | None:
+    """Return the ``arange`` in an operand that holds a count or a part of one."""
+    if not file.value(node, place).grid:
+        return None
+    inside = {id(inner) for inner in ast.walk(node)}
+    return next((site for site in file.walk.calls.get("arange", ()) if id(site.node) in inside), None)
 
 
 def _is_empty(call: Call) -> bool:
@@ -68,12 +130,20 @@ RULE = Rule(
     functions=("tensor", "Tensor", "full", "ones"),
     check=check,
     VALID=(
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        x = torch.arange(0, d, 2).float() * torch.log(torch.tensor(d))\n",
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self):\n        self.scaling = 1.1\n"
         "        self.ids = torch.arange(7)\n",
         "import torch\ndef rope_init(n):\n    factors = torch.tensor([1, 2], dtype=torch.int64)\n"
         "    return torch.arange(n)\n",
     ),
     INVALID=(
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        pe = (torch.arange(0, d, 2).float() * -(torch.log(torch.tensor(1e4)) / d)).exp()\n",
+        "import torch\ndef inv_freqs(d):\n"
+        "    return torch.tensor(10000.0) ** -(torch.arange(0, d, 2).float() / d)\n",
+        "import torch\ndef inv_freqs(d):\n"
+        "    return torch.exp(-torch.log(torch.tensor(10000)).item() * torch.arange(d).float() / d)\n",
         "import torch\ndef compute_rope_parameters(config):\n"
         "    ext_factors = torch.tensor(config.long_factor, dtype=torch.float32)\n    return ext_factors\n",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.machinery
 import importlib.util
 import os
@@ -38,20 +37,17 @@ def walk(
         excluded: says whether a path is to be passed over.
         ignoring: says whether a directory's .gitignore, and those above it in its repository, count.
 
-    Symbolic links are followed; a directory that is reached twice is scanned once, and a link to a directory
-    above itself is a diagnostic.
+    Symbolic links are followed, but for those to a directory above; what is reached twice is scanned once.
     """
     seen: set[tuple[int, int]] = set()
-    # Each entry is a directory, the identities of the directories above it, and what their .gitignore say.
+    # Each entry is a directory, and what its .gitignore and those above it say.
     outer = _above(root) if ignoring(root) else ()
-    stack: list[tuple[str, frozenset[tuple[int, int]], tuple[Ignoring, ...]]] = [(root, frozenset(), outer)]
+    stack: list[tuple[str, tuple[Ignoring, ...]]] = [(root, outer)]
     while stack:
-        directory, above, ignored = stack.pop()
+        directory, ignored = stack.pop()
         try:
             status = os.stat(directory)
             identity = (status.st_dev, status.st_ino)
-            if identity in above:
-                yield Diagnostic(directory, 0, 0, "symbolic link to a directory above it, not followed")
             if identity in seen:
                 continue
             seen.add(identity)
@@ -69,12 +65,10 @@ def walk(
             if ignored and _is_ignored(f"{here}/{entry.name}", entry.is_dir(), ignored):
                 continue
             if os.path.isdir(entry):
-                if not _skipped(entry.name, path) and not excluded(path):
-                    below.append((path, above | {identity}, ignored))
+                if not _skipped(entry.name, path) and not _leads_up(entry) and not excluded(path):
+                    below.append((path, ignored))
             elif entry.name.endswith(SUFFIXES) and not entry.name.startswith(".#") and not excluded(path):
                 yield path
-            elif entry.is_symlink() and _loops(entry.path):
-                yield Diagnostic(path, 0, 0, "cannot be read: the symbolic link leads back to itself")
         stack += reversed(below)
 
 
@@ -112,12 +106,12 @@ def _is_ignored(path: str, is_directory: bool, ignored: tuple[Ignoring, ...]) ->
     return False
 
 
-def _loops(path: str) -> bool:
-    try:
-        os.stat(path)
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
+def _leads_up(entry: os.DirEntry[str]) -> bool:
+    """Say whether it is a symbolic link to a directory that it is in."""
+    if not entry.is_symlink():
+        return False
+    target = os.path.realpath(entry.path)
+    return os.path.commonpath([target, os.path.realpath(os.path.dirname(entry.path))]) == target
 
 
 def _skipped(name: str, path: str) -> bool:

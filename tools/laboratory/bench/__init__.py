@@ -40,6 +40,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument("--only", metavar="NAMES", help="comma-separated model types")
     decoding.add_argument("--batches", default="1,16", help="sequences at a time (default: %(default)s)")
     decoding.add_argument("--layers", type=int, default=8, help="where a model can have them (default: 8)")
+    decoding.add_argument(
+        "--width",
+        choices=["small", "own"],
+        default="small",
+        help="of the layers: small ones, or as in the default config of the model (default: %(default)s)",
+    )
     decoding.add_argument("--rounds", type=int, default=60, help="of each kind (default: %(default)s)")
     decoding.add_argument(
         "--cases",

@@ -33,17 +33,29 @@ from laboratory.bench.timing import clock, wait
 from laboratory.report import read_rows, wide_console
 
 SURVEY = Path(__file__).resolve().parents[3] / "docs" / "data"
-KNOWN = ("llama", "gpt_neox", "gemma3_text", "gptj", "cohere", "deepseek_v3", "olmo2", "phi3", "modernbert")
+KNOWN = (
+    "llama",
+    "gpt_neox",
+    "gemma3_text",
+    "gptj",
+    "cohere",
+    "deepseek_v3",
+    "olmo2",
+    "phi3",
+    "modernbert-decoder",
+)
 """Taken where there is a choice, and besides what covers the bodies."""
 ALSO = ("esm", "codegen", "qwen2_vl_text", "gpt_oss", "deepseek_v2", "roformer", "falcon")
 SETTINGS: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 8, "rotary_dim": 32},
     "gpt_oss": {"_experts_implementation": "eager"},
+    "roformer": {"is_decoder": True},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "_experts_implementation": "eager"},
 }
-"""What a config that has only been shrunk lacks to run."""
+"""What a config that has only been shrunk lacks to run, or to decode."""
 PROMPT = 128
 LARGEST = 24_000_000
+VOCABULARY = 1024
 FULLY, PINNED = 1.0, 1.05
 WARM_UP = 10
 """Calls that are not timed: the first few look up positions without building tables for them."""
@@ -80,12 +92,14 @@ def run(options: argparse.Namespace) -> int:
         began = time.monotonic()
         if options.device == "cpu":
             found = in_child(functools.partial(measure, name, options), LIMIT, MEMORY, distributed=False)
+            both = [functools.partial(memory, name, is_guarded, options) for is_guarded in (False, True)]
+            found["memory"] = [in_child(one, LIMIT, MEMORY, distributed=False) for one in both]
         else:
             found = measure(name, options)
-        rows.append({"model_type": name, **found})
+        rows.append({"model_type": name, **found, "here": here(options)})
         say(f"{name}: {found.get('reason', '')} {time.monotonic() - began:.0f} s")
         if options.json:
-            options.json.write_text(json.dumps({"here": here(options), "rows": rows}, indent=1) + "\n")
+            options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     return show(rows)
 
 
@@ -102,6 +116,7 @@ def here(options: argparse.Namespace) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "layers": options.layers,
+        "width": options.width,
         "prompt": PROMPT,
     }
 
@@ -118,6 +133,27 @@ def subjects() -> list[str]:
     return list(dict.fromkeys([*KNOWN, *chosen, *ALSO]))
 
 
+def memory(name: str, is_guarded: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """Return by how many MB a process grows that builds one model and calls it."""
+    from laboratory.soak.memory import resident
+    from laboratory.zoo.shrink import quick_weights
+
+    warnings.simplefilter("ignore")
+    before = resident()
+    with quick_weights():
+        found = sized(name, options.layers, options.width)
+        model = None if found is None else built(*found[:2], is_guarded)[0]
+    if model is None:
+        return {"reason": "cannot be built small"}
+    model.to(torch.bfloat16).eval()
+    for case in itertools.islice(cases(model, 1, ["decode"], "cpu"), 1):
+        call = case.make(model)
+        for _ in range(WARM_UP):
+            call()
+    gc.collect()
+    return {"MB": round((resident() - before) / 1e6, 1)}
+
+
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the times and counts of one model type, or why there are none."""
     from laboratory.zoo.shrink import config_classes, quick_weights
@@ -127,7 +163,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name not in config_classes():
         return {"reason": "not in this transformers"}
     with quick_weights():
-        stock, guarded, layers, protection = models(name, options.layers)
+        stock, guarded, layers, protection = models(name, options.layers, options.width)
     if stock is None:
         return {"reason": "cannot be built small"}
     control = copy.deepcopy(stock)
@@ -152,29 +188,59 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def models(name: str, layers: int) -> tuple[Any, Any, int, dict[str, Any]]:
+def models(name: str, layers: int, width: str = "small") -> tuple[Any, Any, int, dict[str, Any]]:
     """Return the model without the guard and with it, how many layers they have, and how it is protected."""
-    import safe_rope
+    found = sized(name, layers, width)
+    if found is None:
+        return None, None, 0, {}
+    cls, config, layers = found
+    stock, _ = built(cls, config, is_guarded=False)
+    guarded, report = built(cls, config, is_guarded=True)
+    levels = [entry.level for entry in report.protected]
+    shares = {"full": levels.count("full"), "pinned": levels.count("pinned")}
+    return stock, guarded, layers, shares
+
+
+def sized(name: str, layers: int, width: str) -> tuple[Any, Any, int] | None:
+    """Return a model's class, a config that it can be built from here, and how many layers that has."""
     from laboratory.zoo.shrink import build, buildable, config_classes, model_class
 
     cls = model_class(config_classes()[name])
+    if cls is not None and width == "own":
+        return cls, of_own_width(config_classes()[name](), layers), layers
     config, _ = buildable(config_classes()[name], cls, LARGEST) if cls is not None else (None, "")
     if cls is None or config is None:
-        return None, None, 0, {}
+        return None
     deep = deepened(config, layers)
     for key, value in SETTINGS.get(name, {}).items():
         setattr(deep, key, value)
     try:
         build(cls, deep)
     except Exception:
-        deep, layers = config, 2
-    with torch.no_grad():
-        stock = build(cls, deep)
-        with safe_rope.guard() as session:
-            guarded = build(cls, deep)
-    levels = [entry.level for entry in session.report.protected]
-    shares = {"full": levels.count("full"), "pinned": levels.count("pinned")}
-    return stock, guarded, layers, shares
+        return cls, config, 2
+    return cls, deep, layers
+
+
+def of_own_width(config: Any, layers: int) -> Any:
+    """Return a default config with few layers, and a small vocabulary, which no layer sees."""
+    config.vocab_size = VOCABULARY
+    for name in ("num_hidden_layers", "n_layer"):
+        if config.attribute_map.get(name, name) in vars(config):
+            setattr(config, name, layers)
+    return config
+
+
+@torch.no_grad()
+def built(cls: Any, config: Any, is_guarded: bool) -> tuple[Any, Any]:
+    """Return a model of ``config``, and the report of the guard around it."""
+    import safe_rope
+    from laboratory.zoo.shrink import build
+
+    if not is_guarded:
+        return build(cls, config), None
+    with safe_rope.guard() as session:
+        model = build(cls, config)
+    return model, session.report
 
 
 def deepened(config: Any, layers: int) -> Any:

@@ -16,19 +16,30 @@ model takes turns with them; its ratio stands in brackets and says what such a f
 
 `tools/lab bench decode --cases decode,prefill,training --json docs/data/decode.json` makes the
 [record](data/decode.json), and `tools/lab bench decode --page` this page from it. Operators are those that a
-step calls, stock and guarded; nothing else that runs on the machine changes them.
+step calls, stock and guarded; nothing else that runs on the machine changes them. *MB* is by how much a
+process grows that builds one of the two and calls it, stock and guarded.
 """
+CASES = {
+    ("decode", 1): "decode, batch 1",
+    ("decode", 16): "decode, batch 16",
+    ("static", 1): "static cache",
+    ("compiled", 1): "compiled, static cache",
+    ("prefill", 1): "prefill",
+    ("training", 1): "training",
+    ("forward", 1): "forward",
+}
 
 
 def page(found: dict[str, Any]) -> str:
     """Return the page as Markdown."""
-    here, rows = found["here"], found["rows"]
+    rows = found["rows"]
+    here = rows[0]["here"]
     lines = [
         TITLE,
         f"{here['layers']} layers where a model can have them, BF16, one new token after {here['prompt']}, "
         f"{here['threads']} thread of",
         f"{here['cores']} cores on {here['machine']}, torch {here['torch']}, transformers "
-        f"{here['transformers']}, Python {here['python']}. The load was {max(here['load']):.0f}.",
+        f"{here['transformers']}, Python {here['python']}.",
         "",
     ]
     measured = [row for row in rows if any("ratio" in case for case in row.get("cases", ()))]
@@ -51,43 +62,31 @@ def _summary(rows: list[dict[str, Any]], target: float) -> list[str]:
         "| | models | median ratio | median control | above the target by more than noise |",
         "|---|---|---|---|---|",
     ]
-    for what, batch in (("decode", 1), ("decode", 16), ("prefill", 1), ("training", 1), ("forward", 1)):
+    for what, batch in CASES:
         found = [(row, case) for row in rows if (case := _case(row, what, batch)) is not None]
         if not found:
             continue
         late = [row["model_type"] for row, case in found if what == "decode" and is_late(row, case)]
         ratio, control = (statistics.median(c[key] for _, c in found) for key in ("ratio", "control"))
         lines.append(
-            f"| {_name(what, batch)} | {len(found)} | {ratio:.3f} | {control:.3f} | {', '.join(late)} |"
+            f"| {CASES[what, batch]} | {len(found)} | {ratio:.3f} | {control:.3f} | {', '.join(late)} |"
         )
     return lines
 
 
-def _name(what: str, batch: int) -> str:
-    return f"{what}, batch {batch}" if what == "decode" else what
-
-
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "| model | batch 1 | batch 16 | prefill | training | forward | operators |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    shown = [one for one in CASES if any(_case(row, *one) for row in rows)]
+    header = ["model", *(CASES[one] for one in shown), "operators", "MB"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for row in rows:
         cells = [
-            ""
-            if (case := _case(row, what, batch)) is None
-            else f"{case['ratio']:.3f} ({case['control']:.3f})"
-            for what, batch in (
-                ("decode", 1),
-                ("decode", 16),
-                ("prefill", 1),
-                ("training", 1),
-                ("forward", 1),
-            )
+            f"{case['ratio']:.3f} ({case['control']:.3f})" if (case := _case(row, *one)) else ""
+            for one in shown
         ]
         first = next(case for case in row["cases"] if "ratio" in case)
-        operators = "{} / {}".format(*first["operators"])
-        lines.append(f"| {row['model_type']} | {' | '.join(cells)} | {operators} |")
+        grown = [f"{one['MB']:.0f}" for one in row.get("memory", ()) if "MB" in one]
+        ends = "{} / {}".format(*first["operators"]), " / ".join(grown)
+        lines.append(f"| {' | '.join([row['model_type'], *cells, *ends])} |")
     return lines
 
 
