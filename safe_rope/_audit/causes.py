@@ -19,11 +19,15 @@ _NEAR = 2.0**-3
 
 
 class Explanation(NamedTuple):
-    """How a table came to be what it is: in words, at which step, and whether that is certain."""
+    """How a table came to be what it is: in words, at which step, and whether that is certain.
+
+    ``shown`` says that the values themselves show the damage; else another formula may have given them.
+    """
 
     said: str
-    where: Where
+    where: Where | None
     certain: bool = True
+    shown: bool = True
 
 
 UNRELATED = Explanation(
@@ -66,6 +70,8 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if is_written_to(actual, expected):
         return Explanation(said, "constructor")
     for replay in replays:
+        if replay is not None and replay.is_complex() and not actual.is_complex():
+            replay = torch.view_as_real(replay)
         if replay is not None and replay.shape == actual.shape and is_cast(actual, replay):
             return Explanation(f"{dtype}, computed in 16 bits ({_INTERCEPTED})", "constructor")
     near = bool(((values - true).abs() <= _NEAR * true.abs()).all())
@@ -76,9 +82,9 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if is_unfilled(actual, expected):
         return UNRELATED
     if near:
-        return Explanation(said, "constructor")
+        return Explanation(said, "constructor", shown=False)
     said = "not what its constructor gives: overwritten, uninitialised, or another formula"
-    return Explanation(said, "loading", certain=False)
+    return Explanation(said, "loading", certain=False, shown=False)
 
 
 def is_written_to(actual: Tensor, expected: Tensor) -> bool:
@@ -103,7 +109,7 @@ def explain_cos_sin(what: str, reference: PhaseReference, tables: list[CosSinTab
             return Explanation(f"{what} {how}", "forward" if is_forward else at_rest)
         if is_forward:
             said = "forward returns something else, although the tensors that it reads are right"
-            return Explanation(said, "forward", certain=False)
+            return Explanation(said, "forward", certain=False, shown=False)
         if float((errors.excess > 1).double().mean()) > 0.5:
             return UNRELATED
         return Explanation(f"{what} were written to in some rows", "loading")

@@ -21,6 +21,7 @@ from safe_rope._audit.reference import (
     relative_error,
 )
 from safe_rope._audit.report import BAD_RADIANS, Severity
+from safe_rope._audit.tables import damaged_in_itself
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
@@ -30,6 +31,14 @@ from safe_rope.rotation import plain
 
 if TYPE_CHECKING:
     from safe_rope._audit.module import ModuleAuditor
+
+
+_ANOTHER_CONFIG = (
+    "what another config asks for: the config was changed after the module was built, or the module was "
+    "given other frequencies"
+)
+_KEPT = ("rope_type", "original_max_seq_len", "attention_scaling")
+"""What rotary modules of transformers keep of their config."""
 
 
 def usual_positions(length: int) -> list[int]:
@@ -58,6 +67,7 @@ class EmbeddingAuditor:
         self._inv_freq: Explanation | None = None
         self._cache: Explanation | None = None
         self._slope = 0.0
+        self._is_of_another_config = self._was_built_for_another()
         self.names: set[str] = set()
         """The tables that the config's formula tells all about."""
 
@@ -93,7 +103,9 @@ class EmbeddingAuditor:
             self._add(name, "note" if spare else "unknown", said, dtype=tensor.dtype)
         return not tensor.is_meta
 
-    def _severity(self, certain: bool) -> Severity:
+    def _severity(self, certain: bool, explained: Explanation) -> Severity:
+        if not explained.shown and self._is_of_another_config:
+            return "unknown"
         # A class that nobody can build again may have a formula of its own that its config does not tell.
         patch, stock = self._owner.patch, own_class(stock_class(self._module))
         known = patch is not None and stock.__name__ in patch.rotary_classes
@@ -112,6 +124,8 @@ class EmbeddingAuditor:
             if relative <= TOLERANCE:
                 continue
             explained = explain_table(actual.cpu(), expected, self._owner.reference.replays(name))
+            if not explained.shown and not is_protected(self._module):
+                explained = self._judged(name, actual, explained)
             off = (
                 actual.to("cpu", torch.float64) - expected.to(torch.float64)
             ).abs() / self._reference.divisor
@@ -120,7 +134,7 @@ class EmbeddingAuditor:
             at = min(last, self._reference.farthest - 1)
             self._add(
                 name,
-                self._severity(explained.certain),
+                self._severity(explained.certain, explained),
                 explained.said,
                 explained.where,
                 actual.dtype,
@@ -131,6 +145,24 @@ class EmbeddingAuditor:
             )
             if name == f"{self._reference.prefix}inv_freq":
                 self._inv_freq, self._slope = explained, slope
+
+    def _judged(self, name: str, actual: Tensor, explained: Explanation) -> Explanation:
+        """What is to be said of frequencies whose difference from the config's shows no damage."""
+        said = damaged_in_itself(name, actual.cpu())
+        if said is not None:
+            return Explanation(said, explained.where)
+        if not (self._is_of_another_config or self._reference.is_of_another_config(actual)):
+            return explained
+        self._is_of_another_config = True
+        return Explanation(_ANOTHER_CONFIG, None, certain=False, shown=False)
+
+    def _was_built_for_another(self) -> bool:
+        """Whether what the module has kept of its config is not what its config says now."""
+        built, kept = self._owner.reference.module, vars(self._module)
+        if built is None or is_protected(self._module):
+            return False
+        names = _KEPT if self._reference.spec.scales_attention else _KEPT[:-1]
+        return any(kept.get(name) != vars(built).get(name) for name in names)
 
     def _audit_cache(self) -> None:
         names = sorted(self._names("cos_cached", "sin_cached"))
@@ -151,8 +183,7 @@ class EmbeddingAuditor:
         errors, _ = compare(self._reference, table)
         if errors.damaged:
             self._cache = explain_cos_sin(what, self._reference, [table])
-            said, where, _ = self._cache
-            self._add(what, "damaged", said, where, cos.dtype, **errors.measured())
+            self._add(what, "damaged", self._cache.said, self._cache.where, cos.dtype, **errors.measured())
 
     def _audit_forward(self) -> None:
         if device_of(self._module) is None:
@@ -225,7 +256,9 @@ class EmbeddingAuditor:
             bad = None if reference.spec.depends_on_length else _first_bad(self._slope, last)
             if bad is not None:
                 measured["first_bad_position"] = bad
-        self._add(what, self._severity(certain), cause.said, cause.where, tables[0].cos.dtype, **measured)
+        self._add(
+            what, self._severity(certain, cause), cause.said, cause.where, tables[0].cos.dtype, **measured
+        )
 
     def _note_rounding(self, tables: list[CosSinTable]) -> None:
         """Say so where the module rounds right tables to the model's 16-bit dtype when it hands them out."""

@@ -14,7 +14,7 @@ from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAud
 from safe_rope._audit.wrappers import compute_dtype, pending_casts, unwrapped
 from safe_rope._base.text import class_name
 from safe_rope._base.uninterrupted import run_waiting
-from safe_rope._protection.frozen import frozen_positions, unkept_tables
+from safe_rope._protection.frozen import frozen_positions, random_tables, unkept_tables
 from safe_rope._protection.plan import concerns
 from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._recognition.reference import References, own_class
@@ -73,7 +73,9 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
         prefix = next(path for path, module in model.named_modules() if module is inner)
         for path, module in inner.named_modules():
             run_waiting()
-            left = any(frozen_positions((module,))) or any(unkept_tables(module))
+            left = (
+                any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
+            )
             kept = is_protected(module) or is_pinned(module) or left
             if kept or concerns(module) or is_position_module(module):
                 whole = ".".join(filter(None, (prefix, path)))

@@ -16,14 +16,22 @@ from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
-from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, frozen, is_replayed
-from safe_rope._base.dtypes import LOW, dtype_name
+from safe_rope._audit.tables import (
+    Held,
+    aligned,
+    damaged_in_itself,
+    difference,
+    frozen,
+    is_replayed,
+    rounded_lists,
+)
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
-from safe_rope._protection.frozen import Frozen, frozen_positions, unkept_tables
+from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, random_tables, unkept_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.explained import UNTOLD
+from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
@@ -63,6 +71,8 @@ class ModuleAuditor:
         self._pending_cast = None if kept else pending_cast
         self.report = report
         self.module = module if self._pending_cast is None else _as_cast(module, self._pending_cast)
+        if is_protected(module) and not state_of(module).is_settled(module):
+            self.module = _as_settled(module)
         self.reference = reference
         self.patch = patch
         self.model_dtype = dtype
@@ -83,7 +93,8 @@ class ModuleAuditor:
             convention = None  # more than a rotary module: it cannot be asked alone
         named = [found for found in frozen_positions((self.module,)) if found.name not in tables]
         unread = unreadable(self.module)
-        if not tables and not named and not unread and convention is None:
+        untold = {n: said for n, said in _rounded_or_empty(self.module) if n not in tables}
+        if not (tables or named or unread or untold) and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -96,6 +107,8 @@ class ModuleAuditor:
             self._audit_left(found)
         for name in unread:
             self.add(name, "unknown", UNREAD)
+        for name, said in untold.items():
+            self.add(name, "unknown", said)
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
         self.report.findings += self.findings
@@ -141,7 +154,7 @@ class ModuleAuditor:
                 finished = not is_frequency(name)
                 if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
                     yield Held(f"{name} (kept)", kept, built[name][0], finished)
-                untold = state.notes.get(name) == UNTOLD
+                untold = state.notes.get(name) in UNKNOWN
                 yield Held(name, get_table(module, name), None if untold else kept, finished)
             # What is named, and not kept, is as in the stock model.
             built = {name: built[name] for name in state.notes if name in built and name not in names}
@@ -152,6 +165,7 @@ class ModuleAuditor:
                     expected = None  # the constructor has handed out a table that lives
                 yield Held(name, current, expected, finished, certain)
         yield from frozen(module, self.reference)
+        yield from rounded_lists(module, self.reference)
 
     def _out_of_reach(self) -> Iterator[Held]:
         """Tables that the guard names and does not keep: parametrized, or in one of torch's own modules."""
@@ -190,13 +204,16 @@ class ModuleAuditor:
         """What the config asks for, where it tells that, and the constructor's own module is as it tells."""
         prefix = "" if layer_type is None else f"{layer_type}_"
         held = tables.get(f"{prefix}original_inv_freq", tables.get(f"{prefix}inv_freq"))
-        base = None if held is None else held.expected
+        base, kept = None if held is None else held.expected, None
         if is_protected(self.module):
-            base = state_of(self.module).sets[layer_type].original
+            kept = state_of(self.module).sets[layer_type]
+            base = kept.original
         try:
             built = self.reference.module
-            formula = PhaseReference(self.module, self.patch, layer_type, convention, base)
+            formula = PhaseReference(self.module, self.patch, layer_type, convention, base, kept)
             self.result.max_position_embeddings = formula.spec.max_position_embeddings
+            if kept is not None:
+                return formula
             if built is None:
                 makes_anew = held is not None and self.patch is None and self._makes_anew(held.name, formula)
                 return None if makes_anew else formula
@@ -249,7 +266,9 @@ class ModuleAuditor:
             self.add(name, "unknown", "it is on the meta device and holds no values yet", dtype=actual.dtype)
         elif expected is None:
             said = self._wrong_in_itself(name, plain(actual))
-            self.add(name, "damaged" if said else "unknown", said or UNTOLD, dtype=actual.dtype)
+            self.add(
+                name, "damaged" if said else "unknown", said or self._why_untold(name), dtype=actual.dtype
+            )
         elif (pair := aligned(plain(actual), expected)) is None:
             shapes = f"{list(actual.shape)}, and its constructor makes {list(expected.shape)}"
             self.add(name, "unknown", f"it has the shape {shapes}", dtype=actual.dtype)
@@ -259,8 +278,12 @@ class ModuleAuditor:
             if found.damaged:
                 self._add_damage(held, found, *pair)
 
+    def _why_untold(self, name: str) -> str:
+        built = self.reference.module
+        return UNTOLD if built is None or get_table(built, name) is not None else UNMADE
+
     def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
-        cause = explain_table(actual, expected, self.reference.replays(held.name))
+        cause = explain_table(actual, expected, held.replays or self.reference.replays(held.name))
         certain = held.certain or cause.certain
         if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
             cause, certain = cause._replace(said=said), True
@@ -287,6 +310,9 @@ class ModuleAuditor:
         value = found.module.get_parameter(found.name)
         here = plain(getattr(value, "ds_tensor", value)).detach()
         said = None if found.is_damaged or here.is_meta else damaged_in_itself(found.name, here.cpu())
+        if said is None and is_a_wave(value) and here.dtype == torch.float32:
+            low = low_dtype_of(here.cpu())
+            said = None if low is None else f"{dtype_name(low)}-rounded sines"
         if said is None:
             self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
         else:  # a checkpoint may have rounded it, and it may be meant so
@@ -317,6 +343,23 @@ def _is_as_told(built: nn.Module, formula: PhaseReference) -> bool:
         return True
     expected = formula.expected(name)
     return expected is None or made.shape != expected.shape or relative_error(made, expected) <= TOLERANCE
+
+
+def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the tables that no constructor gives again and whose numbers are rounded, or are none."""
+    for found in random_tables(module):
+        buffer = plain(module._buffers[found.name]).detach()
+        if buffer.is_meta or bool(buffer.isnan().any()):
+            yield found.name, "it holds no values, and its constructor does not give them again"
+        elif (low := low_dtype_of(buffer.cpu())) is not None:
+            yield found.name, f"{dtype_name(low)}-rounded values, which its constructor does not give again"
+
+
+def _as_settled(module: nn.Module) -> nn.Module:
+    """A copy of a module whose tables a transformation has kept from being put back, with those in place."""
+    duplicate = isolated(module)
+    state_of(duplicate).restore(duplicate)
+    return duplicate
 
 
 def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:

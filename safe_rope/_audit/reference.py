@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,16 @@ from torch import Tensor, nn
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow
 from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
-from safe_rope._recognition.specs import Convention, divides_positions, read_spec, shown_spec
+from safe_rope._protection.rotary import Frequencies, spec_now
+from safe_rope._recognition.specs import (
+    Convention,
+    divides_positions,
+    read_spec,
+    shown_spec,
+    trained_length,
+)
 from safe_rope.errors import UnsupportedModelError
+from safe_rope.frequencies import RopeSpec
 from safe_rope.registry import RopePatch
 
 TOLERANCE = 2.0**-20
@@ -24,6 +33,8 @@ The mildest damage, one rounding to float16, is 2**-12.
 """
 
 _ROWS = 8192
+_FEWEST = 4
+"""Frequencies, less one, from which it can be told that they are those of another rope_theta."""
 
 _UNEXPLAINED = 2.0**-6
 """Radians: cos and sin that were rounded to bfloat16 turn a pair by less."""
@@ -51,7 +62,8 @@ class CosSinTable(NamedTuple):
 class PhaseReference:
     """One rotary embedding of a module as its spec asks for it.
 
-    ``base``: the frequencies that its constructor makes, which may be others than its config's.
+    ``base``: the frequencies that its constructor makes, which may be others than its config's. ``kept``:
+    what a protected module goes by, which its config may not say any more.
 
     Attributes:
         spec: what the module was built for.
@@ -74,19 +86,23 @@ class PhaseReference:
         layer_type: str | None,
         convention: Convention,
         base: Tensor | None = None,
+        kept: Frequencies | None = None,
     ) -> None:
         self.module = module
         self.layer_type = layer_type
         self.convention = convention
-        self.spec = read_spec(module, patch, layer_type)
+        self.spec = (
+            read_spec(module, patch, layer_type) if kept is None else spec_now(module, layer_type, kept.spec)
+        )
         self.prefix = "" if layer_type is None else f"{layer_type}_"
-        self.scaling = self.spec.attention_scaling
+        self.scaling = (self.spec if kept is None else kept.spec).attention_scaling
+        self._long = kept.long if kept is not None and kept.is_asked else None
         divides = divides_positions(module, self.spec)
         self.divisor = (self.spec.factor or 1.0) if divides else 1.0
         self.base = shown_spec(module, self.spec).inv_freq()
         self.layouts = ("half", "interleaved") if patch is None else (patch.layout,)
         if base is not None and base.shape == self.base.shape and relative_error(base, self.base) > TOLERANCE:
-            if self.spec.depends_on_length:
+            if self.spec.depends_on_length and kept is None:
                 raise UnsupportedModelError("its frequencies follow the length by a rule that is not known")
             self.base = base
         window = _window(module, layer_type)
@@ -107,7 +123,7 @@ class PhaseReference:
         if rest == "original_inv_freq" or (rest == "inv_freq" and not spec.depends_on_length):
             return self.base
         if spec.rope_type == "longrope" and rest in ("inv_freq", "long_inv_freq"):
-            long = spec.inv_freq((spec.original_max_position_embeddings or 0) + 1)
+            long = self._long_inv_freq()
             actual = getattr(self.module, name).detach()
             # Whichever the last sequence needed is there; a meta tensor has no values to tell.
             if rest == "inv_freq" and (
@@ -123,19 +139,57 @@ class PhaseReference:
         """Return the frequencies, FP32 CPU ``[rotary_dim // 2]``, that a sequence of ``length`` asks for."""
         spec = self.spec
         if spec.rope_type == "longrope":
-            limit = spec.original_max_position_embeddings or 0
-            return spec.inv_freq(limit + 1) if int(length) > limit else self.base
+            is_long = int(length) > trained_length(self.module, self.layer_type, spec)
+            return self._long_inv_freq() if is_long else self.base
         if not spec.depends_on_length or int(length) <= self.max_position:
             return self.base
         if self.convention == "positions":
             length = originals.tensor(int(length), dtype=torch.int64, device="cpu")
         return spec.inv_freq(length)
 
+    def _long_inv_freq(self) -> Tensor:
+        if self._long is not None:
+            return self._long
+        return self.spec.inv_freq((self.spec.original_max_position_embeddings or 0) + 1)
+
+    def is_of_another_config(self, actual: Tensor) -> bool:
+        """Whether ``actual``, what inv_freq holds in place of ``base``, is what another config asks for.
+
+        A config can be changed after a module has been built from it. Frequencies of another rope_theta or
+        factor say so, unless rounding gives that. longrope's factors are whatever somebody has found.
+        """
+        if actual.dtype in LOW or actual.dim() != 1 or not bool((actual.isfinite() & (actual >= 0)).all()):
+            return False
+        if self.spec.rope_type == "longrope":
+            return True
+        plain = self.spec.unscaled()
+        specs = (self.spec, plain, replace(plain, rope_type="linear", factor=1.0))
+        return any(_is_of_another(spec, actual.detach().cpu()) for spec in specs)
+
     def phases(self, positions: Tensor, length: Any = 0) -> Tensor:
         """Exact phases in a sequence of ``length``, float64 CPU ``[len(positions), rotary_dim // 2]``."""
         return positions.to(torch.float64)[:, None] * (
             self.for_length(length).to(torch.float64) / self.divisor
         )
+
+
+def _is_of_another(spec: RopeSpec, actual: Tensor) -> bool:
+    """Whether ``actual`` is what ``spec`` asks for with another rope_theta, or with another factor."""
+    expected = spec.inv_freq().double()
+    last = int(expected.count_nonzero()) - 1
+    if last < _FEWEST or len(actual) != len(expected) or not bool(actual[last] > 0):
+        return False
+    ratio = float(actual[last].double() / expected[last])
+    others = [(spec.rope_theta * ratio ** (-len(actual) / last), spec.factor)]
+    if spec.factor is not None and spec.factor / ratio >= 1:
+        others.append((spec.rope_theta, spec.factor / ratio))
+    rounded = [float(torch.tensor(spec.rope_theta, dtype=low)) for low in LOW]
+    return any(
+        math.isfinite(theta)
+        and not any(abs(theta - low) < 1e-6 * theta for low in rounded if low != spec.rope_theta)
+        and relative_error(actual, replace(spec, rope_theta=theta, factor=factor).inv_freq()) <= TOLERANCE
+        for theta, factor in others
+    )
 
 
 def _window(module: nn.Module, layer_type: str | None) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._protection.frozen import HOLDERS, shard_like
+from safe_rope._recognition.numbers import numbers, rounded_numbers
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import is_frequency, is_table_of, may_be_turned, oscillates
@@ -29,6 +30,7 @@ class Held(NamedTuple):
         finished: whether it is ready for use, such as sines; else frequencies or the like.
         certain: whether whatever differs from ``expected`` is wrong.
         frozen: whether it is a parameter, which a checkpoint may have filled.
+        replays: what damages give in its place, where that is known already.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Held(NamedTuple):
     finished: bool
     certain: bool = True
     frozen: bool = False
+    replays: tuple[Tensor, ...] = ()
 
 
 class Difference(NamedTuple):
@@ -158,6 +161,23 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
         return None
     low = low_dtype_of(values)
     return None if low is None else f"{dtype_name(low)}-rounded frequencies"
+
+
+def rounded_lists(module: nn.Module, reference: Reference) -> Iterator[Held]:
+    """Yield the numbers and lists of numbers that are rounded, as tables.
+
+    Told by what the constructor makes, or by a frequency's name and the numbers alone.
+    """
+    for name, meant in rounded_numbers(module, reference):
+        now, true = (
+            torch.tensor(numbers(value), dtype=torch.float64) for value in (vars(module)[name], meant)
+        )
+        yield Held(name, now, true, not is_frequency(name), replays=(now,))
+    if reference.module is None:
+        for name, value in vars(module).items():
+            held = numbers(value) if is_frequency(name) else None
+            if held is not None and damaged_in_itself(name, table := torch.tensor(held)) is not None:
+                yield Held(name, table, None, False)
 
 
 def is_replayed(actual: Tensor, name: str, reference: Reference) -> bool:

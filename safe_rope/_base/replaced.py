@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_NOTHING = object()
+
 
 class Replaced:
     """What was replaced, and by what; put back, unless somebody else has replaced it meanwhile."""
@@ -19,8 +21,8 @@ class Replaced:
         return any(ours is value for *_, ours in self._done)
 
     def put(self, owner: Any, name: str, ours: Any) -> None:
-        """Let ``ours`` stand where ``owner`` itself, not a base of it, has ``name``."""
-        self._done.append((owner, name, vars(owner)[name], ours))
+        """Let ``ours`` stand where ``owner`` itself, not a base of it, has ``name`` or could have it."""
+        self._done.append((owner, name, vars(owner).get(name, _NOTHING), ours))
         setattr(owner, name, ours)
 
     def put_back(self, moved: tuple[str, ...] = ()) -> None:
@@ -28,5 +30,9 @@ class Replaced:
         while self._done:
             owner, name, before, ours = self._done.pop()
             for place in moved if name in moved else (name,):
-                if vars(owner).get(place) is ours:
+                if vars(owner).get(place) is not ours:
+                    continue
+                if before is _NOTHING:
+                    delattr(owner, place)
+                else:
                     setattr(owner, place, before)

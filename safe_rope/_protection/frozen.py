@@ -14,26 +14,32 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._protection.shown import STATE
 from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
-from safe_rope._recognition.reference import own_class
+from safe_rope._recognition.reference import own_class, stock_class
 from safe_rope._recognition.tables import (
     has_position_name,
     is_empty_table,
     is_frequency,
     is_table_of,
+    oscillates,
     own_tensors,
 )
-from safe_rope._recognition.truths import frozen_tables
+from safe_rope._recognition.truths import ROUNDED, frozen_tables
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
 
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 """Modules of torch's whose parameters are their parent's tables."""
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Module)
+_SAMPLE = 128
+"""Rows and columns of a weight that are looked at."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
 _TORCHS = "is in a module of torch: it is rounded to whatever dtype the model is given"
 _DERIVED = "is in a module whose class torch has derived (a parametrization, fully_shard): it is as in stock"
+_RANDOM = "is nothing that its constructor gives again: it is rounded to whatever dtype the model is given"
 _COMPUTED = "computes positions beside weights, in whatever precision it is called with"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
@@ -102,10 +108,28 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
     """
     for module in modules:
         yield from unkept_tables(module)
+        yield from random_tables(module)
         is_kept = _is_kept(module) or own_class(type(module)).__module__.startswith("torch.")
         computes = bytecode.facts(type(module)).turns_counts and not is_kept
         if computes and next(module.parameters(), None) is not None:
             yield Frozen(module, "forward", _COMPUTED, False)
+
+
+def random_tables(module: nn.Module) -> Iterator[Frozen]:
+    """Yield the buffers of a module that takes sines which may be tables by name or values, and are not kept.
+
+    Such are random frequencies, which no constructor gives again.
+    """
+    facts = bytecode.facts(stock_class(module))
+    if not facts.turns or own_class(type(module)).__module__.startswith("torch."):
+        return
+    state: Any = vars(module).get(STATE)
+    kept = set() if state is None else set(state.names(module))
+    for name, buffer in own_tensors(module):
+        if name not in module._buffers or name in kept or not buffer.is_floating_point():
+            continue
+        if is_table_of(module, name, buffer, Origin.NONE) or is_empty_table(name, buffer):
+            yield Frozen(module, name, _RANDOM, False)
 
 
 def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
@@ -114,9 +138,7 @@ def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
         return
     if type(module).__module__.startswith("torch."):
         yield from (Frozen(module, name, _DERIVED, False) for name in _derived_tables(module))
-    for child_name, child in module._modules.items():
-        if child is None or not own_class(type(child)).__module__.startswith("torch."):
-            continue
+    for child_name, child in _torchs_inside(module):
         compiled = type(child).__module__.startswith("torch.jit.")
         for name, tensor in child.named_buffers(recurse=compiled):
             if not tensor.is_floating_point() or "running_" in name:
@@ -124,6 +146,15 @@ def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
             waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
             if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
                 yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
+
+
+def _torchs_inside(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of torch's modules in a module, and of those in its lists and bare modules."""
+    for name, child in module._modules.items():
+        if child is not None and own_class(type(child)).__module__.startswith("torch."):
+            yield prefix + name, child
+            if type(child) in _CONTAINERS and name != "parametrizations":  # those are told by their names
+                yield from _torchs_inside(child, f"{prefix}{name}.")
 
 
 def _is_kept(module: nn.Module) -> bool:
@@ -150,3 +181,17 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for child_name, child in module._modules.items():
         if isinstance(child, HOLDERS):
             yield from ((f"{child_name}.{name}", p) for name, p in child.named_parameters())
+    if bytecode.facts(type(module)).makes_waves:
+        for child_name, child in _torchs_inside(module):
+            if not isinstance(child, HOLDERS):
+                named = child.named_parameters(recurse=False)
+                yield from ((f"{child_name}.{name}", p) for name, p in named if is_a_wave(p))
+
+
+def is_a_wave(parameter: torch.Tensor) -> bool:
+    """Whether a frozen weight holds sampled sines, as that of a convolution with a fixed basis."""
+    if parameter.requires_grad or parameter.is_meta or not parameter.is_floating_point():
+        return False
+    part = parameter.detach().squeeze()
+    part = part[:_SAMPLE, :_SAMPLE] if part.dim() == 2 else part
+    return part.dim() == 2 and (oscillates(part, ROUNDED) or oscillates(part.t(), ROUNDED))

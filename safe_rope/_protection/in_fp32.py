@@ -108,18 +108,23 @@ def run_once(call: Call) -> Any:
 
 def _run_unasked(call: Call) -> Any:
     """Run as stock what cannot be asked for its results; tell of what computes more than its frequencies."""
+    if call.state.code.computes and (call.has_low or call.autocast):
+        tell_of_stock(call, "it cannot be copied, or what it returns cannot be looked into")
+    return run_once(call)
+
+
+def tell_of_stock(call: Call, reason: str) -> None:
+    """Warn, once for a module, that its positions are as in the stock model, and why."""
     notes, stock = call.state.notes, stock_class(call.module)
-    if call.state.code.computes and (call.has_low or call.autocast) and "forward" not in notes:
+    if "forward" not in notes:
         notes["forward"] = "not compared with FP32"
         warnings.warn(
-            f"{stock.__module__}.{stock.__name__} computes positions and cannot be compared with FP32 (it "
-            "cannot be copied, or what it returns cannot be looked into): they are as in the stock model, "
-            "which may compute them in low precision. Compute them in torch.float32 and round what forward "
-            "returns",
+            f"{stock.__module__}.{stock.__name__} computes positions and cannot be compared with FP32 "
+            f"({reason}): they are as in the stock model, which may compute them in low precision. Compute "
+            "them in torch.float32 and round what forward returns",
             PrecisionWarning,
             stacklevel=2,
         )
-    return run_once(call)
 
 
 def _as_returned(table: torch.Tensor) -> torch.Tensor:

@@ -193,6 +193,10 @@ class Keeper:
         self._placed.pop(name, None)
         self.adopt(module, name, current)
 
+    def is_settled(self, module: nn.Module) -> bool:
+        """Whether every table has been put there since its true values were last changed."""
+        return all(name in self._placed for name in self.names(module))
+
     def replace_placed(self, name: str) -> None:
         """Have a table put back at the next `restore`, without a look at what stands there."""
         self._placed.pop(name, None)

@@ -24,8 +24,9 @@ from safe_rope._protection.probe import full_state
 from safe_rope._protection.rewrite import is_pinned, is_protected, pin_module, protect_module, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications, around, of_pinned
-from safe_rope._recognition.explained import UNTOLD
+from safe_rope._recognition.explained import UNKNOWN, UNTOLD
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.numbers import rounded_numbers
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
 from safe_rope._recognition.tables import (
@@ -71,7 +72,7 @@ class Protection(NamedTuple):
     @property
     def untold(self) -> str:
         """Why nobody can say whether it is right as it is; empty where that is known."""
-        return _reasons({name: reason for name, reason in self.notes.items() if reason == UNTOLD})
+        return _reasons({name: reason for name, reason in self.notes.items() if reason in UNKNOWN})
 
     def carry_out(self) -> None:
         """Protect the module."""
@@ -141,6 +142,7 @@ def _prepare(
     if reference.module is module:
         reference = Reference(None, plain=reference.plain)  # the class hands out an instance that lives
     round_once(module, reference)
+    vars(module).update(rounded_numbers(module, reference))
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}
     notes.update(dict.fromkeys(unreadable(module), UNREAD))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.text import Report, class_name, counted, wrapped
 from safe_rope._protection.rewrite import is_pinned
-from safe_rope._recognition.explained import UNTOLD
+from safe_rope._recognition.explained import UNKNOWN
 from safe_rope._recognition.reference import own_class
 from safe_rope.errors import PrecisionWarning
 
@@ -81,7 +81,7 @@ class ProtectionReport(Report):
         name, family = class_name(type(module)), None if state.applied is None else state.applied.family
         pins = state.pins if is_pinned(module) else {}
         full = not is_pinned(module)
-        notes = {table: why for table, why in state.notes.items() if why != UNTOLD}
+        notes = {table: why for table, why in state.notes.items() if why not in UNKNOWN}
         exact = {n: why for n, why in notes.items() if full or (n in pins and not _is_low(pins[n]))}
         reason = _listed(exact, "; kept in full precision") if exact else None
         others = {table: why for table, why in state.notes.items() if table not in exact}
@@ -108,7 +108,9 @@ class ProtectionReport(Report):
         self.unprotected.append(ModuleEntry(path, class_name(type(module)), None, reason, level, kept))
 
     def add_frozen(self, path: str, found: Frozen) -> None:
-        """Add a position table that is a frozen parameter."""
+        """Add a position table that nothing keeps, unless the report names it already."""
+        if any(entry.path == path and found.name in (entry.reason or "") for entry in self.unprotected):
+            return
         reason = f"{found.name} {found.reason}"
         entries = self.unprotected if found.is_damaged else self.left
         entries.append(ModuleEntry(path, class_name(own_class(type(found.module))), reason=reason))

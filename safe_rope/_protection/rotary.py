@@ -27,6 +27,7 @@ from safe_rope._recognition.specs import (
     position_buffers,
     read_spec,
     shown_spec,
+    trained_length,
 )
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import SafeRopeError
@@ -61,6 +62,13 @@ class Frequencies:
     original_table: Table
     long: torch.Tensor | None = None
     long_table: Table | None = None
+    is_asked: bool = False
+    """Whether cos and sin have been looked up: longrope reads its long factors in the first forward."""
+
+    def set_long(self, tables: str, module: nn.Module, spec: RopeSpec, bits: Bits) -> None:
+        """Take the long factors of ``spec``; what cos and sin are multiplied by stays."""
+        self.long = spec.inv_freq((spec.original_max_position_embeddings or 0) + 1, bits)
+        self.long_table = _table(tables, module, self.spec, self.long, bits)
 
 
 class RotaryState(Keeper):
@@ -138,9 +146,7 @@ class RotaryState(Keeper):
             table = _table(tables, module, spec, shown, bits)
             sets[layer_type] = Frequencies(spec, prefix, original, shown, table, table)
             if spec.rope_type == "longrope":
-                long = spec.inv_freq(_longrope_limit(spec) + 1, bits)
-                sets[layer_type].long = long
-                sets[layer_type].long_table = _table(tables, module, spec, long, bits)
+                sets[layer_type].set_long(tables, module, spec, bits)
         layout = patch.layout if patch is not None else "half"
         state = cls(sets, convention, layout, tables, apply, bits)
         if convention == "length":
@@ -219,7 +225,10 @@ class RotaryState(Keeper):
             # Frequencies of one step only: whole tables of them on the device would cost more than a copy.
             cos, sin = _fractions.lookup(frequencies.table, position_ids.cpu())
             return cos.to(position_ids.device), sin.to(position_ids.device)
-        is_long = length > _longrope_limit(spec)
+        # The stock module reads its config here: it may say something else than when it was built.
+        is_long = length > trained_length(module, layer_type, spec)
+        if not torch.compiler.is_compiling():
+            self._read_long_factors(module, layer_type)
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
             # Asking which set applies would stop the device: both are looked up, one is chosen.
             long = _fractions.lookup(frequencies.long_table, position_ids)
@@ -252,6 +261,17 @@ class RotaryState(Keeper):
             return torch.cat((half, half), dim=-1)
         return half.repeat_interleave(2, dim=-1)
 
+    def _read_long_factors(self, module: nn.Module, layer_type: str | None) -> None:
+        """Take the long factors that the config has at the first forward, as the stock module does."""
+        frequencies = self.sets[layer_type]
+        if frequencies.is_asked:
+            return
+        frequencies.is_asked = True
+        getattr(module.config, "standardize_rope_params", lambda: None)()  # the stock module has that done
+        spec = spec_now(module, layer_type, frequencies.spec)
+        if spec != frequencies.spec:
+            frequencies.set_long(self.tables, module, spec, self.bits)
+
     def _follow_dynamic_ntk(self, module: Any, layer_type: str | None, length: torch.Tensor) -> None:
         frequencies = self.sets[layer_type]
         spec = frequencies.spec
@@ -266,7 +286,7 @@ class RotaryState(Keeper):
         cached = getattr(module, name, module.max_seq_len_cached)
         if length > cached:
             # The stock module reads its config here: it may say something else than when it was built.
-            spec = frequencies.spec = _spec_now(module, layer_type, spec)
+            spec = frequencies.spec = spec_now(module, layer_type, spec)
             self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             setattr(module, name, int(length))
         elif length < trained and cached > trained:
@@ -390,17 +410,13 @@ def _only(position_ids: torch.Tensor) -> int | None:
     return first if all([other == first for other in others]) else None
 
 
-def _spec_now(module: nn.Module, layer_type: str | None, spec: RopeSpec) -> RopeSpec:
+def spec_now(module: nn.Module, layer_type: str | None, spec: RopeSpec) -> RopeSpec:
     """Return what a module's config asks for now; ``spec`` where that is no other of its kind."""
     try:
         now = read_spec(module, find(module), layer_type)
     except SafeRopeError:
         return spec
     return now if (now.rope_type, now.rotary_dim) == (spec.rope_type, spec.rotary_dim) else spec
-
-
-def _longrope_limit(spec: RopeSpec) -> int:
-    return spec.original_max_position_embeddings or spec.max_position_embeddings or 0
 
 
 def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor, bits: Bits) -> Table:

@@ -29,6 +29,9 @@ from safe_rope._protection.stand_ins import (
 )
 from safe_rope._recognition.holdings import get_table, set_table
 
+_NOT_FOUND = (LookupError, ReferenceError, ValueError)
+"""What is raised where something is looked for by an object's identity: in a weak dictionary, in a list."""
+
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run the stock ``forward`` of a pinned module."""
@@ -38,21 +41,44 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     call = Call(module, state, forward, args, kwargs, is_watched())
     if not call.watched:
         state.restore(module)
+    low = any(state.differs(name) for name in state.pins)
+    if state.how is None and not low and not _is_lowered_by_its_call(call):
+        with products.noticed(call):
+            return _run_as_it_is(call)
+    try:
+        return _run_on_a_twin(call)
+    except _NOT_FOUND as error:
+        return _run_on_itself(call, error)
+
+
+def _run_on_a_twin(call: Call) -> Any:
+    module, state = call.module, call.state
     if state.rotates("forward"):
         return _rotate(call)
     if state.how == "tables":
         return on_twin(call, marked_anew if call.is_faked else marked)
     if state.how == "results":
         return in_fp32.run_in_fp32(call, applied=True)
-    low = any(state.differs(name) for name in state.pins)
-    if not low and not _is_lowered_by_its_call(call):
-        with products.noticed(call):
-            return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
         return in_fp32.run_once(call)
     if _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)
+
+
+def _run_on_itself(call: Call, error: Exception) -> Any:
+    """Run a forward that no twin can run, as it is found by its identity; raise what it raises itself."""
+    state = call.state
+    try:
+        result = _on_shown(call, marked=False)
+    except Exception as own:
+        raise own from None
+    finally:
+        if not call.watched:
+            state.restore(call.module)
+    if call.has_low or call.autocast or any(map(state.differs, state.pins)):
+        in_fp32.tell_of_stock(call, f"{type(error).__name__} in another object of its class")
+    return result
 
 
 def rotate(module: Any, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -40,7 +40,13 @@ from safe_rope._protection.wrapped_methods import (
     wrap_call,
     wrap_methods,
 )
-from safe_rope._recognition.arguments import Arguments, arguments_in, first_argument, infer_arguments
+from safe_rope._recognition.arguments import (
+    Arguments,
+    arguments_in,
+    first_argument,
+    has_no_constructor,
+    infer_arguments,
+)
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
@@ -190,11 +196,14 @@ class ConstructionWatch:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
         number = self._numbers[module] = next(self._begun)
         thread = threading.get_ident()
-        building = _Building(arguments_in(module, frame), Conditions.now(), thread=thread, number=number)
+        arguments = arguments_in(module, frame)
+        if arguments is None and has_no_constructor(type(module)):
+            arguments = Arguments((), {})
+        building = _Building(arguments, Conditions.now(), thread=thread, number=number)
         self._building[module] = building
         self._is_new = True
         wrap_call()
-        conditions, arguments = building.conditions, building.arguments
+        conditions = building.conditions
         if conditions is None or conditions.device != "meta" or arguments is None:
             return
         if not bytecode.facts(type(module)).makes_waves:

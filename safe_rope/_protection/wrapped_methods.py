@@ -56,6 +56,7 @@ def wrap_methods() -> None:
     wraps: dict[str, Callable[..., Any]] = dict.fromkeys(_CONSTRUCTORS, _noting)
     for name in (*_USES, *_MOVES):
         wraps[name] = functools.partial(_looking_before, name)
+    _methods.put(nn.Module, "__reduce_ex__", _looking_before_a_copy(nn.Module.__reduce_ex__))
     for name, wrap in wraps.items():
         inner = nn.Module.__dict__.get(name)
         if inner is not None and inner not in _methods:
@@ -138,6 +139,19 @@ def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
             _this_thread.uses = False
 
     return method
+
+
+def _looking_before_a_copy(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy is no module that a constructor has built: what it has to know it takes from its original."""
+
+    @functools.wraps(inner)
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        stock = type(self)
+        if not (torch.compiler.is_dynamo_compiling() or rebuilding()):
+            _look_before_call()
+        return inner(self, protocol) if type(self) is stock else self.__reduce_ex__(protocol)
+
+    return reduce
 
 
 _calls = Replaced()

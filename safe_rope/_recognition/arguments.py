@@ -73,6 +73,11 @@ def arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None
     return None if outermost is None else _call_of(outermost)
 
 
+def has_no_constructor(cls: type[nn.Module]) -> bool:
+    """Whether a class has none but that of ``nn.Module``, which takes nothing; what fills it comes later."""
+    return inspect.unwrap(cls.__init__) is inspect.unwrap(nn.Module.__init__)
+
+
 def first_argument(frame: FrameType) -> Any:
     """Return the object that a method's frame was called on, or whatever comes first."""
     code = frame.f_code

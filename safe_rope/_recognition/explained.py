@@ -18,6 +18,8 @@ from safe_rope._base.dtypes import LOW
 Verdict = Literal["constructor", "built", "kept", "unfilled", "unknown"]
 
 UNTOLD = "its constructor cannot be run again, as its arguments are not known"
+UNMADE = "its constructor does not make it, and nobody knows what has"
+UNKNOWN = (UNTOLD, UNMADE)
 """Why nobody can say whether values are right."""
 _NEAR = 2.0**-7
 """Relative: how far a few roundings to 16 bits move a value."""
@@ -116,6 +118,7 @@ def find_truth(
     *,
     plain: bool,
     certain: bool,
+    runs: bool,
     replays: Callable[[], Iterable[torch.Tensor | None]],
 ) -> Truth:
     """Say what a table should hold.
@@ -123,15 +126,17 @@ def find_truth(
     Args:
         current: what it holds: on CPU, or on meta.
         rebuilt: what its constructor gives with nothing intercepted, FP32 on CPU; None where it cannot run
-            again.
+            again, or does not make it.
         plain: whether nothing was in the way when it was built.
         certain: whether it is certain what the constructor was called with.
+        runs: whether its constructor can run again, whatever it makes.
         replays: what the constructor gives under each of the conditions that it may have run in.
 
     """
+    maker = "does not make it" if runs else "cannot be run again"
     if current is None or current.is_meta:
         if rebuilt is None:
-            return Truth(None, "unfilled", "its constructor cannot be run again, and nothing has filled it")
+            return Truth(None, "unfilled", f"its constructor {maker}, and nothing has filled it")
         if not certain:
             return Truth(None, "unfilled", "its constructor changes its arguments, and nothing has filled it")
         return Truth(rebuilt, "constructor")
@@ -150,11 +155,11 @@ def find_truth(
                 None, "unfilled", "nothing has filled it, and it is not certain what it was built with"
             )
     if rebuilt is None and current.isnan().any():
-        return Truth(None, "unfilled", "it holds no numbers, and its constructor cannot be run again")
+        return Truth(None, "unfilled", f"it holds no numbers, and its constructor {maker}")
     if plain and (rebuilt is None or current.dtype not in LOW):
         return Truth(current, "built")
     if rebuilt is None:
-        return Truth(current, "kept", UNTOLD)
+        return Truth(current, "kept", UNMADE if runs else UNTOLD)
     return Truth(current, "kept", "it holds values that its constructor does not give")
 
 

@@ -48,6 +48,9 @@ _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "r
 _FINISHING = {"sin", "cos", "sin_", "cos_", "sinc", "polar", "log", "log2", "log10", "log1p", "tanh",
               "sigmoid", "sign"}  # fmt: skip
 
+_UNDOING = {"exp", "exp_", "exp2", "exp2_"}
+"""What makes frequencies of their logarithms."""
+
 
 class Provenance(TorchFunctionMode):
     """While active, remembers the `Origin` of every tensor that operations of this thread make."""
@@ -88,6 +91,8 @@ class Provenance(TorchFunctionMode):
             self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
+        if name in _UNDOING and isinstance(result, torch.Tensor) and not result.is_complex():
+            origin &= ~Origin.FINISHED
         written = (*tensors_in(args[:1] if _writes(name) else ()), *tensors_in(kwargs.get("out")))
         if written:
             origin &= ~Origin.EMPTY

@@ -56,7 +56,8 @@ class Rebuilt(NamedTuple):
         module = self.module.get_submodule(path)
         found = {}
         for name, tensor in own_tensors(module):
-            origin = self.origins.get((path, name), Origin.NONE)
+            # What no operation of torch's has been seen to make comes from NumPy or from a script.
+            origin = self.origins.get((path, name)) or Origin.LITERAL
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
                 ready = tensor.numel() > 1 and is_finished(type(module), name, origin)
                 found[name] = (tensor.detach(), ready)
@@ -152,7 +153,7 @@ def _rebuild(
     origins = {
         (path, name): provenance.origin(tensor)
         for path, part in module.named_modules()
-        for name, tensor in (*own_tensors(part), *part._parameters.items())
+        for name, tensor in (*entries(part), *part._parameters.items())
         if tensor is not None
     }
     return Rebuilt(module, origins, elsewhere)

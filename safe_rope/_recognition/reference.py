@@ -104,20 +104,23 @@ class Reference(NamedTuple):
         """Return what the constructor makes under each of the conditions that it may have run in."""
         return self.again.replays() if self.again is not None else []
 
+    def replayed_modules(self) -> Iterator[nn.Module]:
+        """Yield the module's counterpart in each replay."""
+        for replay in self.replays_of():
+            with contextlib.suppress(AttributeError):
+                yield replay.module.get_submodule(self.path)
+
     def replays(self, name: str) -> Iterator[torch.Tensor | None]:
         """Yield what each replay has in place of the table ``name``."""
-        for replay in self.replays_of():
-            try:
-                value = get_table(replay.module.get_submodule(self.path), name)
-            except AttributeError:
-                continue
+        for module in self.replayed_modules():
+            value = get_table(module, name)
             yield value if isinstance(value, torch.Tensor) and not value.is_meta else None
 
     def replayed_parameters(self, name: str) -> Iterator[torch.Tensor]:
         """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some."""
-        for replay in self.replays_of():
+        for module in self.replayed_modules():
             with contextlib.suppress(AttributeError):
-                parameter = replay.module.get_submodule(self.path).get_parameter(name)
+                parameter = module.get_parameter(name)
                 if not parameter.is_meta:
                     yield parameter.detach()
 

@@ -22,6 +22,7 @@ from safe_rope.registry import RopePatch
 Convention = Literal["positions", "length"]
 
 _INV_FREQ = re.compile(r"(^|_)inv_freq$")
+_TRAINED = "original_max_position_embeddings"
 _CACHE = re.compile(r"(^|_)(cos|sin)_cached$")
 
 
@@ -102,6 +103,23 @@ def divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
 def shown_spec(module: nn.Module, spec: RopeSpec) -> RopeSpec:
     """The spec that the module's inv_freq is made from."""
     return spec.unscaled() if divides_positions(module, spec) else spec
+
+
+def trained_length(module: nn.Module, layer_type: str | None, spec: RopeSpec) -> int:
+    """Return up to which length longrope takes its short factors, as the module's config has it now.
+
+    ``spec`` says it for a module without such a config. Dynamo traces this function.
+    """
+    known = spec.original_max_position_embeddings or spec.max_position_embeddings or 0
+    config = getattr(module, "config", None)
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict):
+        if layer_type is not None:
+            rope = rope.get(layer_type)
+        now = rope.get(_TRAINED) if isinstance(rope, dict) else None
+    else:
+        now = getattr(config, _TRAINED, None)
+    return now if isinstance(now, int) and now > 0 else known
 
 
 def _built_rotary_dim(module: nn.Module, layer_type: str | None) -> int | None:

@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from safe_rope._base import bytecode
+from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.holdings import entries, has_no_shape, unfilled
 from safe_rope._recognition.provenance import Origin
 
 FEWEST = 8
 """Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
+_ROUNDING = 2.0**-21
+"""Relative: what FP32 numbers of a progression may be off by."""
 # Their constructors set up processes, optimizers and hooks: they must never be run twice.
 _NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
 # What is counted out and no position all the same: windows and filters of a spectrogram, noise schedules,
@@ -136,9 +139,9 @@ def uninitialized(module: nn.Module) -> list[str]:
 
 def is_finished(cls: type, name: str, origin: Origin) -> bool:
     """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of."""
-    if origin & Origin.FINISHED:
-        return True
     facts = bytecode.facts(cls)
+    if origin & Origin.FINISHED:
+        return not (_FREQUENCIES.search(name) and facts.turns)
     return not is_frequency(name) and not (origin & Origin.COUNTED and (facts.turns or facts.turns_counts))
 
 
@@ -178,12 +181,13 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     if _ALWAYS.search(name):
         values = tensor.reshape(-1)
         return bool(torch.isfinite(tensor.abs()).all()) and not bool((values == values[0]).all())
-    counted = bool(origin & Origin.COUNTED)
+    counted = bool(origin & Origin.COUNTED) or (bool(origin & Origin.LITERAL) and _is_progression(tensor))
     if not counted and _SELDOM.search(name.lower()):
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    if not counted and (oscillates(tensor) or _are_phasors(tensor)):
+    error = 2.0**-9 if tensor.dtype in LOW else 1e-5  # some keep their tables in 16 bits on purpose
+    if not counted and (oscillates(tensor, error) or _are_phasors(tensor)):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
@@ -206,6 +210,20 @@ def _has_values(tensor: torch.Tensor) -> bool:
     values = tensor.reshape(-1)
     finite = values[values.abs().isfinite()]
     return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
+
+
+def _is_progression(tensor: torch.Tensor) -> bool:
+    """Whether each row of a table rises or falls by the same number, or by the same factor."""
+    rows = tensor.detach().squeeze()
+    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] < FEWEST:
+        return False
+    rows = rows.double()
+    steps = rows.diff(dim=-1)
+    if bool(steps.all()) and bool(((steps - steps[..., :1]).abs() <= _ROUNDING * rows.abs().max()).all()):
+        return True
+    ratios = rows[..., 1:] / rows[..., :-1]
+    even = (ratios - ratios[..., :1]).abs() <= _ROUNDING * ratios.abs()
+    return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
 
 
 def _rises_or_falls(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import nn
@@ -10,10 +10,11 @@ from torch import nn
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
 from safe_rope._recognition.explained import Truth, find_truth, is_cast, is_same
-from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
+    has_position_name,
     is_empty_table,
     is_frequency,
     is_table_of,
@@ -23,7 +24,8 @@ from safe_rope._recognition.tables import (
 )
 from safe_rope.registry import RopePatch
 
-_ROUNDED = 4 * 2.0**-8
+_INTEGERS = (torch.int32, torch.int64)
+ROUNDED = 4 * 2.0**-8
 """What sines may be off by that were rounded to 16 bits."""
 
 
@@ -62,10 +64,27 @@ def tables_of(
         is_given = tensor.is_meta and isinstance(made, torch.Tensor) and made.is_meta
         if is_given and name not in tables and name in module._non_persistent_buffers_set:
             tables[name] = None, True  # no file fills what the constructor got on meta
+    if tables:
+        tables.update(_counts_on_meta(module, reference, tables.keys()))
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             tables[name] = values, False
     return tables
+
+
+def _counts_on_meta(
+    module: nn.Module, reference: Reference, known: Container[str]
+) -> Iterator[tuple[str, tuple[torch.Tensor, bool]]]:
+    """Yield the counted integers that a module has lost beside its tables, as an index into one of those."""
+    if reference.rebuilt is None or reference.module is None:
+        return
+    for name, value in entries(module):
+        made = get_table(reference.module, name)
+        origin = reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
+        if name in known or not value.is_meta or not (has_position_name(name) and origin & Origin.COUNTED):
+            continue
+        if isinstance(made, torch.Tensor) and made.dtype in _INTEGERS and not made.is_meta:
+            yield name, (made, True)
 
 
 def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str, torch.Tensor]]:
@@ -106,9 +125,9 @@ def truths_of(
 
 
 def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference: Reference) -> Truth:
-    current = get_table(module, name)
+    current, runs = get_table(module, name), reference.rebuilt is not None
     if rebuilt is not None and is_shared(current, rebuilt):
-        rebuilt = None  # the constructor has handed out what lives already: that proves nothing
+        rebuilt, runs = None, False  # the constructor has handed out what lives already: that proves nothing
     if isinstance(current, torch.Tensor) and not current.is_meta:
         current = current.detach().cpu()
     truth = find_truth(
@@ -116,6 +135,7 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
         rebuilt,
         plain=reference.plain,
         certain=reference.again is not None and reference.again.certain,
+        runs=runs,
         replays=lambda: reference.replays(name),
     )
     if truth.values is current and current is not None:
@@ -140,7 +160,7 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
         for name, tensor in own_tensors(module)
         if is_table_of(module, name, tensor, Origin.NONE)
         or is_empty_table(name, tensor)
-        or (not tensor.is_meta and oscillates(tensor, _ROUNDED))
+        or (not tensor.is_meta and oscillates(tensor, ROUNDED))
     }
 
 

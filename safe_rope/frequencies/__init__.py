@@ -98,6 +98,11 @@ class RopeSpec:
             return self.attention_factor
         return SCALINGS[self.rope_type](self) if self.rope_type in SCALINGS else 1.0
 
+    @property
+    def scales_attention(self) -> bool:
+        """Whether the rope type has a formula for `attention_scaling`."""
+        return self.rope_type in SCALINGS
+
     def unscaled(self) -> RopeSpec:
         """Return the spec without its scaling.
 

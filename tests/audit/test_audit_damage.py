@@ -156,6 +156,31 @@ def test_a_table_of_the_wrong_amplitude_is_damaged() -> None:
     assert forward.cos_error == pytest.approx(0.5, abs=1e-2)
 
 
+@pytest.mark.parametrize("change", [{"rope_theta": 5e5}, {"rope_theta": 10_100.0}, {"factor": 6.0}], ids=str)
+@pytest.mark.parametrize("rope_type", ["default", *rope_types()])
+def test_a_config_that_was_changed_later_damages_no_table(rope_type: str, change: dict[str, float]) -> None:
+    model = build(rope_type=rope_type)
+    rope = getattr(model.config, "rope_parameters", None)
+    if rope is None or not change.keys() <= rope.keys():
+        pytest.skip("this transformers keeps its parameters elsewhere, or has none of that name")
+    with safe_rope.guard():
+        guarded = build(rope_type=rope_type)
+    for one in (model, guarded):
+        one.config.rope_parameters.update(change)
+    assert safe_rope.audit(guarded).ok
+    report = safe_rope.audit(model)
+    reads_it_later = rope_type == "dynamic" and "factor" in change
+    assert report.verdict == ("ok" if reads_it_later else "unknown"), str(report)
+    assert safe_rope.audit(model.bfloat16()).verdict == "damaged"
+
+
+def test_a_theta_that_was_rounded_is_damage() -> None:
+    model = build()
+    for rotary in rotary_modules(model).values():
+        rotary.inv_freq.copy_(1.0 / 9984.0 ** (torch.arange(0, 128, 2).float() / 128))  # 10000 in bfloat16
+    assert safe_rope.audit(model).verdict == "damaged"
+
+
 def test_the_rounding_of_cos_and_sin_is_a_note_not_damage() -> None:
     model = build()
     for parameter in model.parameters():

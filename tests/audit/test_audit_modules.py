@@ -306,3 +306,39 @@ def test_a_number_of_the_old_constructor_is_repaired_and_kept() -> None:
     x = torch.zeros(1, 9, 4)
     assert torch.equal(model(x), Base()(x).to(model(x).dtype))
     assert safe_rope.audit(model).verdict == "ok"
+
+
+class NumbersOfATensor(nn.Module):
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.dim = dim
+        self.freqs = (1.0 / 10000 ** (torch.arange(0, dim, 2) / dim)).tolist()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.outer(torch.arange(x.shape[1]).float(), torch.tensor(self.freqs))
+        return torch.cat((phase.cos(), phase.sin()), -1).to(x.dtype)
+
+
+def test_rounded_numbers_in_a_list_are_damaged_and_mended() -> None:
+    assert safe_rope.audit(NumbersOfATensor()).ok
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        stock = NumbersOfATensor()
+        with safe_rope.guard():
+            guarded = NumbersOfATensor()
+    finally:
+        torch.set_default_dtype(before)
+    assert safe_rope.audit(stock).verdict == "damaged"
+    assert guarded.freqs == NumbersOfATensor().freqs
+    safe_rope.protect(stock)
+    assert stock.freqs == NumbersOfATensor().freqs
+
+
+def test_numbers_that_somebody_has_put_there_stay() -> None:
+    with safe_rope.guard():
+        model = NumbersOfATensor()
+        model.freqs = [0.5 * number for number in model.freqs]
+    safe_rope.protect(model)
+    assert model.freqs == [0.5 * number for number in NumbersOfATensor().freqs]
+    assert safe_rope.audit(model).verdict != "damaged"

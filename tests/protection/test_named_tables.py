@@ -138,3 +138,65 @@ def test_a_method_of_a_class_is_not_run_inside_of_itself_while_a_guard_is_open()
             module = OnceOnly()
             use(module)
         assert torch.equal(module.inv_freq, frequencies())
+
+
+class FilledByItsParent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).cos().to(x.dtype)
+
+
+def test_what_its_constructor_does_not_make_is_not_blamed_on_arguments() -> None:
+    model = nn.Sequential(FilledByItsParent())
+    model[0].inv_freq = frequencies()
+    model.to(torch.bfloat16)
+    with pytest.warns(PrecisionWarning, match="its constructor does not make it"):
+        report = safe_rope.protect(model)
+    assert "arguments" not in str(report)
+    assert "arguments" not in str(safe_rope.audit(model))
+
+
+class SetUp(type(nn.Module)):  # type: ignore[misc]
+    """Fills an instance that no constructor has filled."""
+
+    def __call__(cls, *args: object) -> nn.Module:
+        module: nn.Module = super().__call__(*args)
+        module.register_buffer("inv_freq", frequencies())
+        return module
+
+
+class SetUpByItsClass(nn.Module, metaclass=SetUp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).cos().to(x.dtype)
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_class_without_a_constructor_is_kept_on_meta(assign: bool) -> None:
+    state = SetUpByItsClass().state_dict()
+    with safe_rope.guard() as session, torch.device("meta"):
+        model = SetUpByItsClass()
+    model = model if assign else model.to_empty(device="cpu")
+    model.load_state_dict(state, assign=assign)
+    model.to(torch.bfloat16)
+    assert not session.report.unprotected
+    assert torch.equal(model._buffers["inv_freq"], frequencies())
+
+
+class RandomFrequencies(Rope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.randn(16).abs(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.outer(torch.arange(x.shape[1]), self.inv_freq).sin()
+
+
+def test_random_frequencies_are_named_and_unknown_once_they_are_rounded() -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(RandomFrequencies())
+    assert any("inv_freq is nothing that its" in str(entry) for entry in session.report.left)
+    assert safe_rope.audit(model).ok
+    assert safe_rope.audit(model.to(torch.bfloat16)).verdict == "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -313,3 +314,23 @@ def test_what_is_asked_for_its_frequencies_asks_for_no_others(monkeypatch: pytes
         model = nn.Sequential(*(MayHaveFrequencies(use_rope=i % 2 == 0) for i in range(4)))
         monkeypatch.setattr(MayHaveFrequencies, "forward", counted)
         TriesItsModel(model)
+
+
+class HoldsItsTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1e4 ** -(torch.arange(16.0) / 16), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).cos().to(x.dtype)
+
+
+def test_a_copy_of_what_nobody_has_called_yet_is_protected_too() -> None:
+    true = HoldsItsTable()(torch.zeros(1, 300, 4))
+    before = nn.Module.__reduce_ex__
+    with safe_rope.guard():
+        duplicate = copy.deepcopy(HoldsItsTable())
+        answer = duplicate.to(torch.bfloat16)(torch.zeros(1, 300, 4, dtype=torch.bfloat16))
+    assert torch.equal(answer, true.bfloat16())
+    assert nn.Module.__reduce_ex__ is before
+    assert "__reduce_ex__" not in vars(nn.Module)

@@ -197,6 +197,36 @@ def test_a_sequence_that_grows_asks_the_config_as_it_is_then(name: str) -> None:
         assert safe_rope.audit(module).ok
 
 
+def test_a_sequence_that_grows_under_vmap_is_no_damage() -> None:
+    module = _protected("llama", "dynamic", "exact")
+    if not hasattr(module, "original_max_seq_len"):
+        pytest.skip("this transformers has no way back from a long sequence")
+    positions = torch.arange(3 * LIMIT)[None]
+    torch.vmap(lambda x: tuple(module(x, positions)))(torch.zeros(2, 1, 3 * LIMIT, 8))
+    assert safe_rope.audit(module).ok
+    stock = _stock("llama", "dynamic")
+    for length in (3 * LIMIT, 10, LIMIT + 5):
+        _agree(module, stock, "exact", length)
+
+
+@pytest.mark.parametrize("when", ["before the first forward", "after it"])
+@pytest.mark.parametrize("name", ["original_max_position_embeddings", "long_factor", "short_factor"])
+def test_longrope_asks_its_config_when_the_stock_module_does(name: str, when: str) -> None:
+    stock, module = copy.deepcopy(_stock("llama", "longrope")), _protected("llama", "longrope", "exact")
+    rope = getattr(stock.config, "rope_parameters", None)
+    if rope is None:
+        pytest.skip("before transformers 5 the short factors' length is another attribute's")
+    if when == "after it":
+        _agree(module, stock, "exact", 5)
+    for one in (stock, module):
+        one.config = copy.deepcopy(one.config)
+        value = one.config.rope_parameters[name]
+        one.config.rope_parameters[name] = LIMIT + 30 if isinstance(value, int) else [3 * v for v in value]
+    for length in (10, LIMIT + 20, LIMIT + 40, 2 * LIMIT, 10):
+        _agree(module, stock, "exact", length)
+    assert safe_rope.audit(module).ok
+
+
 @pytest.mark.parametrize("tables", survival.KINDS)
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "linear"])
 def test_a_whole_model_gives_stock_logits_across_its_limit(rope_type: str, tables: str) -> None:

@@ -26,7 +26,8 @@ UNTOLD = {
     *("global_while_building", "GlobalWhileTheParentBuilds", "context_variable"),
     *("environment_while_building", "class_attribute_while_building", "function_replaced_while_building"),
     *("ChildRegistersOnItsParent", "BuiltInThreads", "OnePerSize", "FromARegistry", "SecondLikeTheFirst"),
-    *("FilledByApply", "HandsItsBufferOver"),
+    *("FilledByApply", "HandsItsBufferOver", "CopiesItsTables", "FilledByInitWeights", "FromAClassMethod"),
+    *("EsmRotary", "OneTableInTwoModules"),
 }
 # Lost, and not told: what a checkpoint may hold as well, or a step in 16 bits that no replay repeats.
 UNPROVEN = {
@@ -39,8 +40,11 @@ UNPROVEN = {
             "FrozenAfterwards",
             "InAParameterDict",
         ),
-        *("AddedFromAFrozenEmbedding", "PretrainedEmbedding"),
+        *("AddedFromAFrozenEmbedding", "PretrainedEmbedding", "RotateQueriesAndKeys", "FrozenParameterDict"),
+        "SinesInAConvolution",
     },
+    "random frequencies": {"RandomGaussian", "RandomFeatureTimes"},
+    "built from arguments that are not known": {"EsmRotary", "NanoWithFreqsCis"},
     "complex exponentials of a low default dtype": {"ComplexExponential"},
 }
 # Their tables are on meta, where no list of a module's tensors has them, or are one number.
@@ -53,6 +57,8 @@ HIDDEN = {
     "BaseInABuffer",
     "ThetaInATensor",
     "PhasesAsSmallIntegers",
+    "T5BucketsInABuffer",
+    "CacheObjectThatGrows",
 }
 
 # The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.
