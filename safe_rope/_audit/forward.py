@@ -94,8 +94,10 @@ def _by_positions(
 
     if not reference.spec.depends_on_length:
         return [at(positions, 0)]
-    at([0], 0)  # a short sequence brings a module back that has served a long one
-    return [at([position], position + 1) for position in positions]
+    at([0], 0)  # a short sequence brings most modules back that have served a long one
+    kept = reference.unnoted_length(duplicate)
+    lengths = [kept if kept and p < reference.max_position else p + 1 for p in positions]
+    return [at([position], length) for position, length in zip(positions, lengths, strict=True)]
 
 
 def _computed_from(duplicate: nn.Module, reference: PhaseReference) -> Tensor | None:

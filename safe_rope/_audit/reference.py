@@ -23,6 +23,7 @@ from safe_rope._recognition.specs import (
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import RopeSpec
 from safe_rope.registry import RopePatch
+from safe_rope.rotation import plain
 
 TOLERANCE = 2.0**-20
 """Relative to a phase, and absolute below 1 rad: eight ulps of FP32.
@@ -115,7 +116,30 @@ class PhaseReference:
 
     def cached_length(self) -> Any:
         """How long a sequence the module is set up for now: an int, a tensor, or 0."""
-        return getattr(self.module, f"{self.prefix}max_seq_len_cached", 0)
+        known = getattr(self.module, f"{self.prefix}max_seq_len_cached", 0)
+        return known if int(known) > self.max_position else self.unnoted_length(self.module) or known
+
+    def unnoted_length(self, module: nn.Module) -> int:
+        """Return the length that dynamic NTK's frequencies in ``module`` are for, 0 if for no longer one.
+
+        transformers before 4.43 and from 5.0 to 5.12 does not note it.
+        """
+        if self.spec.rope_type != "dynamic" or self.convention == "length":
+            return 0
+        inv_freq = getattr(module, f"{self.prefix}inv_freq", None)
+        spec, pairs = self.spec, len(self.base)
+        if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or inv_freq.shape != (pairs,) or pairs < 2:
+            return 0
+        slowest = float(plain(inv_freq).detach()[-1])
+        if not 0.0 < slowest < 1.0:
+            return 0
+        dim, factor = spec.rotary_dim, spec.factor or 1.0
+        theta = slowest ** (-dim / (2 * (pairs - 1)))
+        stretch = (theta / spec.rope_theta) ** ((dim - 2) / dim)
+        length = round((stretch + factor - 1) * self.max_position / factor)
+        if length <= self.max_position or relative_error(inv_freq, self.for_length(length)) > TOLERANCE:
+            return 0
+        return length
 
     def expected(self, name: str) -> Tensor | None:
         """What the tensor ``name`` (``*inv_freq``) should hold now, FP32 CPU; None where that is unknown."""

@@ -12,6 +12,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -32,7 +33,17 @@ logger = logging.getLogger(__name__)
 _AXES = (3, 4)
 """How many position axes a module is asked with; the first number that it takes counts."""
 _POSITIONS = ((0, 1, 2, 5, 11, 257, 1023), (3, 4, 7, 250, 300, 512, 2049))
-_found: weakref.WeakKeyDictionary[nn.Module, tuple[Channels, bool] | None] = weakref.WeakKeyDictionary()
+
+
+class _Answer(NamedTuple):
+    """What the stock module's tables are; whether they have the dtype of x; see `RotaryState`."""
+
+    channels: Channels
+    follows_x: bool
+    remembers_length: bool = True
+
+
+_found: weakref.WeakKeyDictionary[nn.Module, _Answer | None] = weakref.WeakKeyDictionary()
 
 
 def full_state(
@@ -72,7 +83,7 @@ def full_state(
     state = RotaryState.read(
         module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
     )
-    state.channels, state.follows_x = answer
+    state.channels, state.follows_x, state.remembers_length = answer
     state.applied = found
     there = {module for module, name in found.places if _installed.exists(module, name)}
     if not there:
@@ -82,10 +93,7 @@ def full_state(
     return state
 
 
-def _answer(
-    reference: nn.Module, patch: RopePatch | None, convention: Convention
-) -> tuple[Channels, bool] | None:
-    """Return the channels of the stock module's tables, and whether they have the dtype of x."""
+def _answer(reference: nn.Module, patch: RopePatch | None, convention: Convention) -> _Answer | None:
     try:
         with undisturbed():
             return _probe(reference, patch, convention)
@@ -94,22 +102,22 @@ def _answer(
         return None
 
 
-def _probe(
-    reference: nn.Module, patch: RopePatch | None, convention: Convention
-) -> tuple[Channels, bool] | None:
+def _probe(reference: nn.Module, patch: RopePatch | None, convention: Convention) -> _Answer | None:
     reference = copied(reference)
     true = {name: value for name, value in entries(reference) if isinstance(value, torch.Tensor)}
     state = RotaryState.read(reference, patch, convention, tables="fp32", apply="stock", true=true)
     if convention == "length":
         return _probe_rows(reference, state)
     answers: list[Channels] = []
-    takes_plain, count = False, _count_axes(reference)
+    takes_plain, remembers, count = False, True, _count_axes(reference)
     for layer_type in layer_types(reference):
         for ids in _samples(state, layer_type, count):
+            asked = copied(reference)
             try:
-                stock = cos_and_sin(ask(copied(reference), ids, layer_type))
+                stock = cos_and_sin(ask(asked, ids, layer_type))
             except UnansweredError:
                 continue  # some want several axes always
+            remembers &= _remembers(asked, state, layer_type, int(ids.max()) + 1)
             own = copy.deepcopy(state).lookup(copied(reference), ids, layer_type)
             channels = match(stock, own, axes=ids.dim() == 3)
             if channels is None:
@@ -124,7 +132,17 @@ def _probe(
         ids = ids.expand(count, -1, -1)
     x = torch.zeros(*ids.shape[-2:], 8, dtype=torch.bfloat16)
     low = cos_and_sin(ask(copied(reference), ids, layer_types(reference)[0], x=x))[0].dtype
-    return merged, low == torch.bfloat16
+    return _Answer(merged, low == torch.bfloat16, remembers)
+
+
+def _remembers(asked: nn.Module, state: RotaryState, layer_type: str | None, length: int) -> bool:
+    """Whether a module that was asked for ``length`` knows the length that its frequencies are for."""
+    frequencies = state.sets[layer_type]
+    spec, name = frequencies.spec, f"{frequencies.prefix}max_seq_len_cached"
+    follows = spec.depends_on_length and frequencies.long_table is None
+    if not follows or length <= (spec.max_position_embeddings or 0):
+        return True
+    return not hasattr(asked, name) or int(getattr(asked, name)) >= length
 
 
 def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[torch.Tensor]:
@@ -153,7 +171,7 @@ def _takes(reference: nn.Module, ids: torch.Tensor) -> bool:
     return True
 
 
-def _probe_rows(reference: nn.Module, state: RotaryState) -> tuple[Channels, bool] | None:
+def _probe_rows(reference: nn.Module, state: RotaryState) -> _Answer | None:
     longest = cached_length(reference)
     for length in (min(longest, 300), longest + 3):
         stock = cos_and_sin(ask(copied(reference), length))
@@ -162,4 +180,4 @@ def _probe_rows(reference: nn.Module, state: RotaryState) -> tuple[Channels, boo
             return None
     low = cos_and_sin(ask(copied(reference), 7, x=torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)))[0].dtype
     width = 2 * state.sets[None].inv_freq.numel()
-    return Channels(tuple(i % (width // 2) for i in range(width))), low == torch.bfloat16
+    return _Answer(Channels(tuple(i % (width // 2) for i in range(width))), low == torch.bfloat16)

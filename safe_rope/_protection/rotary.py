@@ -92,6 +92,7 @@ class RotaryState(Keeper):
         self.apply = apply
         self.channels: Channels | None = None
         self.follows_x = True
+        self.remembers_length = True  # whether dynamic NTK knows how long a sequence its frequencies are for
         self.applied_in_graphs = True  # whether what takes cos and sin in FP32 is where the parent's code is
         self.row_cache: RowCache | None = None
         self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
@@ -280,7 +281,8 @@ class RotaryState(Keeper):
             if length > (spec.max_position_embeddings or 0):
                 self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
             return
-        # Grow with the longest sequence seen, come back once a sequence fits the trained length.
+        # Grow with the longest sequence seen, come back once a sequence fits the trained length. transformers
+        # 5.0 to 5.12 notes the length where it does not look: each one over the trained length counts as new.
         name = f"{frequencies.prefix}max_seq_len_cached"
         trained = module.original_max_seq_len
         cached = getattr(module, name, module.max_seq_len_cached)
@@ -288,7 +290,8 @@ class RotaryState(Keeper):
             # The stock module reads its config here: it may say something else than when it was built.
             spec = frequencies.spec = spec_now(module, layer_type, spec)
             self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
-            setattr(module, name, int(length))
+            if self.remembers_length:
+                setattr(module, name, int(length))
         elif length < trained and cached > trained:
             self._set_inv_freq(module, frequencies, frequencies.original)
             setattr(module, name, trained)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from audited import PlainRotary, use
-from rotary_models import FAMILIES, LENGTH, build, rope_types, rotary_modules
+from rotary_models import FAMILIES, LENGTH, build, first_rotary, rope_types, rotary_modules
+from support import families
 from torch import nn
 
 import safe_rope
@@ -78,6 +79,26 @@ def test_chosen_positions_are_those_of_a_fresh_sequence(protected: bool) -> None
     use(model, 12000)
     report = safe_rope.audit(model, positions=[LENGTH - 1, 2 * LENGTH])
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("protected", [False, True], ids=["stock", "protected"])
+def test_a_module_that_never_notes_the_length_is_ok_at_any(
+    protected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(rope_type="dynamic")
+    if hasattr(first_rotary(model), "original_max_seq_len"):
+        families.forget_the_length(first_rotary(model), monkeypatch)
+        model = build(rope_type="dynamic")
+    if protected:
+        safe_rope.protect(model)
+    use(model, 12000)
+    use(model, 100)
+    report = safe_rope.audit(model, positions=[0, 1, 100, LENGTH - 1, LENGTH, 2 * LENGTH])
+    assert report.ok, str(report)
+    rotary = first_rotary(model)
+    if not protected:
+        rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+        assert safe_rope.audit(model).damaged
 
 
 @pytest.mark.parametrize("positions", [[], [-1], [1.5], [True]])

@@ -124,6 +124,23 @@ def test_frequencies_follow_the_length_as_the_stock_ones_do(
         _agree(module, stock, tables, length, divisor)
 
 
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("tables", survival.KINDS)
+def test_a_module_that_never_notes_the_length_is_followed(
+    tables: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = _stock("llama", "dynamic")
+    if not hasattr(stock, "original_max_seq_len"):
+        pytest.skip("in this transformers no module goes back to its trained length")
+    families.forget_the_length(stock, monkeypatch)
+    stock = _stock("llama", "dynamic")
+    module = _protected("llama", "dynamic", tables, how)
+    trained = stock.inv_freq.clone()
+    for length in LENGTHS:
+        _agree(module, stock, tables, length)
+    assert not torch.equal(stock.inv_freq, trained), "a short sequence brought it back"
+
+
 @pytest.mark.parametrize("rope_type", SCALINGS)
 def test_steps_of_decoding_follow_the_length_too(rope_type: str) -> None:
     stock, module = _stock("llama", rope_type), _protected("llama", rope_type, "exact")

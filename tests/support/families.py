@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -92,6 +93,24 @@ def running_modules(model: nn.Module) -> list[nn.Module]:
     found = rotary_modules(model)
     depth = min(name.count(".") for name in found)
     return [module for name, module in found.items() if name.count(".") == depth]
+
+
+def forget_the_length(module: nn.Module, monkeypatch: Any) -> None:
+    """Have models built with a class of rotary modules that notes no length, as in transformers 5.0 to 5.12.
+
+    ``module``: one with dynamic NTK of the class that is replaced.
+    """
+    kind: Any = type(module)
+
+    class Forgetful(kind):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            answer = super().forward(x, position_ids)
+            self.max_seq_len_cached = self.original_max_seq_len
+            return answer
+
+    Forgetful.__name__ = Forgetful.__qualname__ = kind.__name__
+    Forgetful.__module__ = kind.__module__
+    monkeypatch.setattr(sys.modules[kind.__module__], kind.__name__, Forgetful)
 
 
 def read_tables(
