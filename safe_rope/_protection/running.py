@@ -9,6 +9,7 @@ frequencies that stay exact until they meet the model (`safe_rope.rotation._cos_
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,7 @@ from safe_rope._protection.stand_ins import (
     warn_rounded,
 )
 from safe_rope._recognition.holdings import get_table, set_table
-
-_NOT_FOUND = (LookupError, ReferenceError, ValueError)
-"""What is raised where something is looked for by an object's identity: in a weak dictionary, in a list."""
+from safe_rope._recognition.reference import stock_class
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -41,17 +40,15 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     call = Call(module, state, forward, args, kwargs, is_watched())
     if not call.watched:
         state.restore(module)
-    low = any(state.differs(name) for name in state.pins)
-    if state.how is None and not low and not _is_lowered_by_its_call(call):
-        with products.noticed(call):
-            return _run_as_it_is(call)
     try:
-        return _run_on_a_twin(call)
-    except _NOT_FOUND as error:
-        return _run_on_itself(call, error)
+        return _run(call)
+    except KeyError as error:
+        if not _is_sought(error, module):
+            raise
+        return _run_on_itself(call)
 
 
-def _run_on_a_twin(call: Call) -> Any:
+def _run(call: Call) -> Any:
     module, state = call.module, call.state
     if state.rotates("forward"):
         return _rotate(call)
@@ -59,6 +56,10 @@ def _run_on_a_twin(call: Call) -> Any:
         return on_twin(call, marked_anew if call.is_faked else marked)
     if state.how == "results":
         return in_fp32.run_in_fp32(call, applied=True)
+    low = any(state.differs(name) for name in state.pins)
+    if not low and not _is_lowered_by_its_call(call):
+        with products.noticed(call):
+            return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
         return in_fp32.run_once(call)
     if _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
@@ -66,7 +67,15 @@ def _run_on_a_twin(call: Call) -> Any:
     return in_fp32.run_in_fp32(call, applied=False)
 
 
-def _run_on_itself(call: Call, error: Exception) -> Any:
+def _is_sought(error: KeyError, module: Any) -> bool:
+    """Whether a twin of the module was looked for in a dictionary that has the module itself."""
+    sought = error.args[0] if error.args else None
+    if isinstance(sought, weakref.ref):
+        sought = sought()
+    return type(sought) is stock_class(module)
+
+
+def _run_on_itself(call: Call) -> Any:
     """Run a forward that no twin can run, as it is found by its identity; raise what it raises itself."""
     state = call.state
     try:
@@ -77,7 +86,7 @@ def _run_on_itself(call: Call, error: Exception) -> Any:
         if not call.watched:
             state.restore(call.module)
     if call.has_low or call.autocast or any(map(state.differs, state.pins)):
-        in_fp32.tell_of_stock(call, f"{type(error).__name__} in another object of its class")
+        in_fp32.tell_of_stock(call, "it finds itself in a dictionary, where no copy is")
     return result
 
 
