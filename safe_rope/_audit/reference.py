@@ -136,7 +136,7 @@ class PhaseReference:
         dim, factor = spec.rotary_dim, spec.factor or 1.0
         theta = slowest ** (-dim / (2 * (pairs - 1)))
         stretch = (theta / spec.rope_theta) ** ((dim - 2) / dim)
-        length = round((stretch + factor - 1) * self.max_position / factor)
+        length: int = round((stretch + factor - 1) * self.max_position / factor)
         if length <= self.max_position or relative_error(inv_freq, self.for_length(length)) > TOLERANCE:
             return 0
         return length

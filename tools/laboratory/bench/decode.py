@@ -108,7 +108,7 @@ def here(options: argparse.Namespace) -> dict[str, Any]:
     import transformers
 
     return {
-        "machine": platform.processor() or platform.machine(),
+        "processor": f"{platform.machine()} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": os.cpu_count(),
         "threads": options.threads,
         "load": [round(value, 1) for value in os.getloadavg()],

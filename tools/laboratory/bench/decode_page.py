@@ -19,6 +19,18 @@ model takes turns with them; its ratio stands in brackets and says what such a f
 step calls, stock and guarded; nothing else that runs on the machine changes them. *MB* is by how much a
 process grows that builds one of the two and calls it, stock and guarded.
 """
+ELSEWHERE = """\
+## On another processor
+
+The architectures above that miss a target, two whose bodies decode only with other settings or in another
+class, and Llama and GPT-NeoX beside them.
+"""
+OWN_WIDTH = """\
+## At their own width
+
+The layers above are a few hundred elements wide, so that what Python costs shows. These are as wide as in
+the default config of the architecture (`--width own --layers 2`). The vocabulary is small.
+"""
 CASES = {
     ("decode", 1): "decode, batch 1",
     ("decode", 16): "decode, batch 16",
@@ -31,29 +43,40 @@ CASES = {
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown: a section for each processor, and one for models of their own width."""
+    lines = [TITLE]
     rows = found["rows"]
-    here = rows[0]["here"]
-    lines = [
-        TITLE,
-        f"{here['layers']} layers where a model can have them, BF16, one new token after {here['prompt']}, "
-        f"{here['threads']} thread of",
-        f"{here['cores']} cores on {here['machine']}, torch {here['torch']}, transformers "
-        f"{here['transformers']}, Python {here['python']}.",
-        "",
-    ]
     measured = [row for row in rows if any("ratio" in case for case in row.get("cases", ()))]
+    small = [row for row in measured if row["here"]["width"] == "small"]
+    first = small[0]["here"]["processor"]
+    lines += [*_where(small[0]), ""]
     for title, level, target in (
         ("Fully protected", False, FULLY),
         ("Pinned", True, PINNED),
     ):
-        some = [row for row in measured if bool(row["pinned"]) == level]
+        some = [r for r in small if bool(r["pinned"]) == level and r["here"]["processor"] == first]
         lines += [f"## {title}", "", *_summary(some, target), "", *_table(some), ""]
+    elsewhere = [row for row in small if row["here"]["processor"] != first]
+    own = [row for row in measured if row["here"]["width"] == "own"]
+    for title, some in ((ELSEWHERE, elsewhere), (OWN_WIDTH, own)):
+        if some:
+            lines += [title, *_where(some[0]), "", *_table(some), ""]
     absent = [(row["model_type"], _reason(row)) for row in rows if row not in measured]
     if absent:
         lines += ["## Not measured", "", "| model | reason |", "|---|---|"]
         lines += [f"| {name} | {reason} |" for name, reason in absent] + [""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _where(row: dict[str, Any]) -> list[str]:
+    """Say what the times of a row, and of those beside it, depend on besides the code."""
+    here = row["here"]
+    return [
+        f"{here['layers']} layers where a model can have them, BF16, one new token after {here['prompt']}, "
+        f"{here['threads']} thread of",
+        f"{here['cores']} cores on {here['processor']}, torch {here['torch']}, transformers",
+        f"{here['transformers']}, Python {here['python']}, at a load of up to {max(here['load']):.0f}.",
+    ]
 
 
 def _summary(rows: list[dict[str, Any]], target: float) -> list[str]:
