@@ -120,7 +120,7 @@ class PhaseReference:
         return known if int(known) > self.max_position else self.unnoted_length(self.module) or known
 
     def unnoted_length(self, module: nn.Module) -> int:
-        """Return the length that dynamic NTK's frequencies in ``module`` are for, 0 if for no longer one.
+        """Return the length that dynamic NTK's frequencies in ``module`` are for; 0 for the trained one.
 
         transformers before 4.43 and from 5.0 to 5.12 does not note it.
         """

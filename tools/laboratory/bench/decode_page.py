@@ -72,10 +72,11 @@ def _where(row: dict[str, Any]) -> list[str]:
     """Say what the times of a row, and of those beside it, depend on besides the code."""
     here = row["here"]
     return [
-        f"{here['layers']} layers where a model can have them, BF16, one new token after {here['prompt']}, "
-        f"{here['threads']} thread of",
-        f"{here['cores']} cores on {here['processor']}, torch {here['torch']}, transformers",
-        f"{here['transformers']}, Python {here['python']}, at a load of up to {max(here['load']):.0f}.",
+        f"{here['layers']} layers where a model can have them, BF16, one new token after "
+        f"{here['prompt']}. One run used",
+        f"{here['threads']} thread of {here['cores']} cores on {here['processor']}, torch {here['torch']}, "
+        f"transformers {here['transformers']} and Python {here['python']}.",
+        f"The load was up to {max(here['load']):.0f}.",
     ]
 
 

@@ -40,7 +40,7 @@ class KerpleLog(nn.Module):
         return self.rel_dist[..., : x.shape[1]].to(x.dtype)
 
 
-@style("bias", "in forward", shows="output", roundings=4, not_on=("meta",))
+@style("bias", "in forward", "unharmed", shows="output", roundings=4, not_on=("meta",))
 class FireBias(nn.Module):
     """FIRE: distances through a logarithm, a threshold and an MLP; on meta nothing tells its number."""
 
@@ -220,7 +220,7 @@ class RelativeCoordsTable(nn.Module):
         return self.relative_coords_table.to(x.dtype), self.relative_position_index
 
 
-@style("diffusers", "float64")
+@style("diffusers", "float64", "unharmed")
 class GetOneDRotary(nn.Module):
     """Flux's: phases in float64 where the device has that, for three axes."""
 
@@ -539,7 +539,7 @@ class NoForward(nn.Module):
         return phase.cos().to(dtype), phase.sin().to(dtype)
 
 
-@style("static")
+@style("static", "unharmed")
 class StaticTables(nn.Module):
     """Tables of a class that is shared by all lengths, filled by a static method at the first call."""
 
@@ -609,7 +609,7 @@ class Emptied(nn.Module):
         return _turned(self.inv_freq, x)
 
 
-@style("lists", inv_freq="inv_freq")
+@style("lists", "unharmed", inv_freq="inv_freq")
 class PythonListOfNumbers(nn.Module):
     """Frequencies are a Python list, from which forward makes a tensor."""
 

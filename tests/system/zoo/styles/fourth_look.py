@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from styles.formulas import Pair, as_real, half_width, twice
+from styles.formulas import Pair, half_width, twice
 from styles.registry import DIM, LONGEST, hidden_and_positions, style
 
 
@@ -95,7 +95,7 @@ class ModdedNanoRotary(nn.Module):
         return self.cos_cached, self.sin_cached
 
 
-@style("nanogpt", "complex", "lazy", exact=as_real)
+@style("nanogpt", "complex", "lazy", "unharmed")
 class PhasorsOnFirstUse(nn.Module):
     """Complex phases are made by ``torch.exp`` when they are first asked for, and kept."""
 
@@ -365,7 +365,7 @@ class FromAClassMethod(nn.Module):
         return self.rope(x)
 
 
-@style("attribute", exact=half_width)
+@style("attribute", "unharmed")
 class MadeInGetattr(nn.Module):
     """A missing attribute is computed."""
 
@@ -382,7 +382,7 @@ class MadeInGetattr(nn.Module):
         return _turned(self.inv_freq, x)
 
 
-@style("remembered", exact=half_width)
+@style("remembered", "unharmed")
 class CachedMethod(nn.Module):
     """``functools.cache`` on a method, whose key is the module."""
 
@@ -514,7 +514,7 @@ class CountedByFullAndCumsum(nn.Module):
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
-@style("numpy", inv_freq="inv_freq", exact=half_width)
+@style("numpy", inv_freq="inv_freq")
 class FromNumpyInDouble(nn.Module):
     """float64 frequencies of NumPy, kept as float64."""
 
@@ -546,7 +546,7 @@ class LoopsOfMath(nn.Module):
         return self.table[: x.shape[1]].to(x.dtype)
 
 
-@style("fp16 on purpose", "unharmed")
+@style("fp16 on purpose")
 class HalfOnPurpose(nn.Module):
     """Its author casts the frequencies to FP16 and computes with them so."""
 

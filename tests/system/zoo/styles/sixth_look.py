@@ -372,7 +372,7 @@ class OnlyCosines(nn.Module):
         return self.table[: x.shape[1]].to(x.dtype)
 
 
-@style("ntk")
+@style("ntk", "unharmed")
 class NtkInForward(nn.Module):
     """NTK by hand: a longer sequence makes its own base, the buffer stays."""
 
