@@ -128,6 +128,8 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     for name, buffer in own_tensors(module):
         if name not in module._buffers or name in kept or not buffer.is_floating_point():
             continue
+        if buffer.numel() < 2:  # one number may be there for its dtype
+            continue
         if is_table_of(module, name, buffer, Origin.NONE) or is_empty_table(name, buffer):
             yield Frozen(module, name, _RANDOM, False)
 

@@ -81,7 +81,8 @@ def _counts_on_meta(
     for name, value in entries(module):
         made = get_table(reference.module, name)
         origin = reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
-        if name in known or not value.is_meta or not (has_position_name(name) and origin & Origin.COUNTED):
+        is_lost = isinstance(value, torch.Tensor) and value.is_meta and name not in known
+        if not (is_lost and has_position_name(name) and origin & Origin.COUNTED):
             continue
         if isinstance(made, torch.Tensor) and made.dtype in _INTEGERS and not made.is_meta:
             yield name, (made, True)
