@@ -22,8 +22,8 @@ process grows that builds one of the two and calls it, stock and guarded.
 ELSEWHERE = """\
 ## On another processor
 
-The architectures above that miss a target, two whose bodies decode only with other settings or in another
-class, and Llama and GPT-NeoX beside them.
+Two whose bodies stand above as encoders decode here: ModernBERT's decoder, and RoFormer as one. DeepSeek-V3
+and GPT-J were measured a second time, with fewer operators.
 """
 OWN_WIDTH = """\
 ## At their own width
