@@ -137,7 +137,8 @@ class PhaseReference:
         theta = slowest ** (-dim / (2 * (pairs - 1)))
         stretch = (theta / spec.rope_theta) ** ((dim - 2) / dim)
         length: int = round((stretch + factor - 1) * self.max_position / factor)
-        if length <= self.max_position or relative_error(inv_freq, self.for_length(length)) > TOLERANCE:
+        is_length = self.max_position < length < 2**31  # else garbage, of which no length can be made
+        if not is_length or relative_error(inv_freq, self.for_length(length)) > TOLERANCE:
             return 0
         return length
 

@@ -219,3 +219,9 @@ def test_a_theta_that_overflows_is_damage_of_the_constructor() -> None:
     for rotary in rotary_modules(model).values():
         rotary.inv_freq = torch.zeros(64)
     assert "uninitialised" in of(safe_rope.audit(model), "inv_freq")[0].source
+
+
+def test_dynamic_frequencies_that_no_length_gives_are_damaged() -> None:
+    model = build(rope_type="dynamic")
+    first_rotary(model).inv_freq[-1] = 1e-38  # as memory that nobody has filled
+    assert not safe_rope.audit(model).ok
