@@ -10,7 +10,7 @@ from typing import Any, Literal
 from safe_rope._audit.model import AuditReport, audit
 from safe_rope._base.text import counted
 from safe_rope._protection.report import is_main_rank
-from safe_rope.errors import ConfigError, PrecisionWarning
+from safe_rope.errors import ConfigError, DamagedTablesError, PrecisionWarning
 
 logger = logging.getLogger(__name__)
 
@@ -47,3 +47,29 @@ class Checked:
         if report.ok and is_main_rank():
             number = counted(len(report.modules), "module")
             logger.info("%s with positions audited before training: none is damaged", number)
+
+    def _judge_other(self, name: str, other: AuditReport) -> None:
+        """Judge a model that is trained against, or rewards: ``name`` says what holds it."""
+        if self.action == "raise":
+            try:
+                other.raise_if_damaged()
+            except DamagedTablesError as error:
+                raise DamagedTablesError(f"the trainer's {name}: {error}") from None
+        if not is_main_rank():
+            return
+        if not other.ok:
+            warnings.warn(f"the trainer's {name}: {other}", PrecisionWarning, stacklevel=3)
+            return
+        assert self.report is not None
+        ours = {module.module_class: module.protected for module in self.report.modules}
+        theirs = {module.module_class: module.protected for module in other.modules}
+        if any(cls in ours and ours[cls] != protected for cls, protected in theirs.items()):
+            less = name if any(ours.values()) else "model"
+            warnings.warn(
+                f"the trainer's model and its {name} have the same rotary modules, and only one of the two "
+                f"is protected, so they give different results for the same weights; load the {less} inside "
+                "safe_rope.guard() too, which for a model that the trainer loads is around the trainer's "
+                "constructor",
+                PrecisionWarning,
+                stacklevel=3,
+            )

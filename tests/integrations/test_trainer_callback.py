@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,45 @@ def test_what_cannot_be_told_does_not_pass(tmp_path: Path) -> None:
         trainer(model, SafeRopeCallback(), tmp_path).train()
     with pytest.raises(ConfigError, match='"raise" or "warn", got'):
         SafeRopeCallback("log")  # type: ignore[arg-type]
+
+
+def guarded() -> Any:
+    with safe_rope.guard():
+        return families.build("llama")
+
+
+def test_a_damaged_reference_model_fails_the_run(tmp_path: Path) -> None:
+    training = trainer(guarded(), SafeRopeCallback(), tmp_path)
+    training.ref_model = families.build("llama").to(torch.bfloat16)
+    with pytest.raises(safe_rope.DamagedTablesError, match=r"the trainer's ref_model: (?s:.*)rotary_emb"):
+        training.train()
+    assert training.state.global_step == 0
+    training = trainer(guarded(), SafeRopeCallback(action="warn"), tmp_path)
+    training.reward_funcs = [len, families.build("llama").to(torch.bfloat16)]
+    with pytest.warns(PrecisionWarning, match=r"the trainer's reward_funcs\[1\]: DAMAGED"):
+        training.train()
+
+
+@pytest.mark.parametrize("less", ["ref_model", "model"])
+def test_a_model_and_its_reference_are_protected_alike(less: str, tmp_path: Path) -> None:
+    stock = families.build("llama")
+    callback = SafeRopeCallback()
+    training = trainer(guarded() if less == "ref_model" else stock, callback, tmp_path)
+    training.ref_model = stock if less == "ref_model" else guarded()
+    with pytest.warns(PrecisionWarning, match=rf"model and its ref_model(?s:.*)load the {less} inside"):
+        training.train()
+    assert training.state.global_step == 2
+    assert callback.others["ref_model"].ok
+
+
+def test_what_is_protected_alike_is_told_of_nowhere(tmp_path: Path) -> None:
+    callback = SafeRopeCallback()
+    training = trainer(guarded(), callback, tmp_path)
+    training.ref_model = guarded()
+    training.same_model = training.model
+    training.other_rope = families.build("gpt_neox")
+    training.loss = torch.nn.CrossEntropyLoss()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrecisionWarning)
+        training.train()
+    assert set(callback.others) == {"ref_model", "other_rope", "loss"}
