@@ -7,7 +7,7 @@ import ast
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.file import File
 from safe_rope.scan.engine.names import Argument
-from safe_rope.scan.engine.scopes import Place, Site
+from safe_rope.scan.engine.scopes import Place, Scope, Site
 
 # Functions and methods that take indices, and nothing else, as tensors beside the first.
 _INDEXING = {
@@ -72,9 +72,7 @@ def _indexes(
             case ast.BinOp(op=ast.BitAnd() | ast.BitOr() | ast.BitXor() | ast.LShift() | ast.RShift()):
                 return True
             case ast.Assign(targets=[ast.Name(id=target)]) if depth < _DEPTH:
-                uses = file.flow.uses(place.scope, target)
-                later = (use for use in uses if use[2].order > place.order)
-                return any(_indexes(file, *use, depth + 1) for use in later)
+                return _last_index(file, place.scope, target, depth + 1) > place.order
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) | ast.Tuple() | ast.List():
                 pass
             case ast.Attribute(attr=name) if name in tensors.KEPT:
@@ -83,3 +81,12 @@ def _indexes(
                 return False
         current = parent
     return False
+
+
+def _last_index(file: File, scope: Scope, name: str, depth: int) -> int:
+    """Return the order of the last statement that uses a variable of a scope as an index; -1 for none."""
+    key = (id(scope), name, depth)
+    if key not in file.indexed:
+        uses = file.flow.uses(scope, name)
+        file.indexed[key] = max((use[2].order for use in uses if _indexes(file, *use, depth)), default=-1)
+    return file.indexed[key]

@@ -25,6 +25,7 @@ from safe_rope.scan.engine.values import (
 from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, MASKS, RETURNS_INTEGERS, SHAPES
 
 _DEPTH = 40
+_MOST = 2000  # expressions that one question leaves open
 _TRUTH = Value("number", True, False, bound=1)
 _MASK_BY_NAME = Value(whole=True, assumed=True)
 _INTEGER_BY_NAME = Value(dtype="int", assumed=True)
@@ -38,7 +39,10 @@ class Inference:
         self.walk = walk
         self.names = names
         self._call_sites = call_sites
-        self._active: set[tuple[int, int]] = set()
+        self._active: dict[tuple[int, int], int] = {}  # what is being asked, and within how many others
+        # What is unknown because it rests on an expression around it, by how many are around that.
+        self._open: dict[tuple[int, int], int] = {}
+        self._above = 0  # the outermost such expression of what was asked last
         self._known: dict[tuple[int, int], Value] = {}
 
     def value(self, node: ast.expr, place: Place) -> Value:
@@ -46,15 +50,27 @@ class Inference:
         key = (id(node), id(place))
         if key in self._known:
             return self._known[key]
-        if key in self._active or len(self._active) > _DEPTH:
+        depth = self._active.get(key, len(self._active))
+        if depth < len(self._active) or depth > _DEPTH or len(self._open) > _MOST:
+            self._above = min(self._above, depth if depth < len(self._active) else 0)
             return UNKNOWN
-        self._active.add(key)
+        if key in self._open:
+            self._above = min(self._above, self._open[key])
+            return UNKNOWN
+        around, self._above = self._above, depth
+        self._active[key] = depth
         try:
             value = self._value(node, place)
         finally:
-            self._active.discard(key)
-        if not self._active or value is not UNKNOWN:
+            del self._active[key]
+            above, self._above = self._above, around
+        if value is not UNKNOWN or above == depth:
             self._known[key] = value
+        else:
+            self._open[key] = above
+            self._above = min(around, above)
+        if not depth:
+            self._open.clear()
         return value
 
     def of(self, argument: Argument) -> Value:

@@ -10,6 +10,9 @@ from functools import cached_property
 from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Scope, Walk
 
 _DEPTH = 8
+_MAX_REACHING = 64  # bindings of a name that are told apart at one use
+# By the loop: where in a name's bindings those stand that are in it.
+Loops = dict[tuple[int, int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Names:
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
+        self._loops: dict[int, Loops] = {}
         self.stars = [name[:-2] for name in walk.imports.values() if name.endswith(".*")]
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
@@ -58,8 +62,13 @@ class Names:
         for scope in place.scope.upward():
             found = scope.bindings.get(name)
             if found and (scope is place.scope or scope.kind != "class"):
-                return inner + (_reaching(found, place) if scope is place.scope else found[::-1])
+                return inner + _at_most(self._reaching(found, place) if scope is place.scope else found[::-1])
         return inner
+
+    def _reaching(self, bindings: list[Binding], place: Place) -> list[Binding]:
+        if len(bindings) > 1 and id(bindings) not in self._loops:
+            self._loops[id(bindings)] = _in_loops(bindings)
+        return _reaching(bindings, self._loops.get(id(bindings), {}), place)
 
     def values(self, name: str, place: Place) -> list[tuple[ast.expr, Place]]:
         """Return the expressions that a name can stand for at a use, and where they are written."""
@@ -219,8 +228,14 @@ def _range(node: ast.expr) -> ast.Call | None:
     return None
 
 
-def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:
-    """Return the bindings that can reach a place, the last first, up to one that is on every path."""
+def _reaching(bindings: list[Binding], loops: Loops, place: Place) -> list[Binding]:
+    """Return the bindings that can reach a place, the last first, up to one that is on every path.
+
+    Args:
+        bindings: of the name, in the order of the text.
+        loops: which of them stand in each loop.
+        place: where the name is read.
+    """
     reaching: list[Binding] = []
     arms = dict(place.path)
     rest = place.path
@@ -232,23 +247,38 @@ def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:
         if binding.place.path == place.path[: len(binding.place.path)]:
             rest = place.path[len(binding.place.path) :]
             break
-    else:
-        if not reaching and not _from_before(bindings, before, rest):
-            return [binding for binding in bindings if binding.place.order != place.order]
-    return reaching + _from_before(bindings, before, rest)
+        if len(reaching) > _MAX_REACHING:
+            return reaching
+    later = _from_before(loops, before, rest)
+    if reaching or later:
+        return reaching + [bindings[at] for at in later]
+    return [binding for binding in bindings if binding.place.order != place.order]
 
 
 def _order(binding: Binding) -> int:
     return binding.place.order
 
 
-def _from_before(bindings: list[Binding], start: int, path: Path) -> list[Binding]:
-    """Return the bindings that stand later in a loop, and so reach its next round; the last first."""
-    loops = {step for step in path if step[1] == LOOP}
-    if not loops:
-        return []
-    return [
-        binding
-        for binding in bindings[: start - 1 if start else None : -1]
-        if not loops.isdisjoint(binding.place.path)
-    ]
+def _in_loops(bindings: list[Binding]) -> Loops:
+    """Return which of the bindings stand in each loop, ascending."""
+    loops: Loops = {}
+    for at, binding in enumerate(bindings):
+        for step in binding.place.path:
+            if step[1] == LOOP:
+                loops.setdefault(step, []).append(at)
+    return loops
+
+
+def _from_before(loops: Loops, start: int, path: Path) -> list[int]:
+    """Return which bindings stand later in a loop, and so reach its next round; the last first."""
+    outermost = next((step for step in path if step[1] == LOOP), None)
+    inside = [] if outermost is None else loops.get(outermost, [])  # all of the inner loops are among them
+    first = max(bisect_left(inside, start), len(inside) - _MAX_REACHING - 1)
+    return inside[first:][::-1]
+
+
+def _at_most(bindings: list[Binding]) -> list[Binding]:
+    """Cut a list of very many bindings; what is left out is a binding of which nothing is known."""
+    if len(bindings) <= _MAX_REACHING:
+        return bindings
+    return [*bindings[:_MAX_REACHING], Binding("value", None, bindings[_MAX_REACHING].place)]
