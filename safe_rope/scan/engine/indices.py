@@ -77,6 +77,8 @@ def _indexes(
                 pass
             case ast.Attribute(attr=name) if name in tensors.KEPT:
                 pass
+            case ast.Attribute(attr="dtype") | ast.keyword(arg="dtype"):
+                pass  # what has its dtype, and is an index, shows that it holds integers too
             case _:
                 return False
         current = parent

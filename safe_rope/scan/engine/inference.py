@@ -257,7 +257,8 @@ class Inference:
         if counted is not None and counted is not call:
             given = tensors.given_dtype(self, counted)
             name = "int" if given is None else given.dtype or "inherited"
-            return tensor(name, whole=True, grid=True, assumed=given is not None and given.assumed)
+            assumed = (given is not None and given.assumed) or not counted.complete
+            return tensor(name, whole=True, grid=True, assumed=assumed)
         if (
             call.function == "getattr"
             and (dtype := dtypes.named(self.names.qualify(node, place))) is not None

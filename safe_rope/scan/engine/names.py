@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Scope, Walk
+from safe_rope.scan.engine.vocabulary import STARRED
 
 _DEPTH = 8
 _MAX_REACHING = 64  # bindings of a name that are told apart at one use
@@ -45,6 +46,15 @@ class Call:
         if name in self.keywords:
             return self.keywords[name]
         return self.positional[position] if 0 <= position < len(self.positional) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A call of ``range``, where it is written; ``mutable``: a variable lists it, which others may change."""
+
+    node: ast.Call
+    place: Place
+    mutable: bool = False
 
 
 class Names:
@@ -126,7 +136,7 @@ class Names:
             return self.walk.imports[node.id]
         if node.id in self.walk.functions or node.id in self.walk.classes:
             return f".{node.id}"
-        if "torch" in self.stars and node.id in ("arange", "linspace", "logspace", "cumsum", "range"):
+        if "torch" in self.stars and node.id in STARRED:
             return f"torch.{node.id}"
         return node.id
 
@@ -166,16 +176,37 @@ class Names:
             return call
         made = call.function in ("torch.tensor", "torch.as_tensor") or _is_new_tensor(call)
         data = call.argument(0, "data") if made else None
-        node = None if data is None else _range(data.value)
-        if data is None or node is None or self.qualify(node.func, data.place) != "range":
+        ranged = None if data is None else self._range(data.value, data.place)
+        if data is None or ranged is None or self.qualify(ranged.node.func, ranged.place) != "range":
             return None
-        bounds = [Argument(bound, data.place, False) for bound in node.args]
+        bounds = [Argument(bound, ranged.place, False) for bound in ranged.node.args]
         keywords = {name: word for name, word in call.keywords.items() if name != "data"}
         if _is_new_tensor(call) and "dtype" not in keywords:
             assert isinstance(call.node.func, ast.Attribute)
             dtype = ast.Attribute(call.node.func.value, "dtype", ast.Load())
             keywords["dtype"] = Argument(ast.copy_location(dtype, call.node.func), data.place, False)
-        return Call(call.node, "torch.arange", bounds, keywords, call.complete)
+        return Call(call.node, "torch.arange", bounds, keywords, call.complete and not ranged.mutable)
+
+    def _range(self, node: ast.expr, place: Place, depth: int = 0) -> _Range | None:
+        """Return the call of ``range`` whose numbers an expression lists, as they are and in their order."""
+        match node:
+            case ast.Call(func=ast.Name(id="range"), keywords=[]):
+                unpacked = any(isinstance(bound, ast.Starred) for bound in node.args)
+                return None if unpacked else _Range(node, place)
+            case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner], keywords=[]):
+                return self._range(inner, place, depth)
+            case ast.ListComp(elt=ast.Name(id=item), generators=[ast.comprehension(ifs=[]) as loop]):
+                return (
+                    self._range(loop.iter, place, depth) if getattr(loop.target, "id", "") == item else None
+                )
+            case ast.Name(id=name) if depth < _DEPTH:
+                bindings = self.bindings(name, place)
+                if len(bindings) == 1 and bindings[0].how == "value" and bindings[0].value is not None:
+                    value = bindings[0].value
+                    found = self._range(value, bindings[0].place, depth + 1)
+                    kept = found is None or isinstance(value, ast.Name) or value is found.node
+                    return found if found is None or kept else replace(found, mutable=True)
+        return None
 
     def _partial(self, function: ast.expr, place: Place, depth: int) -> Call | None:
         """Return the call that ``functools.partial`` prepared."""
@@ -214,18 +245,6 @@ class Names:
 
 def _is_new_tensor(call: Call) -> bool:
     return getattr(call.node.func, "attr", "") == "new_tensor"
-
-
-def _range(node: ast.expr) -> ast.Call | None:
-    """Return the call of ``range`` whose numbers an expression lists, as they are and in their order."""
-    match node:
-        case ast.Call(func=ast.Name(id="range"), keywords=[]):
-            return None if any(isinstance(bound, ast.Starred) for bound in node.args) else node
-        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner], keywords=[]):
-            return _range(inner)
-        case ast.ListComp(elt=ast.Name(id=item), generators=[ast.comprehension(ifs=[]) as loop]):
-            return _range(loop.iter) if getattr(loop.target, "id", "") == item else None
-    return None
 
 
 def _reaching(bindings: list[Binding], loops: Loops, place: Place) -> list[Binding]:
