@@ -120,6 +120,24 @@ def test_a_name_proves_no_bound_whole(bound: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Beyond 2**24 an arange rounds otherwise than a cast.
+        "def f(n: int):\n    return torch.arange(16777217, n, 3, dtype=torch.float32)\n",
+        "def list(r):\n    return [i / 2 for i in r]\ndef f(n):\n"
+        "    return torch.tensor(list(range(n)), dtype=torch.float32)\n",
+        "class Box:\n    shape = (4.5, 2)\ndef f(x):\n    return torch.arange(x.shape[0], dtype=torch.float32)\n",
+        "class Box:\n    def size(self):\n        return 4.5, 3\ndef f(x):\n    w, h = x.size()\n"
+        "    return torch.arange(w, dtype=torch.float32)\n",
+        "class Box:\n    def size(self, axis):\n        return 4.5\ndef f(x):\n"
+        "    return torch.arange(x.size(0), dtype=torch.float32)\n",
+    ],
+)
+def test_what_the_file_gives_another_meaning_proves_nothing(source: str) -> None:
+    assert not safe(source)
+
+
 def test_a_parameter_is_what_its_annotation_says_and_no_caller_or_default() -> None:
     body = "    return torch.arange(max_len, dtype=torch.float32)\n"
     assert not safe(f"def f(max_len):\n{body}f(4096)\n")

@@ -42,6 +42,7 @@ class Inference:
         self._active: dict[tuple[int, int], int] = {}  # what is being asked, and within how many others
         # What is unknown because it rests on an expression around it, by how many are around that.
         self._open: dict[tuple[int, int], int] = {}
+        self._defined: dict[str, bool] = {}
         self._above = 0  # the outermost such expression of what was asked last
         self._known: dict[tuple[int, int], Value] = {}
 
@@ -76,6 +77,14 @@ class Inference:
     def of(self, argument: Argument) -> Value:
         """Return what is known of a call's argument."""
         return self.value(argument.value, argument.place)
+
+    def defines(self, name: str) -> bool:
+        """Say whether a class of the file may have an attribute of this name that is not a tensor's."""
+        if name not in self._defined:
+            owners = self.walk.classes.values()
+            written = name in self.walk.functions or name in self.walk.written
+            self._defined[name] = written or any(name in owner.attributes for owner in owners)
+        return self._defined[name]
 
     def call(self, node: ast.Call, place: Place) -> Call:
         """Return a call with its full name and all its arguments."""
@@ -156,7 +165,8 @@ class Inference:
         if function in ("math.pi", "math.e", "math.tau", "math.inf", "torch.pi", "numpy.pi"):
             return FLOAT
         if node.attr in _ATTRIBUTES:
-            return _ATTRIBUTES[node.attr]
+            known = _ATTRIBUTES[node.attr]
+            return assume(known) if self.defines(node.attr) else known
         if node.attr == "dtype":
             return dtypes.of_attribute(self, node, place)
         if node.attr in ("T", "mT", "data", "real"):

@@ -193,8 +193,8 @@ class Names:
             case ast.Call(func=ast.Name(id="range"), keywords=[]):
                 unpacked = any(isinstance(bound, ast.Starred) for bound in node.args)
                 return None if unpacked else _Range(node, place)
-            case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner], keywords=[]):
-                return self._range(inner, place, depth)
+            case ast.Call(func=ast.Name(id="list" | "tuple" as name), args=[inner], keywords=[]):
+                return self._range(inner, place, depth) if self.qualify(node.func, place) == name else None
             case ast.ListComp(elt=ast.Name(id=item), generators=[ast.comprehension(ifs=[]) as loop]):
                 return (
                     self._range(loop.iter, place, depth) if getattr(loop.target, "id", "") == item else None
