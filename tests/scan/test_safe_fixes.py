@@ -127,7 +127,7 @@ def test_a_name_proves_no_bound_whole(bound: str) -> None:
         "def f(n: int):\n    return torch.arange(16777217, n, 3, dtype=torch.float32)\n",
         "def list(r):\n    return [i / 2 for i in r]\ndef f(n):\n"
         "    return torch.tensor(list(range(n)), dtype=torch.float32)\n",
-        "class Box:\n    shape = (4.5, 2)\ndef f(x):\n    return torch.arange(x.shape[0], dtype=torch.float)\n",
+        "class Box:\n    shape = (4.5,)\ndef f(x):\n    return torch.arange(x.shape[0], dtype=torch.float)\n",
         "class Box:\n    def size(self):\n        return 4.5, 3\ndef f(x):\n    w, h = x.size()\n"
         "    return torch.arange(w, dtype=torch.float32)\n",
         "class Box:\n    def size(self, axis):\n        return 4.5\ndef f(x):\n"

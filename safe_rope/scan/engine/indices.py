@@ -36,13 +36,21 @@ def holds(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
         node = node.value
     if not isinstance(node, ast.Name) or depth > _DEPTH:
         return False
-    for name, above, where in file.flow.uses(place.scope, node.id):
-        if _is_split(file, name, above, where) or _indexes(file, name, above, where):
-            return True
-    return any(
+    return _is_used(file, place.scope, node.id) or any(
         isinstance(value, ast.Attribute) and value.attr == "dtype" and holds(file, value, where, depth + 1)
         for value, where in file.names.values(node.id, place)
     )
+
+
+def _is_used(file: File, scope: Scope, name: str) -> bool:
+    """Say whether a scope uses a variable as an index, or computes a page or a slot of it."""
+    key = (id(scope), name)
+    if key not in file.held:
+        file.held[key] = any(
+            _is_split(file, node, above, where) or _indexes(file, node, above, where)
+            for node, above, where in file.flow.uses(scope, name)
+        )
+    return file.held[key]
 
 
 def _is_split(file: File, node: ast.Name, ancestors: tuple[ast.AST, ...], place: Place) -> bool:
