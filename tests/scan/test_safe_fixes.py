@@ -29,6 +29,7 @@ def safe(source: str) -> bool:
         "def f(n, d):\n    return torch.arange(n) / d\nf(8, 64)\n",
         "def f(n, z):\n    t = torch.arange(n)\n    for _ in range(2):\n        y = t.exp()\n        t = z\n",
         "t = torch.arange(9)\nf = lambda t: t / 2\n",
+        "def f(n, d: int):\n    q = list(range(n))\n    q[0] = 1j\n    return torch.tensor(q) / d\n",
         # Names of integers are also those of FLUX's positions, in float64 or bfloat16.
         "def f(ids: torch.Tensor, d: int):\n    return torch.arange(0, d, 2, dtype=ids.dtype) / d\n",
         "def f(ids: torch.Tensor, d: int):\n    return torch.arange(0, d, 2).to(ids.dtype) / d\n",
@@ -48,6 +49,7 @@ def test_an_operand_is_cast_safely_only_where_all_that_it_meets_is_a_real_number
         "def f(n, d: int):\n    t = torch.arange(n)[None, :] * 2\n    return t / d\n",
         "import math\ndef f(n, d: int):\n    return torch.exp(torch.arange(n) * -(math.log(10000.0) / d))\n",
         "def f(n):\n    return 2.0 ** torch.arange(n)\n",
+        "def f(n, d: int):\n    r = range(n)\n    return torch.tensor(r) / d\n",
         "def f(n, m):\n    return torch.arange(n) / (torch.arange(m) + 1)\n",
     ],
 )
@@ -116,6 +118,24 @@ def test_a_name_proves_no_bound_whole(bound: str) -> None:
     assert kinds(f"import torch\ndef f(self, box, cfg, config, n):\n    return {call}\n") == {
         ("SR001", False)
     }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Beyond 2**24 an arange rounds otherwise than a cast.
+        "def f(n: int):\n    return torch.arange(16777217, n, 3, dtype=torch.float32)\n",
+        "def list(r):\n    return [i / 2 for i in r]\ndef f(n):\n"
+        "    return torch.tensor(list(range(n)), dtype=torch.float32)\n",
+        "class Box:\n    shape = (4.5,)\ndef f(x):\n    return torch.arange(x.shape[0], dtype=torch.float)\n",
+        "class Box:\n    def size(self):\n        return 4.5, 3\ndef f(x):\n    w, h = x.size()\n"
+        "    return torch.arange(w, dtype=torch.float32)\n",
+        "class Box:\n    def size(self, axis):\n        return 4.5\ndef f(x):\n"
+        "    return torch.arange(x.size(0), dtype=torch.float32)\n",
+    ],
+)
+def test_what_the_file_gives_another_meaning_proves_nothing(source: str) -> None:
+    assert not safe(source)
 
 
 def test_a_parameter_is_what_its_annotation_says_and_no_caller_or_default() -> None:

@@ -150,6 +150,43 @@ def test_the_time_is_linear_in_the_functions_and_findings_of_a_file(statements: 
     assert taken[1] < 24 * max(taken[0], 0.02)
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "    for i in range({0}):\n        t = t + torch.arange(n, dtype=torch.float32)\n        u = t / i\n",
+        "    while k < {0}:\n        if k:\n            t = torch.arange(n) / t\n",
+        "    if k == {0}:\n        t = torch.arange(n)\n    else:\n        t = g()\n    u = t / 7\n",
+        "    if k == {0}:\n        t = torch.arange(n)\n    u = t / 7\n",
+        "    try:\n        t = torch.arange(n)\n    except E:\n        t = t + 1\n    u = t / 7\n",
+        "    if k == {0}:\n        t = t[0]\n",
+        "    for i in t:\n        t = t[i].g() if i else g(t[0])\n",
+        "    if k == {0}:\n        d = torch.float32\n    t = torch.arange(n, dtype=d)\n",
+    ],
+)
+def test_the_work_is_linear_in_the_places_that_bind_one_name(statements: str) -> None:
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    taken = []
+    for times in (80, 320):
+        source = "import torch\ndef f(n, k, d):\n    t = g()\n"
+        source += "".join(statements.format(number) for number in range(times))
+        source += "    return torch.arange(n, dtype=t.dtype)\n"
+        calls = 0
+        sys.setprofile(count)
+        try:
+            result = one_file.scan_source(source.encode(), "a.py")
+        finally:
+            sys.setprofile(None)
+        assert result.hits
+        assert not result.errors
+        taken.append(calls)
+    assert taken[1] < 7 * taken[0]
+
+
 def test_a_huge_file_is_one_diagnostic(project: Path, scan, monkeypatch) -> None:
     monkeypatch.setattr(reading, "MAX_BYTES", 10_000)
     (project / "a.py").write_text(BAD)

@@ -18,3 +18,6 @@ class Evaluator(Protocol):
 
     def of(self, argument: Argument) -> Value:
         """Return what is known of a call's argument."""
+
+    def defines(self, name: str) -> bool:
+        """Say whether a class of the file may have an attribute of this name that is not a tensor's."""

@@ -41,6 +41,9 @@ class File:
         self.names = Names(walk)
         self.inference = Inference(walk, self.names, CallSites(walk, self.names))
         self.flow = Flow(source, walk, self.inference)
+        self.held: dict[tuple[int, str], bool] = {}  # by scope and variable: whether it is used as an index
+        # By scope, variable and depth of the search: the last statement that uses it as an index.
+        self.indexed: dict[tuple[int, str, int], int] = {}
         self.purpose = Purpose(walk, self.inference, self.flow, PurePath(path).stem)
         # Where a file changes the default dtype, nothing is known of what follows it.
         self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,7 +14,8 @@ from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import PINNED, Value
 
 _MAX_VARIABLES = 3
-_MAX_USES = 400  # expressions looked at for one value
+_MAX_USES = 400  # of one variable
+_MAX_STEPS = 32  # on all ways together
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
 _EINOPS = ("einops.rearrange", "einops.repeat")
@@ -84,10 +84,11 @@ class Flow:
         self._floating: dict[tuple[int, str], bool] = {}
         self._reached: dict[tuple[int, str], dict[int, list[Use]]] = {}
         self._bindings: dict[tuple[int, str], _Bound] = {}
+        self._steps: dict[tuple[int, Goal, int], list[Step]] = {}
 
-    def steps(self, site: Site, goal: Goal = "floating") -> Iterator[Step]:
-        """Yield the first operations of a kind on each way that the values take."""
-        yield from self._climb(site.node, site.ancestors, site.place, goal, 0, {})
+    def steps(self, site: Site, goal: Goal = "floating") -> list[Step]:
+        """Return the first operations of a kind on each way that the values take."""
+        return self._climb(site.node, site.ancestors, site.place, goal, 0)
 
     def is_exponent(self, site: Site) -> bool:
         """Say whether the values are divided, scaled or raised: frequencies rather than counts."""
@@ -95,11 +96,11 @@ class Flow:
 
     def is_raised(self, site: Site) -> bool:
         """Say whether a number is raised to the values, or ``exp`` is taken of them."""
-        return any(True for _ in self.steps(site, "raised"))
+        return bool(self.steps(site, "raised"))
 
     def is_learned(self, site: Site) -> bool:
         """Say whether the values are where a learned parameter starts: what rounds them rounds no table."""
-        return any(True for _ in self.steps(site, "learned"))
+        return bool(self.steps(site, "learned"))
 
     def uses(self, scope: Scope, name: str) -> list[Use]:
         """Return where a scope reads a name; one walk per scope serves every name."""
@@ -151,29 +152,35 @@ class Flow:
         return self._bindings[key]
 
     def _climb(
-        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int,
-        seen: dict[int, int],
-    ) -> Iterator[Step]:  # fmt: skip
-        """Yield the steps from an expression upwards; ``seen``: uses, and through how many variables."""
-        if seen.get(id(current), _MAX_VARIABLES + 1) <= variables or len(seen) > _MAX_USES:
-            return
-        seen[id(current)] = variables
+        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
+    ) -> list[Step]:
+        """Return the steps from an expression upwards, that is reached through some number of variables."""
+        key = (id(current), goal, variables)
+        if key not in self._steps:
+            self._steps[key] = self._climbed(current, ancestors, place, goal, variables)
+        return self._steps[key]
+
+    def _climbed(
+        self, current: ast.expr, ancestors: tuple[ast.AST, ...], place: Place, goal: Goal, variables: int
+    ) -> list[Step]:
+        found: dict[tuple[int, int], Step] = {}
         above = list(ancestors)
         while above:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
             if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign):
-                yield from self._follow(parent, current, place, goal, variables, seen)
+                self._follow(parent, current, place, goal, variables, found)
             if not isinstance(parent, ast.expr):
-                return
+                break
             outcome = self._outcome(parent, current, place, goal)
             if outcome is not None:
                 how, target = outcome
                 if how != "end":
-                    yield Step(how, parent, current, place, target)
-                return
+                    found[id(parent), id(current)] = Step(how, parent, current, place, target)
+                break
             current = parent
+        return list(found.values())
 
     def _outcome(self, parent: ast.expr, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
         """Return what the expression right around the values does to them."""
@@ -269,19 +276,21 @@ class Flow:
         place: Place,
         goal: Goal,
         variables: int,
-        seen: dict[int, int],
-    ) -> Iterator[Step]:
+        found: dict[tuple[int, int], Step],
+    ) -> None:
+        """Add the steps from where a variable is read that the values are assigned to."""
         targets = assign.targets if isinstance(assign, ast.Assign) else [assign.target]
         target = targets[0]
         if variables >= _MAX_VARIABLES or len(targets) != 1 or not isinstance(target, ast.Name):
             return
         if goal != "learned" and not self._may_become_float(place.scope, target.id):
             return
-        for name, ancestors, where in self._uses_of(place.scope, target.id, value):
-            if len(seen) > _MAX_USES:
+        for name, ancestors, where in self._uses_of(place.scope, target.id, value)[:_MAX_USES]:
+            if len(found) >= _MAX_STEPS:
                 return
             if where.order > place.order:
-                yield from self._climb(name, ancestors, where, goal, variables + 1, seen)
+                for step in self._climb(name, ancestors, where, goal, variables + 1):
+                    found.setdefault((id(step.node), id(step.operand)), step)
 
     def _uses_of(self, scope: Scope, name: str, value: ast.expr) -> list[Use]:
         """Return where a scope reads a value that it has bound to a name."""

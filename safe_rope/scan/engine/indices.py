@@ -7,7 +7,7 @@ import ast
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.file import File
 from safe_rope.scan.engine.names import Argument
-from safe_rope.scan.engine.scopes import Place, Site
+from safe_rope.scan.engine.scopes import Place, Scope, Site
 
 # Functions and methods that take indices, and nothing else, as tensors beside the first.
 _INDEXING = {
@@ -36,13 +36,21 @@ def holds(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
         node = node.value
     if not isinstance(node, ast.Name) or depth > _DEPTH:
         return False
-    for name, above, where in file.flow.uses(place.scope, node.id):
-        if _is_split(file, name, above, where) or _indexes(file, name, above, where):
-            return True
-    return any(
+    return _is_used(file, place.scope, node.id) or any(
         isinstance(value, ast.Attribute) and value.attr == "dtype" and holds(file, value, where, depth + 1)
         for value, where in file.names.values(node.id, place)
     )
+
+
+def _is_used(file: File, scope: Scope, name: str) -> bool:
+    """Say whether a scope uses a variable as an index, or computes a page or a slot of it."""
+    key = (id(scope), name)
+    if key not in file.held:
+        file.held[key] = any(
+            _is_split(file, node, above, where) or _indexes(file, node, above, where)
+            for node, above, where in file.flow.uses(scope, name)
+        )
+    return file.held[key]
 
 
 def _is_split(file: File, node: ast.Name, ancestors: tuple[ast.AST, ...], place: Place) -> bool:
@@ -72,14 +80,23 @@ def _indexes(
             case ast.BinOp(op=ast.BitAnd() | ast.BitOr() | ast.BitXor() | ast.LShift() | ast.RShift()):
                 return True
             case ast.Assign(targets=[ast.Name(id=target)]) if depth < _DEPTH:
-                uses = file.flow.uses(place.scope, target)
-                later = (use for use in uses if use[2].order > place.order)
-                return any(_indexes(file, *use, depth + 1) for use in later)
+                return _last_index(file, place.scope, target, depth + 1) > place.order
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) | ast.Tuple() | ast.List():
                 pass
             case ast.Attribute(attr=name) if name in tensors.KEPT:
                 pass
+            case ast.Attribute(attr="dtype") | ast.keyword(arg="dtype"):
+                pass  # what has its dtype, and is an index, shows that it holds integers too
             case _:
                 return False
         current = parent
     return False
+
+
+def _last_index(file: File, scope: Scope, name: str, depth: int) -> int:
+    """Return the order of the last statement that uses a variable of a scope as an index; -1 for none."""
+    key = (id(scope), name, depth)
+    if key not in file.indexed:
+        uses = file.flow.uses(scope, name)
+        file.indexed[key] = max((use[2].order for use in uses if _indexes(file, *use, depth)), default=-1)
+    return file.indexed[key]

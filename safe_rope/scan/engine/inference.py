@@ -25,6 +25,7 @@ from safe_rope.scan.engine.values import (
 from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, MASKS, RETURNS_INTEGERS, SHAPES
 
 _DEPTH = 40
+_MOST = 2000  # expressions that one question leaves open
 _TRUTH = Value("number", True, False, bound=1)
 _MASK_BY_NAME = Value(whole=True, assumed=True)
 _INTEGER_BY_NAME = Value(dtype="int", assumed=True)
@@ -38,7 +39,11 @@ class Inference:
         self.walk = walk
         self.names = names
         self._call_sites = call_sites
-        self._active: set[tuple[int, int]] = set()
+        self._active: dict[tuple[int, int], int] = {}  # what is being asked, and within how many others
+        # What is unknown because it rests on an expression around it, by how many are around that.
+        self._open: dict[tuple[int, int], int] = {}
+        self._defined: dict[str, bool] = {}
+        self._above = 0  # the outermost such expression of what was asked last
         self._known: dict[tuple[int, int], Value] = {}
 
     def value(self, node: ast.expr, place: Place) -> Value:
@@ -46,20 +51,40 @@ class Inference:
         key = (id(node), id(place))
         if key in self._known:
             return self._known[key]
-        if key in self._active or len(self._active) > _DEPTH:
+        depth = self._active.get(key, len(self._active))
+        if depth < len(self._active) or depth > _DEPTH or len(self._open) > _MOST:
+            self._above = min(self._above, depth if depth < len(self._active) else 0)
             return UNKNOWN
-        self._active.add(key)
+        if key in self._open:
+            self._above = min(self._above, self._open[key])
+            return UNKNOWN
+        around, self._above = self._above, depth
+        self._active[key] = depth
         try:
             value = self._value(node, place)
         finally:
-            self._active.discard(key)
-        if not self._active or value is not UNKNOWN:
+            del self._active[key]
+            above, self._above = self._above, around
+        if value is not UNKNOWN or above == depth:
             self._known[key] = value
+        else:
+            self._open[key] = above
+            self._above = min(around, above)
+        if not depth:
+            self._open.clear()
         return value
 
     def of(self, argument: Argument) -> Value:
         """Return what is known of a call's argument."""
         return self.value(argument.value, argument.place)
+
+    def defines(self, name: str) -> bool:
+        """Say whether a class of the file may have an attribute of this name that is not a tensor's."""
+        if name not in self._defined:
+            owners = self.walk.classes.values()
+            written = name in self.walk.functions or name in self.walk.written
+            self._defined[name] = written or any(name in owner.attributes for owner in owners)
+        return self._defined[name]
 
     def call(self, node: ast.Call, place: Place) -> Call:
         """Return a call with its full name and all its arguments."""
@@ -140,7 +165,8 @@ class Inference:
         if function in ("math.pi", "math.e", "math.tau", "math.inf", "torch.pi", "numpy.pi"):
             return FLOAT
         if node.attr in _ATTRIBUTES:
-            return _ATTRIBUTES[node.attr]
+            known = _ATTRIBUTES[node.attr]
+            return assume(known) if self.defines(node.attr) else known
         if node.attr == "dtype":
             return dtypes.of_attribute(self, node, place)
         if node.attr in ("T", "mT", "data", "real"):
@@ -241,7 +267,8 @@ class Inference:
         if counted is not None and counted is not call:
             given = tensors.given_dtype(self, counted)
             name = "int" if given is None else given.dtype or "inherited"
-            return tensor(name, whole=True, grid=True, assumed=given is not None and given.assumed)
+            assumed = (given is not None and given.assumed) or not counted.complete
+            return tensor(name, whole=True, grid=True, assumed=assumed)
         if (
             call.function == "getattr"
             and (dtype := dtypes.named(self.names.qualify(node, place))) is not None

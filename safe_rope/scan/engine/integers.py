@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.scopes import Place
-from safe_rope.scan.engine.values import FLOAT, INT, INT_BY_NAME, INTS, UNKNOWN, Value, join, number
+from safe_rope.scan.engine.values import FLOAT, INT, INT_BY_NAME, INTS, UNKNOWN, Value, assume, join, number
 from safe_rope.scan.engine.vocabulary import KNOWN_INTEGERS
 
 _INTEGER_CALLS = {
@@ -107,9 +107,9 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
     if isinstance(node.func, ast.Attribute):
         name = node.func.attr
         if name == "size" and not node.args and not node.keywords:
-            return INTS
+            return assume(INTS) if evaluator.defines(name) else INTS
         if name in _INTEGER_METHODS:
-            return INT if name in _OF_TENSORS else INT_BY_NAME
+            return INT if name in _OF_TENSORS and not evaluator.defines(name) else INT_BY_NAME
         if name in ("item", "tolist"):
             of = evaluator.value(node.func.value, place)
             return Value(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Scope, Walk
+from safe_rope.scan.engine.vocabulary import STARRED
 
 _DEPTH = 8
+_MAX_REACHING = 64  # bindings of a name that are told apart at one use
+# By the loop: where in a name's bindings those stand that are in it.
+Loops = dict[tuple[int, int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,21 @@ class Call:
         return self.positional[position] if 0 <= position < len(self.positional) else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A call of ``range``, where it is written; ``mutable``: a variable lists it, which others may change."""
+
+    node: ast.Call
+    place: Place
+    mutable: bool = False
+
+
 class Names:
     """Looks names up in one file."""
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
+        self._loops: dict[int, Loops] = {}
         self.stars = [name[:-2] for name in walk.imports.values() if name.endswith(".*")]
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
@@ -58,8 +72,13 @@ class Names:
         for scope in place.scope.upward():
             found = scope.bindings.get(name)
             if found and (scope is place.scope or scope.kind != "class"):
-                return inner + (_reaching(found, place) if scope is place.scope else found[::-1])
+                return inner + _at_most(self._reaching(found, place) if scope is place.scope else found[::-1])
         return inner
+
+    def _reaching(self, bindings: list[Binding], place: Place) -> list[Binding]:
+        if len(bindings) > 1 and id(bindings) not in self._loops:
+            self._loops[id(bindings)] = _in_loops(bindings)
+        return _reaching(bindings, self._loops.get(id(bindings), {}), place)
 
     def values(self, name: str, place: Place) -> list[tuple[ast.expr, Place]]:
         """Return the expressions that a name can stand for at a use, and where they are written."""
@@ -117,7 +136,7 @@ class Names:
             return self.walk.imports[node.id]
         if node.id in self.walk.functions or node.id in self.walk.classes:
             return f".{node.id}"
-        if "torch" in self.stars and node.id in ("arange", "linspace", "logspace", "cumsum", "range"):
+        if "torch" in self.stars and node.id in STARRED:
             return f"torch.{node.id}"
         return node.id
 
@@ -157,16 +176,37 @@ class Names:
             return call
         made = call.function in ("torch.tensor", "torch.as_tensor") or _is_new_tensor(call)
         data = call.argument(0, "data") if made else None
-        node = None if data is None else _range(data.value)
-        if data is None or node is None or self.qualify(node.func, data.place) != "range":
+        ranged = None if data is None else self._range(data.value, data.place)
+        if data is None or ranged is None or self.qualify(ranged.node.func, ranged.place) != "range":
             return None
-        bounds = [Argument(bound, data.place, False) for bound in node.args]
+        bounds = [Argument(bound, ranged.place, False) for bound in ranged.node.args]
         keywords = {name: word for name, word in call.keywords.items() if name != "data"}
         if _is_new_tensor(call) and "dtype" not in keywords:
             assert isinstance(call.node.func, ast.Attribute)
             dtype = ast.Attribute(call.node.func.value, "dtype", ast.Load())
             keywords["dtype"] = Argument(ast.copy_location(dtype, call.node.func), data.place, False)
-        return Call(call.node, "torch.arange", bounds, keywords, call.complete)
+        return Call(call.node, "torch.arange", bounds, keywords, call.complete and not ranged.mutable)
+
+    def _range(self, node: ast.expr, place: Place, depth: int = 0) -> _Range | None:
+        """Return the call of ``range`` whose numbers an expression lists, as they are and in their order."""
+        match node:
+            case ast.Call(func=ast.Name(id="range"), keywords=[]):
+                unpacked = any(isinstance(bound, ast.Starred) for bound in node.args)
+                return None if unpacked else _Range(node, place)
+            case ast.Call(func=ast.Name(id="list" | "tuple" as name), args=[inner], keywords=[]):
+                return self._range(inner, place, depth) if self.qualify(node.func, place) == name else None
+            case ast.ListComp(elt=ast.Name(id=item), generators=[ast.comprehension(ifs=[]) as loop]):
+                return (
+                    self._range(loop.iter, place, depth) if getattr(loop.target, "id", "") == item else None
+                )
+            case ast.Name(id=name) if depth < _DEPTH:
+                bindings = self.bindings(name, place)
+                if len(bindings) == 1 and bindings[0].how == "value" and bindings[0].value is not None:
+                    value = bindings[0].value
+                    found = self._range(value, bindings[0].place, depth + 1)
+                    kept = found is None or isinstance(value, ast.Name) or value is found.node
+                    return found if found is None or kept else replace(found, mutable=True)
+        return None
 
     def _partial(self, function: ast.expr, place: Place, depth: int) -> Call | None:
         """Return the call that ``functools.partial`` prepared."""
@@ -207,20 +247,14 @@ def _is_new_tensor(call: Call) -> bool:
     return getattr(call.node.func, "attr", "") == "new_tensor"
 
 
-def _range(node: ast.expr) -> ast.Call | None:
-    """Return the call of ``range`` whose numbers an expression lists, as they are and in their order."""
-    match node:
-        case ast.Call(func=ast.Name(id="range"), keywords=[]):
-            return None if any(isinstance(bound, ast.Starred) for bound in node.args) else node
-        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner], keywords=[]):
-            return _range(inner)
-        case ast.ListComp(elt=ast.Name(id=item), generators=[ast.comprehension(ifs=[]) as loop]):
-            return _range(loop.iter) if getattr(loop.target, "id", "") == item else None
-    return None
+def _reaching(bindings: list[Binding], loops: Loops, place: Place) -> list[Binding]:
+    """Return the bindings that can reach a place, the last first, up to one that is on every path.
 
-
-def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:
-    """Return the bindings that can reach a place, the last first, up to one that is on every path."""
+    Args:
+        bindings: of the name, in the order of the text.
+        loops: which of them stand in each loop.
+        place: where the name is read.
+    """
     reaching: list[Binding] = []
     arms = dict(place.path)
     rest = place.path
@@ -232,23 +266,38 @@ def _reaching(bindings: list[Binding], place: Place) -> list[Binding]:
         if binding.place.path == place.path[: len(binding.place.path)]:
             rest = place.path[len(binding.place.path) :]
             break
-    else:
-        if not reaching and not _from_before(bindings, before, rest):
-            return [binding for binding in bindings if binding.place.order != place.order]
-    return reaching + _from_before(bindings, before, rest)
+        if len(reaching) > _MAX_REACHING:
+            return reaching
+    later = _from_before(loops, before, rest)
+    if reaching or later:
+        return reaching + [bindings[at] for at in later]
+    return [binding for binding in bindings if binding.place.order != place.order]
 
 
 def _order(binding: Binding) -> int:
     return binding.place.order
 
 
-def _from_before(bindings: list[Binding], start: int, path: Path) -> list[Binding]:
-    """Return the bindings that stand later in a loop, and so reach its next round; the last first."""
-    loops = {step for step in path if step[1] == LOOP}
-    if not loops:
-        return []
-    return [
-        binding
-        for binding in bindings[: start - 1 if start else None : -1]
-        if not loops.isdisjoint(binding.place.path)
-    ]
+def _in_loops(bindings: list[Binding]) -> Loops:
+    """Return which of the bindings stand in each loop, ascending."""
+    loops: Loops = {}
+    for at, binding in enumerate(bindings):
+        for step in binding.place.path:
+            if step[1] == LOOP:
+                loops.setdefault(step, []).append(at)
+    return loops
+
+
+def _from_before(loops: Loops, start: int, path: Path) -> list[int]:
+    """Return which bindings stand later in a loop, and so reach its next round; the last first."""
+    outermost = next((step for step in path if step[1] == LOOP), None)
+    inside = [] if outermost is None else loops.get(outermost, [])  # all of the inner loops are among them
+    first = max(bisect_left(inside, start), len(inside) - _MAX_REACHING - 1)
+    return inside[first:][::-1]
+
+
+def _at_most(bindings: list[Binding]) -> list[Binding]:
+    """Cut a list of very many bindings; what is left out is a binding of which nothing is known."""
+    if len(bindings) <= _MAX_REACHING:
+        return bindings
+    return [*bindings[:_MAX_REACHING], Binding("value", None, bindings[_MAX_REACHING].place)]

@@ -28,6 +28,12 @@ _IN_COMPANY = (
 )
 # A tensor of the numbers of a range.
 _RANGE = re.compile(rb"tensor\(\s*(?:data=)?(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?range\(")
+# A variable that lists a range, and a tensor of what a variable lists.
+_KEPT_RANGE = re.compile(rb"= (?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?range\(")
+_KEEPS = re.compile(rb"(\w+)(?:: [\w.\[\]]+)? $")
+_OF_VARIABLE = re.compile(
+    rb"tensor\(\s*(?:data=)?(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?([A-Za-z_]\w*)\s*[,)\]]"
+)
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # The function gets another name: calls through that hold no token, so nothing can be passed over.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]\"']")
@@ -93,9 +99,19 @@ def occurrences(text: bytes) -> list[int]:
         ]
     if b"range(" in text:
         found += [match.start() for match in _RANGE.finditer(text)]
+        found += _of_variables(text)
     if b".tensor(" in text or b".full(" in text:
         found += [match.start() for match in _FACTOR.finditer(text)]
     return sorted(found)
+
+
+def _of_variables(text: bytes) -> Iterator[int]:
+    """Yield where a tensor is made of a variable that lists a range."""
+    starts = [match.start() for match in _KEPT_RANGE.finditer(text)]
+    names = {name[1] for at in starts if (name := _KEEPS.search(text, max(at - 60, 0), at)) is not None}
+    return (
+        (match.start() for match in _OF_VARIABLE.finditer(text) if match[1] in names) if names else iter(())
+    )
 
 
 def _spaces(text: bytes) -> Iterator[int]:

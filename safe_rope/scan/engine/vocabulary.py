@@ -27,6 +27,18 @@ KNOWN_INTEGERS = re.compile(
 )
 # What an expression that gives a device holds somewhere.
 DEVICE_WORDS = ("device", "cuda", "gpu", "rank", "cpu", "accelerator")
+# What ``from torch import *`` binds, builtins among it, of what the rules ask for.
+STARRED = {
+    "arange", "linspace", "logspace", "range", "cumsum", "tensor", "as_tensor", "full", "zeros", "ones",
+    "empty", "eye", "rand", "randn", "Tensor", "FloatTensor", "LongTensor", "IntTensor", "zeros_like",
+    "ones_like", "full_like", "where", "cat", "stack", "concat", "hstack", "vstack", "meshgrid", "outer",
+    "ger", "einsum", "matmul", "bmm", "mm", "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "sin",
+    "cos", "tan", "pow", "div", "mul", "add", "sub", "floor_divide", "remainder", "reciprocal", "polar",
+    "abs", "max", "min", "sum", "round", "clamp", "device", "get_default_dtype", "argsort", "bucketize",
+    "searchsorted", "randperm", "float", "float16", "float32", "float64", "double", "half", "bfloat16",
+    "bool", "int", "int8", "int16", "int32", "int64", "long", "short", "uint8", "complex64", "complex128",
+    "cfloat", "cdouble", "float8_e4m3fn", "float8_e5m2",
+}  # fmt: skip
 
 # Files and folders of programs: they convert checkpoints or prepare data.
 SCRIPT = re.compile(

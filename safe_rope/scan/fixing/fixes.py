@@ -6,8 +6,9 @@ import ast
 
 from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
 
+# Up to here every whole number is a float32; beyond, arange rounds otherwise than a cast does.
+_EXACT = 2**24
 # Arguments of arange that an integer tensor, or a tensor made from one, would not take the same way.
-_EXACT = 2**53  # what a double holds
 _OBSTACLES = {"out", "requires_grad", "layout", "pin_memory"}
 
 

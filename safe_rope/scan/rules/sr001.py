@@ -97,6 +97,7 @@ RULE = Rule(
         "import torch\nx = torch.tensor([i for i in range(n) if i], dtype=torch.float32)\n",
         "import torch\nx = 2.0 ** torch.arange(10, dtype=torch.float32)\n",
         "import torch\ndtype = torch.long\nx = torch.arange(n, dtype=dtype)\n",
+        "import torch\nr = range(n)\nx = torch.tensor(list(r)).float()\n",
     ),
     INVALID=(
         "import torch\ninv_freq = 1.0 / (base ** (torch.arange(0, 128, 2, dtype=torch.float) / 128))\n",
@@ -113,5 +114,7 @@ RULE = Rule(
         "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",
         "import torch\nt = torch.tensor(range(n), dtype=torch.float32)\n",
         "import torch\nt = torch.tensor([i for i in range(0, n)], dtype=torch.float32)\n",
+        "import torch\nr = range(n)\nt = torch.tensor(list(r), dtype=torch.float32)\n",
+        "from torch import *\nt = arange(n, dtype=float)\n",
     ),
 )

@@ -65,6 +65,9 @@ RULE = Rule(
         "    q[p] = torch.arange(p.numel(), dtype=p.dtype)\n    return q\n",
         "import torch\ndef f(x, rows, n):\n    offsets = torch.arange(n, dtype=rows.dtype)\n"
         "    return x[rows[:, None] * n + offsets]\n",
+        "from torch import *\nx = arange(n, dtype=int64)\n",
+        "import torch\ndef f(x, mid, rows):\n    ids = torch.arange(9, dtype=mid.dtype).repeat(rows)\n"
+        "    return x[ids], torch.arange(len(x), dtype=mid.dtype)\n",
         "import torch\ndef f(slot, n):\n    page = slot // n\n"
         "    return page, torch.arange(n, dtype=slot.dtype)\n",
     ),
