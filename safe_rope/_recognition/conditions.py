@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from safe_rope import constructors
 from safe_rope._base import torch_private
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.promotion import run_promoted
 from safe_rope.constructors._default_dtype import default_dtype
 
 
@@ -70,7 +71,7 @@ class _Lowering(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = run_promoted(func, args, kwargs) if self.conditions.truthful else func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name not in constructors.CONSTRUCTORS or name in self.conditions.spared:
             return result

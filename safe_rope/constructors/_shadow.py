@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from safe_rope._base.promotion import promoted, run_promoted
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.tensors import tensors_in
 from safe_rope._base.torch_private import SET_DATA, put_function_modes, stays_at_bottom, take_function_modes
@@ -86,7 +87,7 @@ class _ShadowMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == SET_DATA:
             return _set_data(func, *args)
-        result = func(*args, **kwargs)
+        result = run_promoted(func, args, kwargs)
         if func in _CONVERSIONS and result is args[0]:
             # Nothing to convert here, but without the guard this would be another tensor of another dtype.
             result = result.view_as(result)
@@ -128,22 +129,14 @@ def _output_shadow(
         return outer if outer is not None and actual == torch.get_default_dtype() else actual
     # As in type promotion, 0-dimensional tensors count only where there is no other.
     floating = [tensor for tensor in floating if tensor.dim() > 0] or floating
-    if actual != _promoted([tensor.dtype for tensor in floating]):
+    if actual != promoted([tensor.dtype for tensor in floating]):
         return actual  # autocast, or an operation with a rule of its own
-    return _promoted([_dtype_without_guard(tensor) for tensor in floating]) or actual
+    return promoted([_dtype_without_guard(tensor) for tensor in floating]) or actual
 
 
 def _is_array(value: Any) -> bool:
     """Whether a value is an array of NumPy's, and not one of its numbers, which are Python's to torch."""
     return hasattr(value, "dtype") and not isinstance(value, torch.Tensor) and hasattr(value, "__setitem__")
-
-
-def _promoted(dtypes: list[torch.dtype]) -> torch.dtype | None:
-    """Return the dtype that torch computes with; None where it refuses to mix them (8-bit floats)."""
-    try:
-        return functools.reduce(torch.promote_types, dtypes)
-    except RuntimeError:
-        return None
 
 
 def _dtype_without_guard(tensor: torch.Tensor) -> torch.dtype:

@@ -84,6 +84,16 @@ RECIPES: dict[str, Callable[[], torch.Tensor]] = {
     "uniform_": lambda: torch.empty(5, dtype=FP32).uniform_(),
 }
 
+MIXED: dict[str, Callable[[], torch.Tensor]] = {
+    "matmul of a literal": lambda: torch.arange(3, dtype=FP32)[:, None] @ torch.tensor([[0.1, 0.7]]),
+    "literal @": lambda: torch.tensor([[0.1], [0.7]]) @ torch.arange(1, 4, dtype=FP32)[None],
+    "addmm_": lambda: torch.zeros(2, 2).addmm_(torch.eye(2, dtype=FP32), torch.full((2, 2), 0.1)),
+    "addmm_ into another": lambda: torch.zeros(2, 2, dtype=FP32).addmm_(torch.eye(2), torch.eye(2)),
+    "index_put": lambda: torch.zeros(4).index_put((torch.arange(2),), torch.full((2,), 0.1, dtype=FP32)),
+    "meshgrid": lambda: torch.meshgrid(torch.ones(2, dtype=FP32), torch.ones(3), indexing="ij")[0].clone(),
+}
+"""What zero.Init makes of one dtype, and no operation takes in two."""
+
 
 class Holder(nn.Module):
     """A parameter from ``recipe``, a buffer of each kind, and the dtypes seen in the constructor."""
@@ -121,7 +131,7 @@ def partitions(model: nn.Module) -> dict[str, tuple[torch.dtype, ...]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+@pytest.mark.parametrize("recipe", (RECIPES | MIXED).values(), ids=RECIPES | MIXED)
 def test_a_parameter_has_the_dtype_it_has_without_the_guard(
     recipe: Callable[[], torch.Tensor], dtype: torch.dtype
 ) -> None:
