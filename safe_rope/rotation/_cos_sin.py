@@ -315,6 +315,8 @@ def _marked_alike(
     faced = any(table.faced for table in tables) or (nominal is not None and not moves)
 
     def mark(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex() and nominal is not None and not nominal.is_complex:
+            return tensor.to(torch.promote_types(nominal, torch.complex32))
         known = tensor.is_floating_point() or tensor.is_complex()
         return CosSin(tensor, nominal, faced, phase) if known else tensor
 
