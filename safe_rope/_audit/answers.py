@@ -71,6 +71,8 @@ class Answers:
             real = torch.view_as_real(table).flatten(-2) if table.is_complex() else table
             if count not in real.shape[:-1]:
                 raise UnansweredError(f"forward returned {list(table.shape)} for {count} positions")
+            if table.is_meta:
+                raise UnansweredError("forward returned a tensor on meta")
             flat = real.detach().float().cpu().movedim(real.shape.index(count), 0).flatten(1)
             rows.append(flat[self.positions] if isinstance(form, int) else flat)
         if not rows:

@@ -137,5 +137,7 @@ def _rows(answer: Any, reference: PhaseReference, count: int) -> list[Tensor]:
             raise UnansweredError(
                 f"forward returned {shape} for {count} positions, not [..., {count}, {2 * pairs}]"
             )
+        if table.is_meta:
+            raise UnansweredError("forward returned a tensor on meta")
         tables.append(plain(table).detach().reshape(count, width))
     return tables

@@ -36,7 +36,15 @@ from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
-from safe_rope._recognition.tables import UNREAD, is_empty_table, is_frequency, is_table_of, unreadable
+from safe_rope._recognition.tables import (
+    UNREAD,
+    is_empty_table,
+    is_finished,
+    is_frequency,
+    is_table_of,
+    may_be_turned,
+    unreadable,
+)
 from safe_rope._recognition.truths import tables_of
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
@@ -177,10 +185,12 @@ class ModuleAuditor:
                 expected = read(self.reference.module)
             expected = expected if isinstance(expected, Tensor) and not expected.is_meta else None
             value = current if expected is None else expected
+            origin = Origin.NONE if expected is None else self.reference.origin(found.name)
             # What else stands in such a module may be a statistic, which is another one by now.
-            if is_table_of(self.module, name, value, Origin.NONE) or is_empty_table(name, value):
+            if is_table_of(self.module, name, value, origin) or is_empty_table(name, value):
                 certain = again is not None and again.certain
-                yield Held(found.name, current, expected, not is_frequency(name), certain)
+                finished = is_finished(stock_class(self.module), name, origin, value)
+                yield Held(found.name, current, expected, finished, certain)
 
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
         # A constructor that hands out an instance that lives tells nothing of what that should hold.
@@ -309,7 +319,10 @@ class ModuleAuditor:
         """Judge a frozen parameter that no constructor explains: by its dtype, and by its values alone."""
         value = found.module.get_parameter(found.name)
         here = plain(getattr(value, "ds_tensor", value)).detach()
-        said = None if found.is_damaged or here.is_meta else damaged_in_itself(found.name, here.cpu())
+        said = None
+        if not (found.is_damaged or here.is_meta):
+            is_turned = may_be_turned(found.module, here)
+            said = damaged_in_itself(found.name, here.cpu(), is_turned=is_turned)
         if said is None and is_a_wave(value) and here.dtype == torch.float32:
             low = low_dtype_of(here.cpu())
             said = None if low is None else f"{dtype_name(low)}-rounded sines"

@@ -140,8 +140,10 @@ def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tens
                 yield whole, parameter, values
 
 
-def damaged_in_itself(name: str, table: Tensor) -> str | None:
+def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> str | None:
     """Say what of a table is wrong whatever made it, or None.
+
+    ``is_turned``: its module takes sines of what it holds, whatever its name.
 
     No position is NaN. Frequencies that rise or fall and are all representable in 16 bits were rounded,
     unless they are whole numbers, powers of two or evenly spaced. Random ones neither rise nor fall.
@@ -151,7 +153,7 @@ def damaged_in_itself(name: str, table: Tensor) -> str | None:
         return None
     if bool(values.isnan().any()):
         return "it holds what is no number"
-    if not is_frequency(name) or table.is_complex():
+    if not (is_turned or is_frequency(name)) or table.is_complex():
         return None
     whole = (values == values.round()) | (values.abs().float().frexp().mantissa == 0.5)
     steps = values.double().diff(dim=-1)

@@ -108,23 +108,31 @@ def facts(cls: Any) -> Facts:
     return _facts(cls)
 
 
+def counts_positions(cls: Any) -> bool:
+    """Whether a class counts, or what helps its constructor does for sines and cosines."""
+    found = facts(cls)
+    return found.counts or found.makes_waves
+
+
 @functools.lru_cache(maxsize=4096)
 def _facts(cls: Any) -> Facts:
     methods = _methods(cls)
     names, own = _all_names(methods), _everything(cls, methods)
-    everywhere, later = _all_names(own), _all_names(_reached(cls, beside=True))
+    reached = list(_reached(cls, beside=True))
+    everywhere, later = _all_names(own), _all_names(reached)
     for helper in _helpers(own):
         of_helper = _methods(helper)
         later |= _all_names(of_helper)
         everywhere |= _all_names(_everything(helper, of_helper))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     counts = bool(names & _COUNTING)
+    names_later = bool(later & {"sin", "cos", "polar"})
     return Facts(
         counts=counts,
         computes=counts and bool(names & _WAVES),
-        turns={"sin", "cos"} <= names or "polar" in names,
+        turns={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
         makes_waves=bool(counted) and (bool(everywhere & {"sin", "cos", "polar"}) or any(map(_turns, own))),
-        turns_counts=bool(later & _COUNTING) and bool(later & {"sin", "cos", "polar"}),
+        turns_counts=bool(later & _COUNTING) and (names_later or _has_phasors(reached)),
     )
 
 
@@ -149,6 +157,11 @@ def _conduct(cls: Any) -> Conduct:
 def _turns(function: types.FunctionType) -> bool:
     """Whether a function has an imaginary constant, as in ``torch.exp(1j * phase)``."""
     return any(isinstance(constant, complex) for constant in function.__code__.co_consts)
+
+
+def _has_phasors(functions: Iterable[types.FunctionType]) -> bool:
+    """Whether any of them takes exponentials of imaginary numbers."""
+    return any(_turns(function) and "exp" in _names(function.__code__) for function in functions)
 
 
 def _all_names(functions: Iterable[types.FunctionType]) -> set[str]:
@@ -254,6 +267,10 @@ def _package(name: str | None) -> str:
 
 def _function_of(value: Any) -> types.FunctionType | None:
     value = getattr(value, "__func__", value)
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
     while hasattr(value, "__wrapped__"):
         value = value.__wrapped__
     return value if isinstance(value, types.FunctionType) else None

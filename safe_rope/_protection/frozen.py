@@ -23,6 +23,7 @@ from safe_rope._recognition.tables import (
     is_empty_table,
     is_frequency,
     is_table_of,
+    may_be_turned,
     oscillates,
     own_tensors,
 )
@@ -95,7 +96,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
                 continue
             if not (has_position_name(name) or bytecode.facts(type(module)).makes_waves):
                 continue
-            low = is_frequency(name) and parameter.dtype in LOW
+            low = parameter.dtype in LOW and (is_frequency(name) or may_be_turned(module, parameter))
             reason = _LOW.format(parameter.dtype) if low else _LEFT
             yield Frozen(module, name, reason, low)
 
@@ -143,7 +144,7 @@ def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
     for child_name, child in _torchs_inside(module):
         compiled = type(child).__module__.startswith("torch.jit.")
         for name, tensor in child.named_buffers(recurse=compiled):
-            if not tensor.is_floating_point() or "running_" in name:
+            if not (tensor.is_floating_point() or tensor.is_complex()) or "running_" in name:
                 continue
             waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
             if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):

@@ -16,6 +16,7 @@ from safe_rope._protection.stand_ins import Call
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation._cos_sin import CosSin
 
 
 def are_lowered(call: Call) -> bool:
@@ -34,7 +35,8 @@ def noticed(call: Call) -> contextlib.AbstractContextManager[Any]:
     if call.watched or not frequencies:
         return contextlib.nullcontext()
     multiplies = are_lowered(call) and not state.runner.knows_its_products
-    size = max((leaf.numel() for leaf in call.leaves), default=0) if state.code.counts and call.has_low else 0
+    may_count_low = state.code.counts and (call.has_low or call.autocast)
+    size = max((leaf.numel() for leaf in call.leaves), default=0) if may_count_low else 0
     counts = size > 0 and size >= 2 * state.runner.counted >= 0
     if not (multiplies or counts):
         return contextlib.nullcontext()
@@ -53,6 +55,10 @@ class _Products(Provenance):
             table = get_table(call.module, name)
             if isinstance(table, torch.Tensor):
                 self.note(table, Origin.KEPT)
+
+    def origin(self, tensor: torch.Tensor) -> Origin:
+        """As of `Provenance`; a table that is followed is one that was noted."""
+        return Origin.KEPT if isinstance(tensor, CosSin) else super().origin(tensor)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

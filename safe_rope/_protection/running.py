@@ -61,7 +61,8 @@ def _run(call: Call) -> Any:
         with products.noticed(call):
             return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
-        return in_fp32.run_once(call)
+        with products.noticed(call):
+            return in_fp32.run_once(call)
     if _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)

@@ -48,10 +48,10 @@ from safe_rope._recognition.arguments import (
     infer_arguments,
 )
 from safe_rope._recognition.conditions import Conditions
-from safe_rope._recognition.explained import is_same
+from safe_rope._recognition.explained import UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
 from safe_rope._recognition.rebuild import rebuilding
-from safe_rope._recognition.reference import Again, Reference, stock_class
+from safe_rope._recognition.reference import Again, Reference, corresponds, stock_class
 from safe_rope._recognition.tables import may_hold_positions
 from safe_rope.constructors import _shadow
 from safe_rope.errors import UnsupportedModelError
@@ -98,6 +98,8 @@ class ConstructionWatch:
         self._built = built
         self._thread = threading.get_ident()
         self._building: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
+        # How each that was looked at was built: it may have put something into another one.
+        self._owners: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
         # What held nothing when it was looked at; its parent may have filled it since.
         self._nothing_yet: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
         self._looked_at: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
@@ -144,6 +146,7 @@ class ConstructionWatch:
             looked_at = dict.fromkeys([*_alive(self._parents), *_alive(self._nothing_yet)])
             self._looked_at = weakref.WeakKeyDictionary(looked_at)
             self._nothing_yet.clear()
+            self._owners.clear()
             self._building.clear()
             self._again.clear()
             self._states.clear()
@@ -182,6 +185,9 @@ class ConstructionWatch:
         # An engine that takes a finished model is under construction, and fills nothing in it.
         first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
         self._look_at_what_was_empty(among, until=first)
+        for module in _alive(self._refused) if among is None else among:
+            if module in self._refused and self._reference_by_its_owner(module) is not None:
+                self._consider(module, self._owners.get(module), looked=True)
         with watches_lock:
             if not any(watch._building for watch in watches):
                 unwrap_call()
@@ -191,6 +197,10 @@ class ConstructionWatch:
         if watch_of_this_thread() is self:
             self.catch_up()
             settle(_alive(self._seen))
+            for owner in {*_alive(self._owners), *_alive(self._parents)}:
+                for module in owner.children():
+                    if type(module) is nn.Module:  # it may have got its buffers since it was registered
+                        _give_stock_dtypes(module)
 
     def note(self, module: nn.Module, frame: Any) -> None:
         """Remember how ``module`` is being built, from the frame that called its base's constructor."""
@@ -236,8 +246,10 @@ class ConstructionWatch:
                     continue  # what stands there may be what nobody has written yet
                 # What was not filled then has been filled since, from where nobody knows.
                 own = building._replace(is_used=False)  # its forward has run in FP32
-                unknown = _Building(is_filled=True) if state_of(module).notes else own
-                self._consider(module, unknown, looked=True)
+                before = state_of(module).notes
+                self._consider(module, _Building(is_filled=True) if before else own, looked=True)
+                if _is_pinned_to_nothing(module) and not state_of(module).notes:
+                    state_of(module).notes.update(dict.fromkeys(before, UNTOLD))
             elif concerns(module):
                 self._consider(module, building)
             if not loaded and module in self._nothing_yet:
@@ -268,6 +280,7 @@ class ConstructionWatch:
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
     ) -> None:
         building = building or self._building.pop(module, None) or _Building()
+        self._owners.setdefault(module, building)
         if looked or concerns(module):
             self._protect(module, building)
         else:
@@ -320,10 +333,32 @@ class ConstructionWatch:
         early = not building.is_filled and module not in self._nothing_yet
         reference = Reference(again, plain=plain, early=early)
         result = prepare(module, reference, around, self._options)
+        if not isinstance(result, Protection) and (owned := self._reference_by_its_owner(module)) is not None:
+            result = prepare(module, owned, around, self._options) or result
         if isinstance(result, Protection) and result.state and seen and not result.notes:
             built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
             self._states[key, around] = _Known(copy.deepcopy(result.state), built, reference)
         return result
+
+    def _reference_by_its_owner(self, module: nn.Module) -> Reference | None:
+        """What the constructor of the module's owner puts into it, if that counts positions and has ended."""
+        names: list[str] = []
+        owner = module
+        while owner is module or is_torchs(owner):
+            parent, name = self._parents.get(owner, (lambda: None, ""))
+            names.insert(0, name)
+            if (above := parent()) is None:
+                return None
+            owner = above
+        building = self._owners.get(owner)
+        if building is None or building.arguments is None or not bytecode.counts_positions(type(owner)):
+            return None
+        key = _key(type(owner), building.arguments, building.conditions)
+        again, path = self._run_again(owner, building.arguments, building.conditions, key), ".".join(names)
+        if again.rebuilt is None or not corresponds(again.rebuilt, path, module):
+            return None
+        plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
+        return Reference(again, path, plain=plain and not building.is_used)
 
     def _run_again(
         self, module: nn.Module, arguments: Arguments, conditions: Conditions | None, key: Hashable | None

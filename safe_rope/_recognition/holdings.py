@@ -99,7 +99,7 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
     attributes.update(vars(module))
     for name in tuple(attributes) if own is None else own and own & attributes.keys():
         if type(attributes[name]) not in _PLAIN and name not in _OF_TORCH:
-            attributes[name] = _apart(attributes[name])
+            attributes[name] = _apart(attributes[name], objects=own is not None)
     attributes["_buffers"] = dict(module._buffers)
     for name in slots(module):
         object.__setattr__(other, name, getattr(module, name))
@@ -146,12 +146,15 @@ def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> Non
 
 
 def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:
+    kind: Any = type(real)
     if isinstance(real, dict) and isinstance(changed, dict):
         real.update({key: value for key, value in changed.items() if str(key) not in tables})
     elif isinstance(real, list) and isinstance(changed, list):
         real.extend(changed[len(real) :])
-    elif isinstance(real, SimpleNamespace):
-        vars(real).update({key: value for key, value in vars(changed).items() if key not in tables})
+    elif isinstance(real, SimpleNamespace) or _kind(kind) is _Kind.OBJECT:
+        for key, value in _items(changed):
+            if key not in tables and getattr(real, key, changed) is not value:
+                object.__setattr__(real, key, value)
 
 
 class _Kind(enum.Enum):
@@ -193,7 +196,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
                 yield str(key), inner
     else:
         yield from getattr(value, "__dict__", {}).items()
-        yield from ((name, getattr(value, name)) for name in slots(value))
+        yield from ((name, getattr(value, name)) for name in slots(value) if name != "__dict__")
 
 
 def _put(module: nn.Module, owner: str, key: str, value: Any) -> None:
@@ -212,7 +215,8 @@ def _put(module: nn.Module, owner: str, key: str, value: Any) -> None:
         vars(container)[key] = value
 
 
-def _apart(value: Any) -> Any:
-    if isinstance(value, list | dict | SimpleNamespace):
+def _apart(value: Any, objects: bool) -> Any:
+    kind: Any = type(value)
+    if isinstance(value, list | dict | SimpleNamespace) or (objects and _kind(kind) is _Kind.OBJECT):
         return copy.copy(value)
     return value

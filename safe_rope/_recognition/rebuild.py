@@ -59,7 +59,7 @@ class Rebuilt(NamedTuple):
             # What no operation of torch's has been seen to make comes from NumPy or from a script.
             origin = self.origins.get((path, name)) or Origin.LITERAL
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
-                ready = tensor.numel() > 1 and is_finished(type(module), name, origin)
+                ready = tensor.numel() > 1 and is_finished(type(module), name, origin, tensor)
                 found[name] = (tensor.detach(), ready)
         return found
 

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base import bytecode
 from safe_rope._base.torch_private import PARAMETRIZED, WRAPPED
 from safe_rope._recognition.arguments import Arguments, infer_arguments
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.rebuild import Rebuilt, rebuild
+from safe_rope._recognition.tables import is_library_module
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,13 @@ class Reference(NamedTuple):
         """The rebuilt module itself."""
         return self.rebuilt.module.get_submodule(self.path) if self.rebuilt is not None else None
 
+    def origin(self, name: str) -> Origin:
+        """Where the values of the tensor ``name`` (dotted, of a child) come from."""
+        if self.rebuilt is None:
+            return Origin.NONE
+        owner, _, name = f"{self.path}.{name}".removeprefix(".").rpartition(".")
+        return self.rebuilt.origins.get((owner, name), Origin.NONE)
+
     def replays_of(self) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in."""
         return self.again.replays() if self.again is not None else []
@@ -111,9 +121,13 @@ class Reference(NamedTuple):
                 yield replay.module.get_submodule(self.path)
 
     def replays(self, name: str) -> Iterator[torch.Tensor | None]:
-        """Yield what each replay has in place of the table ``name``."""
+        """Yield what each replay has in place of the table ``name``, which may be of a module inside."""
+        owner, _, inner = name.rpartition(".")
         for module in self.replayed_modules():
             value = get_table(module, name)
+            if value is None and owner:
+                with contextlib.suppress(AttributeError):
+                    value = get_table(module.get_submodule(owner), inner)
             yield value if isinstance(value, torch.Tensor) and not value.is_meta else None
 
     def replayed_parameters(self, name: str) -> Iterator[torch.Tensor]:
@@ -128,7 +142,8 @@ class Reference(NamedTuple):
 class References:
     """Rebuilds the parts of a model that exists already, each when it is first asked for.
 
-    A model that has a config is rebuilt as a whole, any other module from what its attributes say.
+    A model that has a config is rebuilt as a whole, any other module from what its attributes say. Where
+    those do not tell, the module that holds it is, if that counts positions.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -139,16 +154,25 @@ class References:
         """Return the counterpart of the module at ``path``."""
         module = self._model.get_submodule(path)
         names = path.split(".") if path else []
-        for depth in range(len(names) + 1):
+        for depth in self._depths(names):
             root = ".".join(names[:depth])
             part = self._model.get_submodule(root)
-            if depth < len(names) and not _is_configured(part):
-                continue
             again = self._of(root, part)
             rest = ".".join(name for name in names[depth:] if name not in WRAPPED)
-            if again is not None and again.rebuilt is not None and _corresponds(again.rebuilt, rest, module):
+            if again is not None and again.rebuilt is not None and corresponds(again.rebuilt, rest, module):
                 return Reference(again, rest)
         return Reference(None)
+
+    def _depths(self, names: list[str]) -> Iterator[int]:
+        """Yield the depths on a path of what may be rebuilt to tell what stands at its end."""
+        parts = [self._model.get_submodule(".".join(names[:depth])) for depth in range(len(names))]
+        yield from (depth for depth, part in enumerate(parts) if _is_configured(part))
+        yield len(names)
+        for depth, part in reversed(list(enumerate(parts))):
+            if not is_library_module(part):
+                if not _is_configured(part) and bytecode.counts_positions(own_class(stock_class(part))):
+                    yield depth
+                return
 
     def _of(self, root: str, part: nn.Module) -> Again | None:
         if root not in self._again:
@@ -178,7 +202,8 @@ def _in_no_dtype(config: Any) -> Any:
     return config
 
 
-def _corresponds(rebuilt: Rebuilt, path: str, module: nn.Module) -> bool:
+def corresponds(rebuilt: Rebuilt, path: str, module: nn.Module) -> bool:
+    """Whether a module of the class of ``module`` stands at ``path`` of what was rebuilt."""
     try:
         return own_class(type(rebuilt.module.get_submodule(path))) is own_class(stock_class(module))
     except AttributeError:

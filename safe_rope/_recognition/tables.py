@@ -101,9 +101,14 @@ def _only_turns(module: nn.Module) -> bool:
     return bytecode.facts(_stock(module)).turns and next(module.parameters(), None) is None
 
 
+def is_library_module(module: nn.Module) -> bool:
+    """Whether a module is torch's or an engine's, whose constructor is never run twice."""
+    return type(module).__module__.startswith(_NEVER_AGAIN)
+
+
 def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
-    if type(module).__module__.startswith(_NEVER_AGAIN):
+    if is_library_module(module):
         return False
     held = list(entries(module))  # each module of a model is asked, three times
     if any(not _is_no_position(name) for name, _ in own_tensors(module, held)):
@@ -137,12 +142,15 @@ def uninitialized(module: nn.Module) -> list[str]:
     return [name for name in lazy if has_position_name(name) or bytecode.facts(type(module)).makes_waves]
 
 
-def is_finished(cls: type, name: str, origin: Origin) -> bool:
+def is_finished(cls: type, name: str, origin: Origin, tensor: torch.Tensor) -> bool:
     """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of."""
     facts = bytecode.facts(cls)
     if origin & Origin.FINISHED:
         return not (_FREQUENCIES.search(name) and facts.turns)
-    return not is_frequency(name) and not (origin & Origin.COUNTED and (facts.turns or facts.turns_counts))
+    if is_frequency(name):
+        return False
+    may_be_turned = bool(origin & Origin.COUNTED) or _is_progression(tensor)
+    return not (may_be_turned and (facts.turns or facts.turns_counts))
 
 
 def is_frequency(name: str) -> bool:
@@ -187,7 +195,7 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
     error = 2.0**-9 if tensor.dtype in LOW else 1e-5  # some keep their tables in 16 bits on purpose
-    if not counted and (oscillates(tensor, error) or _are_phasors(tensor)):
+    if not counted and (oscillates(tensor, error) or are_phasors(tensor, error)):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
@@ -229,20 +237,29 @@ def _is_progression(tensor: torch.Tensor) -> bool:
 def _rises_or_falls(tensor: torch.Tensor) -> bool:
     """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall."""
     values = tensor.squeeze()
-    if values.dim() not in (1, 2) or len(values) < FEWEST:
+    if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < FEWEST:
         return False
+    half = len(values) // 2
+    if values.dim() == 1 and half >= FEWEST and torch.equal(values[:half], values[half:]):
+        values = values[:half]  # each frequency stands there twice
     steps = values.diff(dim=0)
     one_way = bool((steps >= 0).all()) or bool((steps <= 0).all())  # rounded, two may be the same
+    if values.dim() == 1 and bool((steps <= 0).all()):
+        values = values[: max(FEWEST // 2, int((values > 0).sum()))]  # the rest turns nothing
     return one_way and bool((values >= 0).all()) and (values.dim() == 2 or bool((values > 0).all()))
 
 
-def _are_phasors(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds complex numbers of one length that point into different directions."""
-    if not tensor.is_complex() or tensor.numel() < FEWEST:
+def are_phasors(tensor: torch.Tensor, error: float = 1e-5) -> bool:
+    """Whether a tensor holds complex numbers of one length that point into different directions.
+
+    Or pairs of real numbers, [..., 2]. ``error`` is what the length may be off by, relatively.
+    """
+    is_pairs = tensor.is_floating_point() and tensor.dim() > 2 and tensor.shape[-1] == 2
+    if not (tensor.is_complex() or is_pairs) or tensor.numel() < (1 + is_pairs) * FEWEST:
         return False
-    length = tensor.abs()
+    length = tensor.float().norm(dim=-1) if is_pairs else tensor.abs()
     scale = length.reshape(-1)[0]
-    return bool(((length - scale).abs() < 1e-5 * scale).all()) and _has_values(tensor)
+    return bool(((length - scale).abs() < error * scale).all()) and _has_values(tensor)
 
 
 def has_position_name(name: str) -> bool:

@@ -14,6 +14,7 @@ from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
+    are_phasors,
     has_position_name,
     is_empty_table,
     is_frequency,
@@ -161,7 +162,7 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
         for name, tensor in own_tensors(module)
         if is_table_of(module, name, tensor, Origin.NONE)
         or is_empty_table(name, tensor)
-        or (not tensor.is_meta and oscillates(tensor, ROUNDED))
+        or (not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED)))
     }
 
 

@@ -42,6 +42,7 @@ UNPROVEN = {
         ),
         *("AddedFromAFrozenEmbedding", "PretrainedEmbedding", "RotateQueriesAndKeys", "FrozenParameterDict"),
         "SinesInAConvolution",
+        "FrozenFrequenciesTwice",
     },
     "random frequencies": {"RandomGaussian", "RandomFeatureTimes"},
     "built from arguments that are not known": {"EsmRotary", "NanoWithFreqsCis"},
@@ -59,6 +60,7 @@ HIDDEN = {
     "PhasesAsSmallIntegers",
     "T5BucketsInABuffer",
     "CacheObjectThatGrows",
+    "FrequenciesInASlot",
 }
 
 # The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.
