@@ -50,7 +50,7 @@ class _Products(Provenance):
     def __init__(self, call: Call, frequencies: list[str], multiplies: bool, counts: bool) -> None:
         super().__init__()
         self._owner, self._device, self._runner = call.state.owner, call.device, call.state.runner
-        self._multiplies, self._counts = multiplies, counts
+        self._multiplies, self._counts, self._coarse = multiplies, counts, torch.bfloat16
         for name in frequencies:
             table = get_table(call.module, name)
             if isinstance(table, torch.Tensor):
@@ -76,7 +76,12 @@ class _Products(Provenance):
                 )
         if self._counts:
             self._look_at_counts(list(tensors_in((args, kwargs))))
-        return super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        for made in tensors_in(result) if self._counts else ():
+            if _is_coarse(made, self.origin(made)):
+                self.note(made, Origin.COARSE)
+                self._coarse = made.dtype
+        return result
 
     def _look_at_counts(self, operands: list[torch.Tensor]) -> None:
         """Warn where one of ``operands`` is a frequency, and another a count beyond what its dtype holds."""
@@ -84,16 +89,25 @@ class _Products(Provenance):
         if not any(origin & Origin.KEPT and not origin & Origin.FINISHED for origin in origins):
             return
         for tensor, origin in zip(operands, origins, strict=True):
-            is_count = origin & Origin.COUNTED and not origin & (Origin.KEPT | Origin.FINISHED)
-            if not is_count or tensor.dtype not in LOW:
+            if not (_is_coarse(tensor, origin) or origin & Origin.COARSE) or origin & Origin.KEPT:
                 continue
-            last = 2 / torch.finfo(tensor.dtype).eps
-            if tensor.numel() > last:
-                self._counts, self._runner.counted = False, -1
-                warnings.warn(
-                    f"{self._owner} multiplies its frequencies by positions counted in {tensor.dtype}, "
-                    f"which counts no further than {last:.0f}: phases are rounded there, as in the stock "
-                    "model. Count them in torch.float32 or as integers",
-                    PrecisionWarning,
-                    stacklevel=2,
-                )
+            dtype = tensor.dtype if tensor.dtype in LOW else self._coarse
+            self._counts, self._runner.counted = False, -1
+            warnings.warn(
+                f"{self._owner} multiplies its frequencies by positions counted in {dtype}, which counts "
+                f"no further than {_last_counted(dtype)}: phases are rounded there, as in the stock model. "
+                "Count them in torch.float32 or as integers",
+                PrecisionWarning,
+                stacklevel=2,
+            )
+            return
+
+
+def _is_coarse(tensor: torch.Tensor, origin: Origin) -> bool:
+    """Whether a tensor holds more counts than its dtype tells apart."""
+    is_count = bool(origin & Origin.COUNTED) and not origin & (Origin.KEPT | Origin.FINISHED)
+    return is_count and tensor.dtype in LOW and tensor.numel() > _last_counted(tensor.dtype)
+
+
+def _last_counted(dtype: torch.dtype) -> int:
+    return int(2 / torch.finfo(dtype).eps)

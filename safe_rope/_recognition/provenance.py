@@ -34,6 +34,8 @@ class Origin(enum.Flag):
     """Through sin, cos, a logarithm or the like: no phase any more that a position is multiplied with."""
     KEPT = enum.auto()
     """From a table that was noted so before."""
+    COARSE = enum.auto()
+    """From counts in 16 bits, which go further than those count."""
     EMPTY = enum.auto()
     """Memory that nothing has been written to."""
 

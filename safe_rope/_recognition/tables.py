@@ -119,11 +119,19 @@ def may_hold_positions(module: nn.Module) -> bool:
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters computes positions in the forward of its class ``stock``.
 
-    It counts them, or it takes sines and cosines of what NumPy has counted.
+    It counts them, or it takes sines and cosines of what NumPy has counted or another module holds.
     """
     facts = bytecode.facts(stock)
-    makes = facts.computes or (facts.turns and any(map(_is_array, vars(module).values())))
+    makes = facts.computes or (
+        facts.turns and (any(map(_is_array, vars(module).values())) or _has_given(module))
+    )
     return makes and next(module.parameters(), None) is None
+
+
+def _has_given(module: nn.Module) -> bool:
+    """Whether a module in ``module`` holds a buffer of frequencies."""
+    inside = (buffer for child in module.children() for buffer in child.buffers())
+    return any(not buffer.is_meta and buffer.dim() == 1 and _is_progression(buffer) for buffer in inside)
 
 
 def _is_array(value: Any) -> bool:

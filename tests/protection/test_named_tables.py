@@ -76,18 +76,28 @@ class Buffers(nn.Module):
             self.register_buffer(str(index), table, persistent=False)
 
 
-def test_tables_that_a_constructor_was_given_on_meta_are_named() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tables = Buffers(frequencies().cos(), frequencies().sin())
+class Model(nn.Module):
+    def __init__(self, *tables: torch.Tensor) -> None:
+        super().__init__()
+        self.tables = Buffers(*(tables or (frequencies().cos(), frequencies().sin())))
 
+
+def test_tables_that_a_constructor_was_given_on_meta_are_named() -> None:
     session = safe_rope.guard().start()
     with torch.device("meta"):
-        model = Model()
+        model = Model(frequencies().cos(), frequencies().sin())
     model.to_empty(device="cpu")
     with pytest.warns(PrecisionWarning, match=r"tables.*Buffers"):
         session.stop()
+
+
+def test_tables_that_a_constructor_got_from_its_owner_come_back_from_meta() -> None:
+    with safe_rope.guard():
+        with torch.device("meta"):
+            model = Model()
+        model.to_empty(device="cpu")
+    assert torch.equal(model.tables._buffers["0"], frequencies().cos())
+    assert torch.equal(model.tables._buffers["1"], frequencies().sin())
 
 
 class Counting(nn.Module):
