@@ -111,11 +111,22 @@ class Counting(nn.Module):
         return self.lin(phase.sin().to(self.lin.weight.dtype))
 
 
+class CountingAndRaising(Counting):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        counts = torch.arange(x.shape[1], dtype=x.dtype).float()
+        phase = torch.matmul(counts.view(-1, 1), self.inv_freq.view(1, -1))
+        return self.lin(phase.sin().to(self.lin.weight.dtype))
+
+
+@pytest.mark.parametrize("cls", [Counting, CountingAndRaising])
+@pytest.mark.parametrize("cast", [True, False])
 def test_positions_counted_in_low_precision_beside_weights_are_told_once_they_are_too_many(
-    recwarn: pytest.WarningsRecorder,
+    recwarn: pytest.WarningsRecorder, cls: type[nn.Module], cast: bool
 ) -> None:
     with safe_rope.guard():
-        model = Counting()
+        model = cls()
+    if cast:
+        model.to(torch.bfloat16)
     said: list[int] = []
     for length in (100, 120, 300, 700):
         model(torch.zeros(1, length, 16, dtype=torch.bfloat16))
