@@ -107,6 +107,7 @@ class ConstructionWatch:
         self._states: dict[Hashable, _Known] = {}
         self._seen: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         self._refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
             weakref.WeakKeyDictionary()
         )
@@ -186,7 +187,8 @@ class ConstructionWatch:
         first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
         self._look_at_what_was_empty(among, until=first)
         for module in _alive(self._refused) if among is None else among:
-            if module in self._refused and self._reference_by_its_owner(module) is not None:
+            if module in self._refused and module not in self._asked and self._owner_of(module) is not None:
+                self._asked[module] = None
                 self._consider(module, self._owners.get(module), looked=True)
         with watches_lock:
             if not any(watch._building for watch in watches):
@@ -340,8 +342,11 @@ class ConstructionWatch:
             self._states[key, around] = _Known(copy.deepcopy(result.state), built, reference)
         return result
 
-    def _reference_by_its_owner(self, module: nn.Module) -> Reference | None:
-        """What the constructor of the module's owner puts into it, if that counts positions and has ended."""
+    def _owner_of(self, module: nn.Module) -> tuple[nn.Module, str, _Building, Arguments] | None:
+        """The owner that may have put something into a module, the path from it, and how it was built.
+
+        None where its constructor has not ended, cannot be run again, or counts no positions.
+        """
         names: list[str] = []
         owner = module
         while owner is module or is_torchs(owner):
@@ -353,8 +358,16 @@ class ConstructionWatch:
         building = self._owners.get(owner)
         if building is None or building.arguments is None or not bytecode.counts_positions(type(owner)):
             return None
-        key = _key(type(owner), building.arguments, building.conditions)
-        again, path = self._run_again(owner, building.arguments, building.conditions, key), ".".join(names)
+        return owner, ".".join(names), building, building.arguments
+
+    def _reference_by_its_owner(self, module: nn.Module) -> Reference | None:
+        """What the constructor of the module's owner puts into it."""
+        found = self._owner_of(module)
+        if found is None:
+            return None
+        owner, path, building, arguments = found
+        key = _key(type(owner), arguments, building.conditions)
+        again = self._run_again(owner, arguments, building.conditions, key)
         if again.rebuilt is None or not corresponds(again.rebuilt, path, module):
             return None
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
