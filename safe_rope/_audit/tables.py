@@ -121,21 +121,20 @@ def _ranks() -> int:
 def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
     for name, expected in frozen_tables(module, reference):
         yield name, module._parameters[name], expected  # type: ignore[misc]
-    built, rebuilt = reference.module, reference.rebuilt
-    if built is None or rebuilt is None:
+    built = reference.module
+    if built is None:
         return
     for child_name, child in module._modules.items():
         twin = built._modules.get(child_name)
         if twin is None or not isinstance(child, HOLDERS):
             continue
-        path = ".".join(filter(None, (reference.path, child_name)))
         for name, parameter in child._parameters.items():
             true = twin._parameters.get(name)
             if parameter is None or parameter.requires_grad or true is None or true.is_meta:
                 continue
             whole, values = f"{child_name}.{name}", true.detach()
             # An embedding is filled at random before sinusoids are copied into it.
-            origin = Origin.NONE if oscillates(values) else rebuilt.origins.get((path, name), Origin.NONE)
+            origin = Origin.NONE if oscillates(values) else reference.origin(whole)
             if is_table_of(module, whole, true, origin) or is_frequency(whole):
                 yield whole, parameter, values
 

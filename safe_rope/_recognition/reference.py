@@ -104,11 +104,12 @@ class Reference(NamedTuple):
         return self.rebuilt.module.get_submodule(self.path) if self.rebuilt is not None else None
 
     def origin(self, name: str) -> Origin:
-        """Where the values of the tensor ``name`` (dotted, of a child) come from."""
+        """Where the values of the tensor ``name`` come from, which may be of a module inside."""
         if self.rebuilt is None:
             return Origin.NONE
-        owner, _, name = f"{self.path}.{name}".removeprefix(".").rpartition(".")
-        return self.rebuilt.origins.get((owner, name), Origin.NONE)
+        origins = self.rebuilt.origins
+        owner, _, inner = f"{self.path}.{name}".removeprefix(".").rpartition(".")
+        return origins.get((self.path, name), origins.get((owner, inner), Origin.NONE))
 
     def replays_of(self) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in."""

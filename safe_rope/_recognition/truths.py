@@ -81,7 +81,7 @@ def _counts_on_meta(
         return
     for name, value in entries(module):
         made = get_table(reference.module, name)
-        origin = reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
+        origin = reference.origin(name)
         is_lost = isinstance(value, torch.Tensor) and value.is_meta and name not in known
         if not (is_lost and has_position_name(name) and origin & Origin.COUNTED):
             continue
@@ -98,9 +98,7 @@ def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str
         true = built._parameters.get(name)
         if parameter is None or parameter.requires_grad or true is None or true.is_meta:
             continue
-        if is_table_of(
-            module, name, true, reference.rebuilt.origins.get((reference.path, name), Origin.NONE)
-        ):
+        if is_table_of(module, name, true, reference.origin(name)):
             yield name, true.detach()
 
 

@@ -26,14 +26,14 @@ _IN_COMPANY = (
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
+_LISTED = rb"(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?"
+_TENSOR_OF = rb"tensor\(\s*(?:data=)?" + _LISTED
 # A tensor of the numbers of a range.
-_RANGE = re.compile(rb"tensor\(\s*(?:data=)?(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?range\(")
+_RANGE = re.compile(_TENSOR_OF + rb"range\(")
 # A variable that lists a range, and a tensor of what a variable lists.
-_KEPT_RANGE = re.compile(rb"= (?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?range\(")
+_KEPT_RANGE = re.compile(rb"= " + _LISTED + rb"range\(")
 _KEEPS = re.compile(rb"(\w+)(?:: [\w.\[\]]+)? $")
-_OF_VARIABLE = re.compile(
-    rb"tensor\(\s*(?:data=)?(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?([A-Za-z_]\w*)\s*[,)\]]"
-)
+_OF_VARIABLE = re.compile(_TENSOR_OF + rb"([A-Za-z_]\w*)\s*[,)\]]")
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # The function gets another name: calls through that hold no token, so nothing can be passed over.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]\"']")

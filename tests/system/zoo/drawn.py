@@ -51,7 +51,7 @@ def _buffers(items: Items, *, persistent: bool, owner: str = "self") -> Held:
     return Held("", "\n".join(lines), tuple(f"{owner}.{name}" for name in items))
 
 
-def _in_one(opening: str, closing: str, read: str, before: str = "") -> Callable[[Items], Held]:
+def _in_one(opening: str, closing: str, read: str) -> Callable[[Items], Held]:
     """Hold all in one attribute; ``read`` has the place of an index or of a name."""
 
     def hold(items: Items) -> Held:
@@ -59,7 +59,7 @@ def _in_one(opening: str, closing: str, read: str, before: str = "") -> Callable
         entries = [f"{n!r}: {made}" if "{" in opening else f"{n}={made}" for n, made in items.items()]
         inner = ", ".join(entries if named else items.values()) + ","
         reads = tuple(read.format(index=i, name=name) for i, name in enumerate(items))
-        return Held(before.format(names=tuple(items)), f"self.store = {opening}{inner}{closing}", reads)
+        return Held("", f"self.store = {opening}{inner}{closing}", reads)
 
     return hold
 
