@@ -18,6 +18,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, mapped
 from safe_rope._base.torch_private import pytree
+from safe_rope._protection.shown import STATE, seen
 from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
@@ -154,10 +155,12 @@ def _tell_of_rounded_counts(call: Call) -> None:
 
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
     provenance = Provenance()
-    for name, pin in call.state.pins.items():
-        table = get_table(stand_in, name)
-        if isinstance(table, torch.Tensor):
-            provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
+    inside = [(m, vars(m)[STATE]) for m in stand_in.modules() if STATE in vars(m) and m is not stand_in]
+    for module, state in [(stand_in, call.state), *inside]:
+        for name, pin in getattr(state, "pins", {}).items():
+            table = get_table(module, name)
+            if isinstance(table, torch.Tensor):
+                provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
     for name, (_, origin) in call.state.caches.items():
         cache = get_table(stand_in, name)
         if isinstance(cache, torch.Tensor):
@@ -207,7 +210,7 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
     stand_in = twin_alone(stand_in, type(stand_in), call.module)
     _show_caches(call.state, stand_in)
     try:
-        with torch.no_grad(), random_states_kept(call.device), remembered:
+        with torch.no_grad(), random_states_kept(call.device), remembered, seen("as stock"):
             return asked.on(stand_in), stand_in
     except Exception:
         logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)

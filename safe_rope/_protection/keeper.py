@@ -70,6 +70,11 @@ class Placed(NamedTuple):
             and (memory is None or memory.raw == last)
         )
 
+    def is_elsewhere(self, current: Any) -> bool:
+        """Whether ``current`` is this tensor, to whose ``data`` another was assigned."""
+        same = self.tensor is current and self.version == current._version
+        return same and type(current) is torch.Tensor and self.address != current.data_ptr()
+
 
 class Keeper:
     """What a protected module knows of its tables; kept by the module and copied with it."""
@@ -192,6 +197,16 @@ class Keeper:
         logger.info("%s.%s: values that were put there on purpose are kept", type(module).__name__, name)
         self._placed.pop(name, None)
         self.adopt(module, name, current)
+
+    def is_in_place(self, name: str, current: torch.Tensor) -> bool:
+        """Whether ``current`` is, untouched, what was put in the place of a table, if anything was."""
+        known = self._placed.get(name)
+        return known is None or known.is_right(current)
+
+    def has_other_memory(self, name: str, current: torch.Tensor) -> bool:
+        """Whether ``current`` is what was put in the place of a table, and somebody has assigned its data."""
+        known = self._placed.get(name)
+        return known is not None and known.is_elsewhere(current)
 
     def is_settled(self, module: nn.Module) -> bool:
         """Whether every table has been put there since its true values were last changed."""

@@ -328,6 +328,7 @@ class ProtectedModule(_Module):
         return result
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        _is_overruled(self, not is_watched())  # what was cast by another way has another dtype
         super()._save_to_state_dict(destination, prefix, keep_vars)
         state = state_of(self)
         for name in (*state.names(self), *state.caches):

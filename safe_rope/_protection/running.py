@@ -40,12 +40,22 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     call = Call(module, state, forward, args, kwargs, is_watched())
     if not call.watched:
         state.restore(module)
+        if not state.pins:
+            _restore_inside(module)
     try:
         return _run(call)
     except KeyError as error:
         if not _is_sought(error, module):
             raise
         return _run_on_itself(call)
+
+
+def _restore_inside(module: Any) -> None:
+    """Put back the tables of what is inside a module that computes from those: nobody calls a mere holder."""
+    for inner in module.modules():
+        state = vars(inner).get("_safe_rope")
+        if state is not None:
+            state.restore(inner)
 
 
 def _run(call: Call) -> Any:

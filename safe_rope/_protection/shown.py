@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
 from safe_rope._recognition.arguments import first_argument
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.tables import is_frequency
 from safe_rope.rotation._cos_sin import CosSin
 
@@ -19,6 +24,23 @@ STATE = "_safe_rope"
 _MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
 """What carries tensors about and computes nothing with them."""
 _INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
+
+
+class _ThreadState(threading.local):
+    sees: Literal["exact", "as stock"] | None = None
+
+
+_this_thread = _ThreadState()
+
+
+@contextlib.contextmanager
+def seen(how: Literal["exact", "as stock"]) -> Iterator[None]:
+    """Let what this thread runs see plain tables of other modules: exact, or rounded as stock has them."""
+    before, _this_thread.sees = _this_thread.sees, how
+    try:
+        yield
+    finally:
+        _this_thread.sees = before
 
 
 class Shown(property):
@@ -50,13 +72,20 @@ def _seen(module: Any, name: str, table: Any) -> Any:
     if torch.compiler.is_compiling():
         return table
     state = vars(module).get(STATE)
-    nominal = state.nominal.get(name) if state is not None else None
-    if nominal is None or type(table) is not torch.Tensor or table.dtype in LOW:
+    if state is None or type(table) is not torch.Tensor or name not in state.nominal:
         return table
-    if nominal == table.dtype and not table.is_meta:
+    if not (state.is_in_place(name, table) or is_watched()):
+        table = _put_back(module, name, table, sys._getframe(2))
+        if type(table) is not torch.Tensor or name not in state.nominal:
+            return table
+    nominal = state.nominal[name]
+    is_plain = nominal == table.dtype and not (table.is_meta or _is_lowered(state, name, table))
+    if table.dtype in LOW or is_plain:
         return table
+    if _this_thread.sees is not None and not table.is_meta:
+        return table if _this_thread.sees == "exact" else table.to(nominal)
     frame = sys._getframe(2)
-    if str(frame.f_globals.get("__name__")).startswith(_MACHINERY):
+    if _is_from(frame, _MACHINERY):
         return table
     if frame.f_code.co_name in _INITIALISE:
         return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
@@ -64,11 +93,37 @@ def _seen(module: Any, name: str, table: Any) -> Any:
         return CosSin(table, nominal)
     if not _is_code_of_a_module(frame):
         return CosSin(table, nominal) if nominal in LOW else table
-    if nominal not in LOW:
+    if nominal not in LOW and (nominal != table.dtype or first_argument(frame) is module):
         return table.to(nominal)
     # A module computes with it, and decides by its dtype what else it makes.
-    phase = f"{class_name(type(module))}.{name}"
-    return CosSin(table, nominal, faced=True, phase=phase if is_frequency(name) else None)
+    phase = f"{class_name(type(module))}.{name}" if _is_turned(state, name) else None
+    return CosSin(table, nominal, faced=True, phase=phase)
+
+
+def _put_back(module: Any, name: str, table: torch.Tensor, frame: Any) -> Any:
+    """Return the table, put back where no call has seen yet what was done to it past the module's methods."""
+    state = vars(module)[STATE]
+    # What its own code reads it may have just made; to data that somebody has assigned it has not.
+    is_foreign = state.has_other_memory(name, table) or first_argument(frame) is not module
+    if not is_foreign or _is_from(frame, (*_MACHINERY, "safe_rope.")):
+        return table
+    state.restore(module)
+    return get_table(module, name)
+
+
+def _is_turned(state: Any, name: str) -> bool:
+    """Whether sines and cosines are still to be taken of what is computed from a table."""
+    pin = getattr(state, "pins", {}).get(name)
+    return is_frequency(name) if pin is None else not pin.finished
+
+
+def _is_lowered(state: Any, name: str, table: torch.Tensor) -> bool:
+    """Whether autocast would lower a matrix product that makes phases of a table."""
+    return torch.is_autocast_enabled(table.device.type) and _is_turned(state, name)
+
+
+def _is_from(frame: Any, packages: tuple[str, ...]) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(packages)
 
 
 def _is_code_of_a_module(frame: Any) -> bool:

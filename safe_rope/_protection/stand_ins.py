@@ -18,6 +18,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import arguments_flattened, arguments_mapped, mapped
 from safe_rope._base.torch_private import FakeTensor, is_only_faked, pytree
+from safe_rope._protection.shown import seen
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.reference import stock_class
@@ -80,8 +81,8 @@ class Call:
             raised.append((tensor, higher, higher._version))
             return higher
 
-        with arguments_mapped(raise_, self.args, self.kwargs) as given, without_autocast(self.device):
-            args, kwargs = given
+        raised_arguments = arguments_mapped(raise_, self.args, self.kwargs)
+        with raised_arguments as (args, kwargs), without_autocast(self.device), seen("exact"):
             result = self.forward(module, *args, **kwargs)
         written = {
             id(higher): own.copy_(higher) for own, higher, version in raised if higher._version > version

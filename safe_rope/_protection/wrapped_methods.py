@@ -66,6 +66,7 @@ def wrap_methods() -> None:
         base, ours = inspect.unwrap(nn.Module.__init__), nn.Module.__init__
         # Sigmoid has none of its own: what stands there is somebody's wrapper, in all classes without one.
         left: Any = vars(nn.Sigmoid).get("__init__")
+        noting_left = left and _noting(left)
         for cls in _subclasses(nn.Module):
             own = vars(cls).get("__init__")
             if not isinstance(own, types.FunctionType) or is_deepspeeds(own.__globals__):
@@ -73,7 +74,7 @@ def wrap_methods() -> None:
             if inspect.unwrap(own) is base:
                 _methods.put(cls, "__init__", ours)
             elif own is left:
-                _methods.put(cls, "__init__", _noting(own))
+                _methods.put(cls, "__init__", noting_left)
 
 
 def _subclasses(cls: type) -> Iterator[type]:

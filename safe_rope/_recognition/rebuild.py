@@ -54,14 +54,23 @@ class Rebuilt(NamedTuple):
     def tables(self, path: str = "") -> dict[str, tuple[torch.Tensor, bool]]:
         """Return the position tables of the module at ``path``: values, and whether they are finished."""
         module = self.module.get_submodule(path)
-        found = {}
+        reader, found = self._reader(path), {}
         for name, tensor in own_tensors(module):
             # What no operation of torch's has been seen to make comes from NumPy or from a script.
             origin = self.origins.get((path, name)) or Origin.LITERAL
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
-                ready = tensor.numel() > 1 and is_finished(type(module), name, origin, tensor)
+                ready = tensor.numel() > 1 and is_finished(reader, name, origin, tensor)
                 found[name] = (tensor.detach(), ready)
         return found
+
+    def _reader(self, path: str) -> type | None:
+        """The class whose code reads the tables at ``path``: of a module without a forward the one above."""
+        names = path.split(".") if path else []
+        for depth in range(len(names), -1, -1):
+            cls = type(self.module.get_submodule(".".join(names[:depth])))
+            if cls.forward is not nn.Module.forward and not cls.__module__.startswith("torch."):
+                return cls
+        return None
 
     def empty(self, path: str) -> list[str]:
         """Names of the tensors of the module at ``path`` that its constructor has not filled."""

@@ -131,7 +131,7 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
 def _has_given(module: nn.Module) -> bool:
     """Whether a module in ``module`` holds a buffer of frequencies."""
     inside = (buffer for child in module.children() for buffer in child.buffers())
-    return any(not buffer.is_meta and buffer.dim() == 1 and _is_progression(buffer) for buffer in inside)
+    return any(not buffer.is_meta and buffer.dim() == 1 and _rises_or_falls(buffer) for buffer in inside)
 
 
 def _is_array(value: Any) -> bool:
@@ -150,8 +150,14 @@ def uninitialized(module: nn.Module) -> list[str]:
     return [name for name in lazy if has_position_name(name) or bytecode.facts(type(module)).makes_waves]
 
 
-def is_finished(cls: type, name: str, origin: Origin, tensor: torch.Tensor) -> bool:
-    """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of."""
+def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tensor) -> bool:
+    """Whether a table of a ``cls`` is ready for use: no phase or frequency that sines are still taken of.
+
+    ``cls`` is None where nobody knows whose code reads it.
+    """
+    if cls is None:
+        may_be_turned = bool(origin & Origin.COUNTED) or (tensor.dim() == 1 and _rises_or_falls(tensor))
+        return bool(origin & Origin.FINISHED) or not (is_frequency(name) or may_be_turned)
     facts = bytecode.facts(cls)
     if origin & Origin.FINISHED:
         return not (_FREQUENCIES.search(name) and facts.turns)

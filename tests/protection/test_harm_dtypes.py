@@ -131,6 +131,36 @@ def test_what_a_file_holds_is_what_stock_would_have_saved(style: str) -> None:
         assert {name: value.dtype for name, value in model.state_dict().items()} == expected, load
 
 
+class _Holder(nn.Module):
+    def __init__(self, cos: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("cos", cos)
+
+
+class _Above(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        rates = 1e4 ** -(torch.arange(0, 16, 2).float() / 16)
+        self.holder = _Holder(torch.outer(torch.arange(64).float(), rates).cos())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos: torch.Tensor = self.holder.cos
+        return cos[: x.shape[1]].to(x.dtype)
+
+
+@pytest.mark.parametrize("assign", ["data", "buffer"])
+def test_a_table_that_somebody_casts_by_itself_is_exact_and_saved_in_that_dtype(assign: str) -> None:
+    with safe_rope.guard():
+        model = _Above()
+    true = model.holder.cos.clone()
+    if assign == "data":
+        model.holder.cos.data = model.holder.cos.data.bfloat16()
+    else:
+        model.holder._buffers["cos"] = model.holder.cos.bfloat16()
+    assert model.state_dict()["holder.cos"].dtype == BF16  # nothing has been called yet
+    assert torch.equal(model(torch.zeros(1, 64, 16)), true)
+
+
 def test_what_is_asked_of_these_styles_means_something() -> None:
     """Positions of the tables go through bfloat16 with an error that can be seen."""
     stock = fill(mixed_styles.OwnsFrequencies().to(BF16))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from harm_paths import CAST, PATHS, PLAIN, ZERO_INIT, LoadPath
+from harm_paths import CAST, PATHS, PLAIN, THROUGH_DATA, ZERO_INIT, LoadPath
 from harm_runs import How, Library, Run, run
 from styles import LENGTHS, STYLES, Style
 
@@ -58,7 +58,7 @@ def ways(path: LoadPath) -> Iterable[tuple[How, str]]:
     if path in (PLAIN, ZERO_INIT):
         yield "guard", "fp32"
         yield "protect", "fp32"
-    else:
+    elif path is not THROUGH_DATA:  # nothing tells a guard of it that has not looked before
         yield "open guard", "exact"
     if path is CAST:
         yield "protect first", "exact"

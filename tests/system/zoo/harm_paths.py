@@ -139,6 +139,14 @@ def assigned(model: nn.Module) -> nn.Module:
     return model
 
 
+def through_data(model: nn.Module) -> nn.Module:
+    """Cast every tensor by itself, past the methods of the model."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.bfloat16()
+    return model
+
+
 def inference(model: nn.Module) -> Callable[..., Any]:
     """Return the model in BF16, called in inference mode."""
     return torch.inference_mode()(model.to(torch.bfloat16))
@@ -158,7 +166,8 @@ AUTOCAST = LoadPath("autocast", torch.float32, load=autocast, computes=torch.bfl
 ASSIGNED = LoadPath("assigned", torch.bfloat16, load=assigned)
 INFERENCE = LoadPath("inference mode", torch.bfloat16, load=inference)
 PATHS = (PLAIN, ZERO_INIT, CAST, DEFAULT_DTYPE, HALF_AND_BACK, META, ZERO_2, ZERO_3)
-MORE = (AUTOCAST, ASSIGNED, INFERENCE)
+THROUGH_DATA = LoadPath("through .data", torch.bfloat16, load=through_data)
+MORE = (AUTOCAST, ASSIGNED, INFERENCE, THROUGH_DATA)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_no_style_comes_to_harm(name: str, turn: int, request: pytest.FixtureRequest) -> None:
     """Every load path with ``--all``; without, three neighbouring styles share the load paths among them."""
-    some = (*PATHS[turn % 3 :: 3], MORE[turn % 3])
+    some = (*PATHS[turn % 3 :: 3], MORE[turn % len(MORE)])
     paths = (*PATHS, *MORE) if request.config.getoption("--all") else some
     cells = harm_cells.cells(STYLES[name], paths=paths)
     harm_cells.COLLECTED.extend(cells)
