@@ -59,6 +59,35 @@ class Conduct(NamedTuple):
     """They look at the class of what they are called on, or of anything else."""
 
 
+_MOVING = {
+    *("to", "type_as", "float", "half", "bfloat16", "cpu", "cuda", "detach", "clone", "contiguous", "expand"),
+    *("expand_as", "view", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split", "narrow"),
+    *("index_select", "embedding", "shape", "size", "device", "dtype", "torch", "nn", "functional", "F"),
+}
+"""Names in code that computes nothing with what it moves, casts or takes a part of."""
+
+
+def only_hands_out(cls: type) -> bool:
+    """Whether a class has no ``forward``, or one that computes nothing with what its module holds."""
+    function = next((_function_of(value) for name, value in _own(cls) if name == "forward"), None)
+    return function is None or _only_moves(function.__code__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _only_moves(code: types.CodeType) -> bool:
+    own = code.co_varnames[:1]
+    held: set[str] = set()
+    last = None
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and last in own:
+            held.add(one.argval)
+        last = one.argval if one.opname.startswith("LOAD_FAST") else None
+        is_part = one.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or one.argrepr == "[]"
+        if one.opname.startswith(("BINARY", "INPLACE", "UNARY")) and not is_part:
+            return False
+    return _names(code) <= _MOVING | held
+
+
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
     return any(_changes_what_is_kept(function.__code__) for function in _reached(cls, beside=False))
@@ -85,7 +114,7 @@ def _reached(cls: type, *, beside: bool) -> Iterator[types.FunctionType]:
 
 def _beside(function: types.FunctionType) -> Iterator[types.FunctionType]:
     """Yield the functions of the same package that one names."""
-    for value in _named(function, function.__code__.co_names):
+    for value in _named(function, _names(function.__code__)):
         called = _function_of(value)
         if called is not None and _package(called.__module__) == _package(function.__module__):
             yield called
@@ -145,10 +174,12 @@ def conduct(cls: Any) -> Conduct:
 def _conduct(cls: Any) -> Conduct:
     methods = _methods(cls)
     names, codes = _all_names(methods), [function.__code__ for function in methods]
+    helping = [one for helper in _helpers(_everything(cls, methods)) for one in _methods(helper)]
+    with_helpers = [*codes, *(function.__code__ for function in helping)]
     return Conduct(
         *facts(cls)[:3],
         stores=any(map(_changes_what_is_kept, codes)),
-        multiplies=bool(names & PRODUCTS) or any(map(_has_at, codes)),
+        multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
     )

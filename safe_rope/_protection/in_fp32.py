@@ -16,7 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
-from safe_rope._base.tensors import are_leaves, flattened, mapped
+from safe_rope._base.tensors import are_leaves, flattened, is_shared, mapped
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection.shown import STATE, seen
 from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
@@ -81,14 +81,14 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     run = call.in_fp32 if learned is not None else lambda module: _follow_origins(call, module, origins)
     leaves, put_back = flattened(on_twin(call, as_it_is, run))
     if learned is None:
-        learned = _compare(leaves, given, origins)
+        learned = _compare(call, leaves, given, origins)
         if not call.watched:
             _tell_of_rounded_counts(call)
             runner.learn(key, learned)
             _note_caches(call, stock, origins)
     if learned is not None and len(learned) == len(leaves):
         leaves = [
-            _as_in_stock(leaf, result, applied, call.watched)
+            _as_in_stock(leaf, result, call.state.owner, applied, call.watched)
             for leaf, result in zip(leaves, learned, strict=True)
         ]
     return put_back(leaves)
@@ -250,8 +250,11 @@ def _is_off(stock: Any, true: torch.Tensor) -> bool:
     return bool(((stock.double() - true.double()).abs() > 2 * eps * scale).any())
 
 
-def _compare(leaves: list[Any], given: Any, origins: dict[int, Origin]) -> tuple[Result | None, ...] | None:
+def _compare(
+    call: Call, leaves: list[Any], given: Any, origins: dict[int, Origin]
+) -> tuple[Result | None, ...] | None:
     stock = flattened(given)[0]
+    unfinished = [name for name, pin in call.state.pins.items() if not pin.finished]
     if len(stock) != len(leaves):
         return None
     found: list[Result | None] = []
@@ -261,17 +264,20 @@ def _compare(leaves: list[Any], given: Any, origins: dict[int, Origin]) -> tuple
             continue
         origin = origins.get(id(leaf), Origin.NONE)
         is_phase = bool(origin & Origin.COUNTED) and not origin & Origin.FINISHED
-        found.append(Result(other.dtype, is_phase and leaf.is_floating_point()))
+        is_phase &= leaf.is_floating_point()
+        same = (name for name in unfinished if is_phase and is_shared(get_table(call.module, name), leaf))
+        found.append(Result(other.dtype, is_phase, next(same, None)))
     return tuple(found)
 
 
-def _as_in_stock(leaf: Any, result: Result | None, applied: bool, watched: bool) -> Any:
+def _as_in_stock(leaf: Any, result: Result | None, owner: str, applied: bool, watched: bool) -> Any:
     if result is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
         return leaf
     if applied and leaf.dtype == torch.float32:
         return marked(leaf, result.dtype)
     if result.is_phase and result.dtype in LOW and not watched:
-        return CosSin(leaf, result.dtype, faced=True)
+        phase = None if result.frequencies is None else f"{owner}.{result.frequencies}"
+        return CosSin(leaf, result.dtype, faced=True, phase=phase)
     return leaf.to(result.dtype)
 
 

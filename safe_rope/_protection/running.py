@@ -19,6 +19,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection import in_fp32, products
+from safe_rope._protection.shown import sees
 from safe_rope._protection.stand_ins import (
     Call,
     as_it_is,
@@ -62,6 +63,8 @@ def _run(call: Call) -> Any:
     module, state = call.module, call.state
     if state.rotates("forward"):
         return _rotate(call)
+    if (seen := sees()) is not None and state.pins:
+        return _run_as_it_is(call) if seen == "exact" else on_twin(call, rounded)
     if state.how == "tables":
         return on_twin(call, marked_anew if call.is_faked else marked)
     if state.how == "results":
@@ -137,8 +140,7 @@ def _is_lowered_by_its_call(call: Call) -> bool:
     """Whether the arguments or autocast make something coarser of FP32 tables, in a maker of positions."""
     if not (call.has_low or products.are_lowered(call)) or _does_more(call.module):
         return False
-    code, pins = call.state.code, call.state.pins
-    return code.computes or (code.turns and any(not pin.finished for pin in pins.values()))
+    return call.state.code.computes or any(not pin.finished for pin in call.state.pins.values())
 
 
 def _does_more(module: Any) -> bool:

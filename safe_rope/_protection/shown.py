@@ -43,6 +43,11 @@ def seen(how: Literal["exact", "as stock"]) -> Iterator[None]:
         _this_thread.sees = before
 
 
+def sees() -> Literal["exact", "as stock"] | None:
+    """How the code that this thread runs sees the tables of other modules; None: marked."""
+    return _this_thread.sees
+
+
 class Shown(property):
     """A table as an attribute of a protected class: exact, and of the stock model's dtype where they meet.
 

@@ -128,6 +128,8 @@ class Result(NamedTuple):
 
     dtype: torch.dtype
     is_phase: bool
+    frequencies: str | None = None
+    """The name of the frequencies that it returns as they are."""
 
 
 class Runner:

@@ -333,7 +333,8 @@ class ConstructionWatch:
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
         plain &= not building.is_used
         early = not building.is_filled and module not in self._nothing_yet
-        reference = Reference(again, plain=plain, early=early)
+        above = None if parent is None or is_torchs(parent) else stock_class(parent)
+        reference = Reference(again, plain=plain, early=early, above=above)
         result = prepare(module, reference, around, self._options)
         if not isinstance(result, Protection) and (owned := self._reference_by_its_owner(module)) is not None:
             result = prepare(module, owned, around, self._options) or result

@@ -10,7 +10,7 @@ import copy
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,7 +174,7 @@ def _kind(cls: Any) -> _Kind | None:
         return _Kind.CONTAINER
     if issubclass(cls, SimpleNamespace):
         return _Kind.NAMESPACE
-    is_plain = bool(cls.__dictoffset__ or _slots(cls)) and not issubclass(cls, nn.Module | type | Callable)
+    is_plain = bool(cls.__dictoffset__ or _slots(cls)) and not issubclass(cls, nn.Module | type)
     return _Kind.OBJECT if is_plain else None
 
 

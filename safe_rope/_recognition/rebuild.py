@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from safe_rope import constructors
+from safe_rope._base import bytecode
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.registrations import on_parameter
 from safe_rope._base.torch_private import storage_key
@@ -27,7 +28,7 @@ from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.provenance import Origin, Provenance
-from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors
+from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors, rises_or_falls
 from safe_rope._recognition.untouched import REMEMBERING, Untouched
 
 _thread = threading.local()
@@ -51,10 +52,13 @@ class Rebuilt(NamedTuple):
         """Whether any module in it holds position tables."""
         return any(self.tables(path) for path, _ in self.module.named_modules())
 
-    def tables(self, path: str = "") -> dict[str, tuple[torch.Tensor, bool]]:
-        """Return the position tables of the module at ``path``: values, and whether they are finished."""
+    def tables(self, path: str = "", above: type | None = None) -> dict[str, tuple[torch.Tensor, bool]]:
+        """Return the position tables of the module at ``path``: values, and whether they are finished.
+
+        ``above`` is the class of the module in which the whole is, where that is known.
+        """
         module = self.module.get_submodule(path)
-        reader, found = self._reader(path), {}
+        reader, found = self._reader(path) or above, {}
         for name, tensor in own_tensors(module):
             # What no operation of torch's has been seen to make comes from NumPy or from a script.
             origin = self.origins.get((path, name)) or Origin.LITERAL
@@ -64,11 +68,11 @@ class Rebuilt(NamedTuple):
         return found
 
     def _reader(self, path: str) -> type | None:
-        """The class whose code reads the tables at ``path``: of a module without a forward the one above."""
+        """The class whose code reads the tables at ``path``: of a mere holder one above, if there is any."""
         names = path.split(".") if path else []
         for depth in range(len(names), -1, -1):
             cls = type(self.module.get_submodule(".".join(names[:depth])))
-            if cls.forward is not nn.Module.forward and not cls.__module__.startswith("torch."):
+            if not (cls.__module__.startswith("torch.") or bytecode.only_hands_out(cls)):
                 return cls
         return None
 
@@ -176,11 +180,11 @@ def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
     places = {storage_key(tensor) for tensor in tensors if not tensor.is_meta}
     parameters = {id(parameter) for parameter in module.parameters()}
     return any(
-        origin & Origin.COUNTED
-        and (tensor.is_floating_point() or tensor.is_complex())
+        (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel() >= FEWEST
         and id(tensor) not in parameters
         and not tensor.is_meta
+        and (origin & Origin.COUNTED or (tensor.dim() == 1 and rises_or_falls(tensor)))
         and storage_key(tensor) not in places
         for tensor, origin in provenance.alive()
     )

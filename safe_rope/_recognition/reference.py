@@ -85,13 +85,14 @@ class Reference(NamedTuple):
     """A module's counterpart in what its constructor makes, or the constructor of a parent.
 
     ``plain`` says that nothing was in the way when the module itself was built; ``early``, that its
-    parent may still fill it.
+    parent may still fill it. ``above`` is the class of the module in which it is, where that is known.
     """
 
     again: Again | None
     path: str = ""
     plain: bool = False
     early: bool = False
+    above: type | None = None
 
     @property
     def rebuilt(self) -> Rebuilt | None:
@@ -161,8 +162,13 @@ class References:
             again = self._of(root, part)
             rest = ".".join(name for name in names[depth:] if name not in WRAPPED)
             if again is not None and again.rebuilt is not None and corresponds(again.rebuilt, rest, module):
-                return Reference(again, rest)
+                return Reference(again, rest, above=self._above(names))
         return Reference(None)
+
+    def _above(self, names: list[str]) -> type | None:
+        """The class of the next module above the end of a path that is not torch's."""
+        parts = (self._model.get_submodule(".".join(names[:depth])) for depth in reversed(range(len(names))))
+        return next((stock_class(part) for part in parts if not is_library_module(part)), None)
 
     def _depths(self, names: list[str]) -> Iterator[int]:
         """Yield the depths on a path of what may be rebuilt to tell what stands at its end."""

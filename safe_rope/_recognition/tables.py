@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -121,17 +122,21 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
 
     It counts them, or it takes sines and cosines of what NumPy has counted or another module holds.
     """
-    facts = bytecode.facts(stock)
-    makes = facts.computes or (
-        facts.turns and (any(map(_is_array, vars(module).values())) or _has_given(module))
-    )
+    facts, held = bytecode.facts(stock), vars(module).values()
+    makes = facts.computes or (facts.turns and (any(map(_is_array, held)) or _has_given(module)))
+    makes |= facts.makes_waves and any(map(_is_closure, held))
     return makes and next(module.parameters(), None) is None
 
 
 def _has_given(module: nn.Module) -> bool:
     """Whether a module in ``module`` holds a buffer of frequencies."""
     inside = (buffer for child in module.children() for buffer in child.buffers())
-    return any(not buffer.is_meta and buffer.dim() == 1 and _rises_or_falls(buffer) for buffer in inside)
+    return any(not buffer.is_meta and buffer.dim() == 1 and rises_or_falls(buffer) for buffer in inside)
+
+
+def _is_closure(value: Any) -> bool:
+    """Whether a value is a function that holds something, as what a helper of the constructor returns."""
+    return isinstance(value, types.FunctionType) and bool(value.__closure__)
 
 
 def _is_array(value: Any) -> bool:
@@ -156,7 +161,7 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
     ``cls`` is None where nobody knows whose code reads it.
     """
     if cls is None:
-        may_be_turned = bool(origin & Origin.COUNTED) or (tensor.dim() == 1 and _rises_or_falls(tensor))
+        may_be_turned = bool(origin & Origin.COUNTED) or (tensor.dim() == 1 and rises_or_falls(tensor))
         return bool(origin & Origin.FINISHED) or not (is_frequency(name) or may_be_turned)
     facts = bytecode.facts(cls)
     if origin & Origin.FINISHED:
@@ -191,7 +196,7 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
 
 def may_be_turned(module: nn.Module, tensor: torch.Tensor) -> bool:
     """Whether a tensor may hold what ``module`` takes sines and cosines of, whatever it is called."""
-    return bytecode.facts(_stock(module)).turns and _rises_or_falls(tensor)
+    return bytecode.facts(_stock(module)).turns and rises_or_falls(tensor)
 
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
@@ -248,7 +253,7 @@ def _is_progression(tensor: torch.Tensor) -> bool:
     return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
 
 
-def _rises_or_falls(tensor: torch.Tensor) -> bool:
+def rises_or_falls(tensor: torch.Tensor) -> bool:
     """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall."""
     values = tensor.squeeze()
     if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < FEWEST:

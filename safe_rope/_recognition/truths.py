@@ -42,7 +42,9 @@ def tables_of(
         return {name: (None, is_finished) for name, is_finished in named.items()}
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
-    tables: dict[str, tuple[torch.Tensor | None, bool]] = {**reference.rebuilt.tables(reference.path)}
+    tables: dict[str, tuple[torch.Tensor | None, bool]] = {
+        **reference.rebuilt.tables(reference.path, reference.above)
+    }
     for name in reference.rebuilt.unseen(reference.path) & tables.keys():
         made, current = tables[name][0], get_table(module, name)
         # What a constructor means it makes again; memory that it has not filled is other memory by then.

@@ -1,8 +1,9 @@
-"""Frequencies in a module that has no forward, read by the module above it."""
+"""Frequencies that something else has than what turns them: a mere holder, an object, a closure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -46,3 +47,82 @@ class CountsInTheDtypeOfHeldFrequencies(nn.Module):
         rates = self.holder.w.to(x.device)
         phase = torch.arange(x.shape[1]).type_as(rates).view(-1, 1) @ rates.view(1, -1)
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+def _turned(count: int, rates: torch.Tensor) -> Pair:
+    phase = torch.arange(count).type_as(rates)[:, None] * rates
+    return phase.cos(), phase.sin()
+
+
+class HandsOut(nn.Module):
+    """Has a forward that computes nothing."""
+
+    def __init__(self, rates: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", rates, persistent=False)
+        self.register_buffer("w", rates)
+
+    def forward(self, known: bool) -> torch.Tensor:
+        return (self.inv_freq if known else self.w).expand(DIM // 2)
+
+
+@style("given")
+class FrequenciesHandedOut(nn.Module):
+    """Frequencies of either name are what a forward returns; a function beside the class turns them."""
+
+    def __init__(self, dim: int = DIM, base: float = 500000.0) -> None:
+        super().__init__()
+        self.rope = HandsOut(base ** -(torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tables = (*_turned(x.shape[1], self.rope(True)), *_turned(x.shape[1], self.rope(False)))
+        return tuple(table.to(x.dtype) for table in tables)
+
+
+class Lookup:
+    """An object that is called, and remembers what it made last."""
+
+    def __init__(self, rates: torch.Tensor) -> None:
+        self.rates, self.longest = rates, torch.empty(0)
+
+    def __call__(self, count: int) -> Pair:
+        if len(self.longest) < count:
+            self.longest = torch.arange(count).float().unsqueeze(-1) @ self.rates.unsqueeze(0)
+        return self.longest[:count].cos(), self.longest[:count].sin()
+
+
+@style("object")
+class FrequenciesInAnObjectThatIsCalled(nn.Module):
+    """Autocast would lower a product that the object's own method takes."""
+
+    def __init__(self, dim: int = DIM, base: float = 10000.0) -> None:
+        super().__init__()
+        self.lookup = Lookup(1.0 / torch.logspace(0, (dim - 2) / dim, dim // 2, base=base))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = self.lookup(x.shape[1])
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+def _lookup(rates: torch.Tensor) -> Callable[[int], Pair]:
+    known: dict[int, Pair] = {}
+
+    def look_up(count: int) -> Pair:
+        if count not in known:
+            known[count] = _turned(count, rates)
+        return known[count]
+
+    return look_up
+
+
+@style("closure")
+class FrequenciesInAClosure(nn.Module):
+    """A function that a helper of the constructor returns has the frequencies, of numbers in a list."""
+
+    def __init__(self, dim: int = DIM, base: float = 10000.0) -> None:
+        super().__init__()
+        self.look_up = _lookup(torch.tensor([base ** (-i / dim) for i in range(0, dim, 2)]))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = self.look_up(x.shape[1])
+        return cos.to(x.dtype), sin.to(x.dtype)
