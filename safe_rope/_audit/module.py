@@ -222,7 +222,7 @@ class ModuleAuditor:
             built = self.reference.module
             formula = PhaseReference(self.module, self.patch, layer_type, convention, base, kept)
             self.result.max_position_embeddings = formula.spec.max_position_embeddings
-            if kept is not None:
+            if kept is not None and (built is None or _is_in_usual_order(self.module)):
                 return formula
             if built is None:
                 makes_anew = held is not None and self.patch is None and self._makes_anew(held.name, formula)
@@ -346,6 +346,12 @@ class ModuleAuditor:
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
             )
             self.add("application", "unknown", said, "application")
+
+
+def _is_in_usual_order(module: nn.Module) -> bool:
+    """Whether a protected module answers in an order of channels that a formula alone tells."""
+    channels = state_of(module).channels
+    return channels is None or channels.layout[0] is not None
 
 
 def _is_as_told(built: nn.Module, formula: PhaseReference) -> bool:

@@ -56,6 +56,33 @@ def test_complex_tables_are_measured() -> None:
     assert of(damaged, "forward")[0].first_bad_position == of(damaged, "inv_freq")[0].first_bad_position
 
 
+class OrderedRotary(PlainRotary):
+    """The channels of two axes in turn, then those of the third, as Ernie 4.5 VL has them."""
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        half = phases.shape[-1] // 2
+        order = torch.cat((torch.arange(0, half, 2), torch.arange(1, half, 2), torch.arange(half, 2 * half)))
+        turned = phases[..., order].repeat_interleave(2, dim=-1)
+        return turned.cos(), turned.sin()
+
+
+@pytest.mark.parametrize("tables", ["exact", "fp32"])
+def test_a_protected_module_with_an_order_of_its_own_is_measured(tables: Any) -> None:
+    with safe_rope.guard(tables=tables):
+        model = nn.ModuleDict({"rotary": OrderedRotary()})
+    (module,) = model.children()
+    report = safe_rope.audit(model.bfloat16())
+    assert report.ok, str(report)
+    assert report.modules[0].protected
+    assert len(report.modules[0].rows) == 10
+    x, positions = torch.zeros(1, 4, 8), torch.arange(4)[None]
+    for table, stock in zip(module(x, positions), OrderedRotary()(x, positions), strict=True):
+        torch.testing.assert_close(table, stock, rtol=0, atol=1e-6)
+    wrong = nn.ModuleDict({"rotary": OrderedRotary().bfloat16()})
+    assert not safe_rope.audit(wrong).ok
+
+
 class Untold(nn.Module):
     """Nobody can say what its constructor was called with."""
 
