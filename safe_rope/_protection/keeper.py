@@ -268,12 +268,14 @@ class Keeper:
 
     def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
         """After a load: a checkpoint's own values are kept, unless they are the known ones rounded."""
+        alone = not prefix and len(loaded) == 1  # transformers 4.50 to 4.57, which casts it to what it finds
         for name in tuple(self.names(module)):
             value = module._buffers.get(name) if prefix + name in loaded else None
             known = self._placed.get(name)
             if value is None or value.is_meta:
                 continue
-            if known is not None and value is not known.tensor and not value.is_complex():
+            cast = alone and known is not None and value.dtype == known.tensor.dtype
+            if known is not None and value is not known.tensor and not (cast or value.is_complex()):
                 self.nominal[name] = value.dtype  # assigned: the stock model has the checkpoint's tensor now
             true = self.make(module, name, torch.device("cpu"))
             if value.shape == true.shape and not is_damage(value.detach().cpu(), true):

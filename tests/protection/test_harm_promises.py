@@ -131,6 +131,39 @@ def test_save_pretrained_writes_what_stock_writes(dtype: torch.dtype, tmp_path: 
     assert torch.equal(guarded["rope.inv_freq"], stock["rope.inv_freq"])
 
 
+class Decay(nn.Module):
+    """A table in the dtype that the model is built in, in every checkpoint, and a product of one dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("decay", torch.exp(-(0.1**0.5) * (torch.arange(LENGTH) + 1)[:, None]))
+        self.layer = nn.Linear(DIM, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).mT @ self.decay
+
+
+class DecayModel(SavedModel):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.decays = Decay()
+        self.post_init()
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("saved", [FP32, BF16], ids=str)
+def test_a_loaded_table_has_the_dtype_that_the_stock_loader_gives(saved: torch.dtype, tmp_path: Path) -> None:
+    DecayModel(SavedConfig()).to(saved).save_pretrained(tmp_path)
+    stock = DecayModel.from_pretrained(tmp_path, torch_dtype=BF16)
+    with safe_rope.guard():
+        model = DecayModel.from_pretrained(tmp_path, torch_dtype=BF16)
+    dtypes = {name: value.dtype for name, value in stock.state_dict().items()}
+    assert {name: value.dtype for name, value in model.state_dict().items()} == dtypes
+    x = torch.ones(1, LENGTH, DIM, dtype=BF16)
+    if dtypes["decays.decay"] == BF16:
+        assert model.decays(x).dtype == stock.decays(x).dtype == BF16
+
+
 WITHOUT = """
 import sys
 
