@@ -81,7 +81,9 @@ def read_spec(module: nn.Module, patch: RopePatch | None, layer_type: str | None
         return patch.read_spec(module, layer_type)
     config = getattr(module, "config", None)
     if config is not None:
-        return RopeSpec.from_config(config, layer_type, rotary_dim=_built_rotary_dim(module, layer_type))
+        spec = RopeSpec.from_config(config, layer_type, rotary_dim=_built_rotary_dim(module, layer_type))
+        # Nemotron takes no notice of a scaling that its config has.
+        return spec.unscaled() if getattr(module, "rope_type", None) == "default" else spec
     described = _describe_attributes(module)
     if described is None:
         raise UnsupportedModelError(

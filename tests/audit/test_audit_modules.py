@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from audited import LowForward, PlainRotary, of
 from torch import nn
 
@@ -81,6 +82,34 @@ def test_a_protected_module_with_an_order_of_its_own_is_measured(tables: Any) ->
         torch.testing.assert_close(table, stock, rtol=0, atol=1e-6)
     wrong = nn.ModuleDict({"rotary": OrderedRotary().bfloat16()})
     assert not safe_rope.audit(wrong).ok
+
+
+class Heedless(nn.Module):
+    """Takes no notice of the scaling in its config, as Nemotron does up to transformers 4.57."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.rope_type, self.config = "default", config
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, 64, 2).float() / 64)), False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phases = torch.cat((position_ids[..., None].float() * self.inv_freq.float(),) * 2, dim=-1)
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic"])
+def test_a_module_is_measured_by_what_it_does_with_its_config(rope_type: str) -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(**sizes, rope_scaling={"rope_type": rope_type, "factor": 2.0})
+    report = safe_rope.audit(nn.ModuleDict({"rotary": Heedless(config)}))
+    assert report.ok, str(report)
+    with safe_rope.guard(tables="fp32"):
+        model = nn.ModuleDict({"rotary": Heedless(config)})
+    report = safe_rope.audit(model.bfloat16())
+    assert report.ok, str(report)
+    (module,) = model.children()
+    x, positions = torch.zeros(1, 200, 8), torch.arange(200)[None]
+    assert all(map(torch.equal, module(x, positions), Heedless(config)(x, positions)))
 
 
 class Untold(nn.Module):
