@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -126,3 +127,21 @@ class FrequenciesInAClosure(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         cos, sin = self.look_up(x.shape[1])
         return cos.to(x.dtype), sin.to(x.dtype)
+
+
+@style("lazy")
+class PhasorsRememberedByAMethod(nn.Module):
+    """A method that remembers takes a matrix product, which autocast would lower, and makes phasors."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.dim = dim
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - as users write it
+    def phasors(self, count: int) -> torch.Tensor:
+        rates = 1.0 / (10000 ** (torch.arange(0, self.dim, 2).float() / self.dim))
+        phase = (torch.ones(count).cumsum(0) - 1).unsqueeze(-1) @ rates.unsqueeze(0)
+        return torch.polar(torch.ones_like(phase), phase)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.phasors(x.shape[1])
