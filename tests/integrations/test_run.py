@@ -18,8 +18,6 @@ from safe_rope.errors import ConfigError
 from safe_rope.integrations import process_guard
 from safe_rope.integrations.options import Options
 
-pytestmark = pytest.mark.contract
-
 RUN = (*SAFE_ROPE, "run")
 PYTHON = sys.executable
 
@@ -380,6 +378,7 @@ def report_of(file: Path) -> list[dict[str, Any]]:
     return processes
 
 
+@pytest.mark.contract
 def test_what_cannot_be_protected_is_said_once_on_rank_0_and_reported(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -396,6 +395,7 @@ def test_what_cannot_be_protected_is_said_once_on_rank_0_and_reported(
     assert report_of(report) == []
 
 
+@pytest.mark.contract
 def test_what_is_protected_is_said_above_a_progress_bar(tmp_path: Path, environment: dict[str, str]) -> None:
     file = script(tmp_path, BUILD.replace("built > 1", "built > 9").replace("ones(4)", "arange(4) / 4"))
     shown = call(*RUN, "--", PYTHON, file, "--bar", env=environment).stderr
@@ -405,6 +405,7 @@ def test_what_is_protected_is_said_above_a_progress_bar(tmp_path: Path, environm
     assert line.rpartition("\r")[2] == said, "the line begins where a line begins"
 
 
+@pytest.mark.contract
 def test_strict_fails_at_the_first_call(tmp_path: Path, environment: dict[str, str]) -> None:
     report = tmp_path / "report.json"
     done = call(*RUN, "--strict", "--report", report, "--", PYTHON, script(tmp_path, BUILD), env=environment)
@@ -414,6 +415,7 @@ def test_strict_fails_at_the_first_call(tmp_path: Path, environment: dict[str, s
     assert process["error"].startswith("UnsupportedModelError")
 
 
+@pytest.mark.contract
 def test_several_processes_of_a_run_share_its_report(tmp_path: Path, environment: dict[str, str]) -> None:
     file, report = script(tmp_path, BUILD), tmp_path / "report.json"
     shell = f'"{PYTHON}" {file} & "{PYTHON}" {file} & wait'

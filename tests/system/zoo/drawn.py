@@ -171,11 +171,10 @@ class Drawn(nn.Module):
 """
 
 
-def style(number: int, folder: Path) -> Style:
-    """Write the module that ``number`` draws into ``folder``, import it, and return it as a style."""
-    name = f"drawn_{number}"
+def style(text: str, name: str, folder: Path) -> Style:
+    """Write a drawn module into ``folder``, import it, and return it as a style."""
     path = folder / f"{name}.py"
-    path.write_text(source(number), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -194,7 +193,7 @@ def style(number: int, folder: Path) -> Style:
         exact=None,
         shows="output" if isinstance(answer, torch.Tensor) else "tables",
         roundings=1,
-        widens=False,
+        widens=True,  # some take a table in the dtype that it is kept in
         not_on=frozenset(),
-        reset=lambda: None,
+        reset=getattr(getattr(module, "tables_of", None), "cache_clear", lambda: None),
     )

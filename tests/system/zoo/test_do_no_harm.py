@@ -23,9 +23,9 @@ DATA = Path(__file__).resolve().parents[2] / "data" / "named_styles.json"
 NAMED: dict[str, list[str]] = json.loads(DATA.read_text(encoding="utf-8"))
 """For each load path the styles that are named there and not put right, with the newest pair."""
 NEWEST = pairs()[0].name
-# Every sixth style: a sample for the older releases.
+# Every twelfth style: a sample for the older releases.
 CASES = [
-    pytest.param(name, index, marks=[] if index % 6 else pytest.mark.contract)
+    pytest.param(name, index, marks=[] if index % 12 else pytest.mark.contract)
     for index, name in enumerate(STYLES)
 ]
 

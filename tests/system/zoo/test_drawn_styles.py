@@ -6,6 +6,7 @@ from pathlib import Path
 
 import audit_cells
 import drawn
+import drawn_kept
 import harm_cells
 import pytest
 from harm_paths import MORE, PATHS
@@ -13,33 +14,42 @@ from styles import STYLES
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
+GRAMMARS = {"written": drawn.source, "kept": drawn_kept.source}
 FEW, MANY = 24, 400
-NUMBERS = [pytest.param(n, marks=[] if n < FEW else pytest.mark.exhaustive) for n in range(MANY)]
+DRAWS = [
+    pytest.param(grammar, number, marks=[] if number < FEW else pytest.mark.exhaustive)
+    for grammar in GRAMMARS
+    for number in range(MANY)
+]
 
 
 @pytest.fixture
-def name(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def name(grammar: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the style that a number draws, which is registered for one test."""
-    style = drawn.style(number, tmp_path)
+    style = drawn.style(GRAMMARS[grammar](number), f"drawn_{grammar}_{number}", tmp_path)
     monkeypatch.setitem(STYLES, style.name, style)
     return style.name
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_no_drawn_style_comes_to_harm(name: str, number: int, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("grammar", "number"), DRAWS)
+def test_no_drawn_style_comes_to_harm(
+    name: str, grammar: str, number: int, request: pytest.FixtureRequest
+) -> None:
     """Every load path with ``--all``; without, each style meets a quarter of them."""
     every = (*PATHS, *MORE)
     paths = every if request.config.getoption("--all") else every[number % 4 :: 4]
     found = harm_cells.cells(STYLES[name], paths=paths)
     bad = [cell for cell in found if cell.kind in harm_cells.BAD]
-    assert not bad, "\n".join(["", *map(str, bad), drawn.source(number)])
+    assert not bad, "\n".join(["", *map(str, bad), GRAMMARS[grammar](number)])
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_drawn_style_gets_a_right_verdict(name: str, number: int, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("grammar", "number"), DRAWS)
+def test_a_drawn_style_gets_a_right_verdict(
+    name: str, grammar: str, number: int, request: pytest.FixtureRequest
+) -> None:
     """Every load path with ``--all``; without, each style meets a quarter of them."""
     every = audit_cells.PATHS
     paths = every if request.config.getoption("--all") else every[number % 4 :: 4]
     seen = [audit_cells.look(STYLES[name], path) for path in paths]
     wrong = [one.problem for one in seen if one is not None and one.problem is not None]
-    assert not wrong, "\n".join(["", *wrong, drawn.source(number)])
+    assert not wrong, "\n".join(["", *wrong, GRAMMARS[grammar](number)])

@@ -129,7 +129,7 @@ class FrequenciesInAClosure(nn.Module):
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
-@style("lazy")
+@style("lazy", "unharmed")
 class PhasorsRememberedByAMethod(nn.Module):
     """A method that remembers takes a matrix product, which autocast would lower, and makes phasors."""
 
