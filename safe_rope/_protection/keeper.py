@@ -38,6 +38,7 @@ class Placed(NamedTuple):
     address: int
     memory: Any
     last: bytes
+    dtype: torch.dtype
 
     @staticmethod
     def of(table: torch.Tensor) -> Placed:
@@ -47,7 +48,8 @@ class Placed(NamedTuple):
         count = min(table.nbytes, _LAST) if can_be_read else 0
         # Past torch: one operator costs more than everything else that a call asks of its tables.
         memory = (ctypes.c_char * count).from_address(address + table.nbytes - count) if count else None
-        return Placed(table, table._version, address, memory, memory.raw if memory is not None else b"")
+        last = memory.raw if memory is not None else b""
+        return Placed(table, table._version, address, memory, last, table.dtype)
 
     def is_untouched(self, current: Any) -> bool:
         """Whether ``current`` is this tensor, and nothing has written to it that left a trace."""
@@ -60,7 +62,7 @@ class Placed(NamedTuple):
 
     def is_right(self, current: Any) -> bool:
         """Whether ``current`` is this tensor with the values that it had."""
-        tensor, version, address, memory, last = self
+        tensor, version, address, memory, last, _ = self
         # `is_untouched`; and a write through `.data` leaves no other trace than the values, which to read
         # stops an accelerator.
         return (
@@ -191,7 +193,7 @@ class Keeper:
                 return
         elif is_blank(current):
             return
-        if current is not known.tensor:
+        if current is not known.tensor or known.dtype != current.dtype:
             # Inside of zero.Init the stock model has its dtype.
             self.nominal[name] = shadow_dtype(current) or current.dtype
         logger.info("%s.%s: values that were put there on purpose are kept", type(module).__name__, name)

@@ -161,6 +161,18 @@ def test_a_table_that_somebody_casts_by_itself_is_exact_and_saved_in_that_dtype(
     assert torch.equal(model(torch.zeros(1, 64, 16)), true)
 
 
+def test_a_table_that_somebody_casts_and_changes_by_itself_is_saved_in_that_dtype() -> None:
+    model = _Above()
+    safe_rope.protect(model)
+    cos = model.holder._buffers["cos"]
+    assert cos is not None
+    cos.data = cos.data.bfloat16()
+    cos.mul_(0.5)
+    saved = model.state_dict()["holder.cos"]
+    assert saved.dtype == BF16
+    assert torch.equal(saved, cos)
+
+
 def test_what_is_asked_of_these_styles_means_something() -> None:
     """Positions of the tables go through bfloat16 with an error that can be seen."""
     stock = fill(mixed_styles.OwnsFrequencies().to(BF16))

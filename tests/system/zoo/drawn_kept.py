@@ -137,7 +137,7 @@ def source(number: int) -> str:
     """Return the module that ``number`` draws: a file with a class ``Drawn``."""
     chance = random.Random(number)
     formula, base = chance.choice(FREQUENCIES), chance.choice(BASES)
-    scale = chance.choice(("", "", " / 4.0", " * 0.5"))
+    scale = chance.choice(("", "", " * 2.0", " * 0.5"))
     form, applied = chance.choice(FORMS)
     way, name = chance.choice(WAYS), chance.choice(NAMES)
     holds = f"self.register_buffer('{name}', frequencies(), persistent={chance.random() < 0.5})"
