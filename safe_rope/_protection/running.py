@@ -41,7 +41,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     call = Call(module, state, forward, args, kwargs, is_watched())
     if not call.watched:
         state.restore(module)
-        if not state.pins:
+        if not state.pins and state.applied is None:
             _restore_inside(module)
     try:
         return _run(call)

@@ -258,6 +258,8 @@ def rises_or_falls(tensor: torch.Tensor) -> bool:
     values = tensor.squeeze()
     if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < FEWEST:
         return False
+    if values.dim() == 1 and bool(values[0] == values[-1]):
+        return False
     half = len(values) // 2
     if values.dim() == 1 and half >= FEWEST and torch.equal(values[:half], values[half:]):
         values = values[:half]  # each frequency stands there twice

@@ -52,10 +52,10 @@ class ProcessGuard:
                 self._first_call = register_module_forward_pre_hook(self._on_call)
 
     def _on_call(self, module: nn.Module, arguments: Any) -> None:
-        import torch
+        from safe_rope._base.positions import is_watched
 
-        if torch.compiler.is_compiling():
-            return
+        if is_watched():
+            return  # a trace runs on tensors that hold nothing; the first call of its own comes after it
         with self._lock:
             if self._first_call is None:
                 return
