@@ -155,9 +155,8 @@ def _tell_of_rounded_counts(call: Call) -> None:
 
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
     provenance = Provenance()
-    inside = [(m, vars(m)[STATE]) for m in stand_in.modules() if STATE in vars(m) and m is not stand_in]
-    for module, state in [(stand_in, call.state), *inside]:
-        for name, pin in getattr(state, "pins", {}).items():
+    for module in stand_in.modules():
+        for name, pin in getattr(vars(module).get(STATE), "pins", {}).items():
             table = get_table(module, name)
             if isinstance(table, torch.Tensor):
                 provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)

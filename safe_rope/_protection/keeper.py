@@ -75,7 +75,7 @@ class Placed(NamedTuple):
     def is_elsewhere(self, current: Any) -> bool:
         """Whether ``current`` is this tensor, to whose ``data`` another was assigned."""
         same = self.tensor is current and self.version == current._version
-        return same and type(current) is torch.Tensor and self.address != current.data_ptr()
+        return same and not self.is_untouched(current)
 
 
 class Keeper:

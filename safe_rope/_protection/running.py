@@ -19,7 +19,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection import in_fp32, products
-from safe_rope._protection.shown import sees
+from safe_rope._protection.shown import STATE, sees
 from safe_rope._protection.stand_ins import (
     Call,
     as_it_is,
@@ -54,7 +54,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
 def _restore_inside(module: Any) -> None:
     """Put back the tables of what is inside a module that computes from those: nobody calls a mere holder."""
     for inner in module.modules():
-        state = vars(inner).get("_safe_rope")
+        state = vars(inner).get(STATE)
         if state is not None:
             state.restore(inner)
 

@@ -58,12 +58,12 @@ class Rebuilt(NamedTuple):
         ``above`` is the class of the module in which the whole is, where that is known.
         """
         module = self.module.get_submodule(path)
-        reader, found = self._reader(path) or above, {}
+        found = {}
         for name, tensor in own_tensors(module):
             # What no operation of torch's has been seen to make comes from NumPy or from a script.
             origin = self.origins.get((path, name)) or Origin.LITERAL
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
-                ready = tensor.numel() > 1 and is_finished(reader, name, origin, tensor)
+                ready = tensor.numel() > 1 and is_finished(self._reader(path) or above, name, origin, tensor)
                 found[name] = (tensor.detach(), ready)
         return found
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from safe_rope._base.positions import is_watched
 from safe_rope._base.text import counted
 from safe_rope._base.version import installed
 from safe_rope._protection import Guard, Tables
@@ -52,8 +53,6 @@ class ProcessGuard:
                 self._first_call = register_module_forward_pre_hook(self._on_call)
 
     def _on_call(self, module: nn.Module, arguments: Any) -> None:
-        from safe_rope._base.positions import is_watched
-
         if is_watched():
             return  # a trace runs on tensors that hold nothing; the first call of its own comes after it
         with self._lock:

@@ -171,7 +171,7 @@ class Drawn(nn.Module):
 """
 
 
-def style(text: str, name: str, folder: Path) -> Style:
+def style(text: str, name: str, folder: Path, *, widens: bool) -> Style:
     """Write a drawn module into ``folder``, import it, and return it as a style."""
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")
@@ -193,7 +193,7 @@ def style(text: str, name: str, folder: Path) -> Style:
         exact=None,
         shows="output" if isinstance(answer, torch.Tensor) else "tables",
         roundings=1,
-        widens=True,  # some take a table in the dtype that it is kept in
+        widens=widens,
         not_on=frozenset(),
         reset=getattr(getattr(module, "tables_of", None), "cache_clear", lambda: None),
     )

@@ -165,8 +165,8 @@ ZERO_3 = LoadPath(
 AUTOCAST = LoadPath("autocast", torch.float32, load=autocast, computes=torch.bfloat16)
 ASSIGNED = LoadPath("assigned", torch.bfloat16, load=assigned)
 INFERENCE = LoadPath("inference mode", torch.bfloat16, load=inference)
-PATHS = (PLAIN, ZERO_INIT, CAST, DEFAULT_DTYPE, HALF_AND_BACK, META, ZERO_2, ZERO_3)
 THROUGH_DATA = LoadPath("through .data", torch.bfloat16, load=through_data)
+PATHS = (PLAIN, ZERO_INIT, CAST, DEFAULT_DTYPE, HALF_AND_BACK, META, ZERO_2, ZERO_3)
 MORE = (AUTOCAST, ASSIGNED, INFERENCE, THROUGH_DATA)
 
 
