@@ -42,7 +42,8 @@ STEPS = {
     "helper": "building DeepSpeed's C++ helper",
 }
 _building = threading.Lock()
-PIP = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check")
+# Bytecode is made when a module is imported: that of all that is installed takes two thirds of an install.
+PIP = ("-m", "pip", "install", "--no-compile", "--no-input", "--disable-pip-version-check")
 EXTRAS = "train,plot,test,lint"
 BUILD_HELPER = """
 import os

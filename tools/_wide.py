@@ -204,7 +204,7 @@ def make(one: Wanted) -> float:
     """Make an environment; return the seconds that it took."""
     began = time.monotonic()
     inside = one.folder / "bin" / "python"
-    pip: list[str | Path] = [inside, *PIP, "--no-cache-dir", "--no-compile"]
+    pip: list[str | Path] = [inside, *PIP, "--no-cache-dir"]
     first = [word for word in one.packages if word.startswith(("torch", "numpy"))]
     shutil.rmtree(one.folder, ignore_errors=True)
     commands: list[list[str | Path]] = [

@@ -187,7 +187,7 @@ class ModuleAuditor:
             value = current if expected is None else expected
             origin = Origin.NONE if expected is None else self.reference.origin(found.name)
             # What else stands in such a module may be a statistic, which is another one by now.
-            if is_table_of(self.module, name, value, origin) or is_empty_table(name, value):
+            if is_table_of(self.module, name, value, origin) or is_empty_table(self.module, name, value):
                 certain = again is not None and again.certain
                 finished = is_finished(stock_class(self.module), name, origin, value)
                 yield Held(found.name, current, expected, finished, certain)

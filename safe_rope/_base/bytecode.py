@@ -88,6 +88,21 @@ def _only_moves(code: types.CodeType) -> bool:
     return _names(code) <= _MOVING | held
 
 
+def makers(cls: type) -> list[str]:
+    """Names of the methods that count, and take sines or cosines, of a class that has no ``forward``."""
+    own = dict(reversed([*_own(cls)]))
+    if "forward" in own:
+        return []
+    functions = {name: value for name, value in own.items() if isinstance(value, types.FunctionType)}
+    return [name for name, value in functions.items() if name not in _CONSTRUCTORS and turns_counts(value)]
+
+
+def turns_counts(function: Any) -> bool:
+    """Whether a function, or what helps it, counts, and takes sines or cosines."""
+    names = _all_names(_all_reached([_function_of(function)]))
+    return bool(names & _COUNTING) and bool(names & {"sin", "cos", "polar"})
+
+
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
     return any(_changes_what_is_kept(function.__code__) for function in _reached(cls, beside=False))
@@ -116,7 +131,7 @@ def _beside(function: types.FunctionType) -> Iterator[types.FunctionType]:
     """Yield the functions of the same package that one names."""
     for value in _named(function, _names(function.__code__)):
         called = _function_of(value)
-        if called is not None and _package(called.__module__) == _package(function.__module__):
+        if called is not None and package(called.__module__) == package(function.__module__):
             yield called
 
 
@@ -126,9 +141,7 @@ def _named(function: types.FunctionType, names: Iterable[str]) -> Iterator[Any]:
     found = [own[name] for name in names if name in own]
     yield from found
     for module in found:
-        if isinstance(module, types.ModuleType) and _package(module.__name__) == _package(
-            function.__module__
-        ):
+        if isinstance(module, types.ModuleType) and package(module.__name__) == package(function.__module__):
             yield from (value for name in names if (value := vars(module).get(name)) is not None)
 
 
@@ -203,7 +216,7 @@ def _helpers(functions: list[types.FunctionType]) -> Iterator[type]:
     """Yield the classes of the same package that functions name, and that are no ``nn.Module``."""
     for function in functions:
         for cls in _named(function, _names(function.__code__)):
-            if not isinstance(cls, type) or _package(cls.__module__) != _package(function.__module__):
+            if not isinstance(cls, type) or package(cls.__module__) != package(function.__module__):
                 continue
             if not any(base.__module__.startswith("torch.") for base in cls.__mro__):
                 yield cls
@@ -286,7 +299,7 @@ def _all_reached(
 
 
 @functools.lru_cache(maxsize=4096)
-def _package(name: str | None) -> str:
+def package(name: str | None) -> str:
     """What a Python module is a part of: its package, or the folder of a file that is in none."""
     name = name or ""
     if name.startswith("transformers."):

@@ -22,6 +22,7 @@ from safe_rope._recognition.tables import (
     has_position_name,
     is_empty_table,
     is_frequency,
+    is_librarys,
     is_table_of,
     may_be_turned,
     oscillates,
@@ -42,6 +43,7 @@ _TORCHS = "is in a module of torch: it is rounded to whatever dtype the model is
 _DERIVED = "is in a module whose class torch has derived (a parametrization, fully_shard): it is as in stock"
 _RANDOM = "is nothing that its constructor gives again: it is rounded to whatever dtype the model is given"
 _COMPUTED = "computes positions beside weights, in whatever precision it is called with"
+_HOOKED = "computes positions in whatever precision it is called with"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
 
@@ -114,6 +116,9 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         computes = bytecode.facts(type(module)).turns_counts and not is_kept
         if computes and next(module.parameters(), None) is not None:
             yield Frozen(module, "forward", _COMPUTED, False)
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if any(not is_librarys(hook) and bytecode.turns_counts(hook) for hook in hooks):
+            yield Frozen(module, "a hook of its forward", _HOOKED, False)
 
 
 def random_tables(module: nn.Module) -> Iterator[Frozen]:
@@ -131,7 +136,7 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
             continue
         if buffer.numel() < 2:  # one number may be there for its dtype
             continue
-        if is_table_of(module, name, buffer, Origin.NONE) or is_empty_table(name, buffer):
+        if is_table_of(module, name, buffer, Origin.NONE) or is_empty_table(module, name, buffer):
             yield Frozen(module, name, _RANDOM, False)
 
 
@@ -147,7 +152,7 @@ def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
             if not (tensor.is_floating_point() or tensor.is_complex()) or "running_" in name:
                 continue
             waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
-            if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
+            if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(child, name, tensor):
                 yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
 
 
@@ -173,7 +178,7 @@ def _derived_tables(module: Any) -> Iterator[str]:
     originals = [(name, b) for name, part in parametrized for b in part._buffers.values()]
     own = () if _is_kept(module) else own_tensors(module)
     for name, tensor in (*own, *originals):
-        if waves or is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(name, tensor):
+        if waves or is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor):
             yield name
 
 

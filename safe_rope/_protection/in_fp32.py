@@ -19,10 +19,20 @@ from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, is_shared, mapped
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection.shown import STATE, seen
-from safe_rope._protection.stand_ins import Call, Result, as_it_is, followed, on_twin, rounded, stand_in_for
+from safe_rope._protection.stand_ins import (
+    Call,
+    Result,
+    Results,
+    as_it_is,
+    followed,
+    on_twin,
+    rounded,
+    stand_in_for,
+)
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.holdings import entries, get_table, set_table
+from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import FEWEST
@@ -203,6 +213,8 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
         UnansweredError: what it may change cannot be copied.
 
     """
+    if call.state.runner.leads_back(call.module) is Back.SHARED:
+        raise UnansweredError("what it holds leads back to it, from a copy, too")
     stand_in, _ = stand_in_for(call, rounded, watched=True)
     remembered = Untouched(stock_class(call.module))
     asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
@@ -253,17 +265,15 @@ def _is_off(stock: Any, true: torch.Tensor) -> bool:
     return bool(((stock.double() - true.double()).abs() > 2 * eps * scale).any())
 
 
-def _compare(
-    call: Call, leaves: list[Any], given: Any, origins: dict[int, Origin]
-) -> tuple[Result | None, ...] | None:
+def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origin]) -> Results:
     stock = flattened(given)[0]
     unfinished = [name for name, pin in call.state.pins.items() if not pin.finished]
     if len(stock) != len(leaves):
         return None
-    found: list[Result | None] = []
+    found: list[Result | torch.dtype | None] = []
     for leaf, other in zip(leaves, stock, strict=True):
         if not isinstance(leaf, torch.Tensor) or not isinstance(other, torch.Tensor):
-            found.append(None)
+            found.append(other if isinstance(other, torch.dtype) else None)
             continue
         origin = origins.get(id(leaf), Origin.NONE)
         is_phase = bool(origin & Origin.COUNTED) and not origin & Origin.FINISHED
@@ -273,7 +283,11 @@ def _compare(
     return tuple(found)
 
 
-def _as_in_stock(leaf: Any, result: Result | None, owner: str, applied: bool, watched: bool) -> Any:
+def _as_in_stock(
+    leaf: Any, result: Result | torch.dtype | None, owner: str, applied: bool, watched: bool
+) -> Any:
+    if isinstance(result, torch.dtype):
+        return result  # of arguments that were not raised
     if result is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
         return leaf
     if applied and leaf.dtype == torch.float32:
@@ -293,4 +307,4 @@ def _key(call: Call) -> tuple[Any, ...]:
     dtypes = tuple([one.dtype if isinstance(one, torch.Tensor) else type(one) for one in given])
     are_many = any([leaf.dtype in LOW and leaf.numel() > MANY for leaf in call.leaves])
     nominal = tuple(call.state.nominal.values())
-    return dtypes, structure, nominal, call.module.training, call.autocast, are_many
+    return call.forward, dtypes, structure, nominal, call.module.training, call.autocast, are_many

@@ -149,15 +149,15 @@ class PinnedState(Keeper):
         return {**super().__getstate__(), "runner": stand_ins.Runner(), "marked": {}, "patch": None}
 
 
-def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
-    """Return the forward of a pinned ``stock``: its own, on the true tables."""
-    inner: Any = stock.forward
+def pinned_method(stock: type[nn.Module], name: str = "forward") -> Callable[..., Any]:
+    """Return a method of a pinned ``stock`` that makes positions: its own, on the true tables."""
+    inner: Any = getattr(stock, name)
     # What a forward that remembers remembers was computed from the tables of then.
     anew = inner.__wrapped__ if isinstance(inner, REMEMBERING) else inner
 
     @functools.wraps(inner)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        now = stock.forward
+        now = getattr(stock, name)
         if now is inner:
             return running.run(self, anew, args, kwargs)
         self._safe_rope.follow_patch(now)

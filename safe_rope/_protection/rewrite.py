@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from safe_rope._base import bytecode
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
-from safe_rope._protection.pinned import LOST, PinnedState, pinned_forward, rotating_method
+from safe_rope._protection.pinned import LOST, PinnedState, pinned_method, rotating_method
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.shown import STATE, Shown
 from safe_rope._recognition.applications import Applications
@@ -164,6 +165,8 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "__init__": _initializer(stock),
             "forward": forward,
         }
+        if kind is PinnedPositions:
+            namespace.update({name: pinned_method(stock, name) for name in bytecode.makers(stock)})
         protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
 
@@ -389,7 +392,7 @@ class PinnedPositions(ProtectedModule):
 
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
-        return pinned_forward(stock)
+        return pinned_method(stock)
 
 
 def _rebuild(stock: type[nn.Module], kind: type[ProtectedModule]) -> nn.Module:

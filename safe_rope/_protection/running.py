@@ -199,7 +199,7 @@ def _run_in_graph(call: Call) -> Any:
     stock = pytree.tree_leaves(_on_shown(call, marked=False))
     leaves, structure = pytree.tree_flatten(call.in_fp32(module))
     leaves = [
-        leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else leaf
+        leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else other
         for leaf, other in zip(leaves, stock, strict=True)
     ]
     return pytree.tree_unflatten(leaves, structure)

@@ -21,6 +21,7 @@ from safe_rope._base.torch_private import FakeTensor, is_only_faked, pytree
 from safe_rope._protection.shown import seen
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
+from safe_rope._recognition.leads_back import Back, leads_back
 from safe_rope._recognition.reference import stock_class
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import without_autocast
@@ -132,18 +133,29 @@ class Result(NamedTuple):
     """The name of the frequencies that it returns as they are."""
 
 
+Results = tuple[Result | torch.dtype | None, ...] | None
+"""What the stock forward makes of each thing that it returns; None for all but tensors and dtypes."""
+
+
 class Runner:
     """What is known of a module's forward from having run it; found out again where it is not there."""
 
     def __init__(self) -> None:
-        self.results: dict[Hashable, tuple[Result | None, ...] | None] = {}
+        self.results: dict[Hashable, Results] = {}
         self.knows_its_products = False  # whether its matrix products have been looked at under autocast
         self.counted = 0  # the largest argument of a call whose counts have been looked at; -1: told
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
+        self._back: Back | None = None
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 
-    def learn(self, key: Hashable, results: tuple[Result | None, ...] | None) -> None:
+    def leads_back(self, module: nn.Module) -> Back:
+        """Return how what the module holds leads back to it; found out once."""
+        if self._back is None:
+            self._back = leads_back(module)
+        return self._back
+
+    def learn(self, key: Hashable, results: Results) -> None:
         """Remember what the stock forward makes of a call."""
         if len(self.results) >= _CALLS:
             self.results.clear()  # such as a list that is one longer with each call
@@ -172,6 +184,8 @@ Show = Callable[[Any, str, torch.Tensor, bool], torch.Tensor]
 def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = None) -> Any:
     """Run the call, or ``run``, on a twin of the module that has its tables as ``show`` gives them."""
     module, state = call.module, call.state
+    if state.runner.leads_back(module) is not Back.NOT:
+        return _on_itself(call, show, run)
     can_run_again = not (call.watched or module._modules or module._parameters)
     before = twin(module, stock_class(module)) if can_run_again else None
     stand_in, shown = stand_in_for(call, show, call.watched)
@@ -181,6 +195,29 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
         _adopt(call, stand_in, before, shown, versions)
     take_back(module, stand_in, state.pins)
     return result
+
+
+def _on_itself(call: Call, show: Show, run: Callable[[nn.Module], Any] | None) -> Any:
+    """Run the call on the module, whose parts assign to it past any twin, with the shown tables in it."""
+    module, state = call.module, call.state
+    tables = {name: get_table(module, name) for name in state.pins}
+    shown = {
+        name: show(state, name, plain(table), call.watched) if isinstance(table, torch.Tensor) else table
+        for name, table in tables.items()
+    }
+    for name, table in shown.items():
+        set_table(module, name, table)
+    try:
+        return (run or call.on)(module)
+    finally:
+        made = {name: get_table(module, name) for name in tables}
+        for name, table in tables.items():
+            set_table(module, name, table)
+        for name, table in made.items():
+            if table is not shown[name] and isinstance(table, torch.Tensor) and not table.is_meta:
+                state.keep_made(module, name, plain(table))
+        if not call.watched:
+            state.restore(module)
 
 
 def stand_in_for(call: Call, show: Show, watched: bool) -> tuple[nn.Module, dict[str, torch.Tensor]]:

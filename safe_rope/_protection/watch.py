@@ -224,6 +224,11 @@ class ConstructionWatch:
         if all(owner is module for owner in _under_construction(frame)):
             self._run_again(module, arguments, conditions, _key(type(module), arguments, conditions))
 
+    def note_copy(self, module: nn.Module) -> None:
+        """Remember that ``module`` is a copy, which no constructor has built."""
+        if not isinstance(module, ProtectedModule) or _is_pinned_to_nothing(module):
+            self._nothing_yet[module] = _Building()
+
     def _look_again(self) -> None:
         """Consider what has been filled since, by a parent or by a loader."""
         for module in _alive(self._refused):

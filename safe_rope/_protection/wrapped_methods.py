@@ -57,6 +57,7 @@ def wrap_methods() -> None:
     for name in (*_USES, *_MOVES):
         wraps[name] = functools.partial(_looking_before, name)
     _methods.put(nn.Module, "__reduce_ex__", _looking_before_a_copy(nn.Module.__reduce_ex__))
+    _methods.put(nn.Module, "__setstate__", _noting_copy(nn.Module.__setstate__))
     for name, wrap in wraps.items():
         inner = nn.Module.__dict__.get(name)
         if inner is not None and inner not in _methods:
@@ -153,6 +154,21 @@ def _looking_before_a_copy(inner: Callable[..., Any]) -> Callable[..., Any]:
         return inner(self, protocol) if type(self) is stock else self.__reduce_ex__(protocol)
 
     return reduce
+
+
+def _noting_copy(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy may be filled later, when its original has ended."""
+
+    @functools.wraps(inner)
+    def setstate(self: nn.Module, state: Any) -> None:
+        inner(self, state)
+        if torch.compiler.is_dynamo_compiling() or rebuilding() or is_torchs(self):
+            return
+        watch = watch_of_this_thread()
+        if watch is not None:
+            watch.note_copy(self)
+
+    return setstate
 
 
 _calls = Replaced()

@@ -104,7 +104,12 @@ def _only_turns(module: nn.Module) -> bool:
 
 def is_library_module(module: nn.Module) -> bool:
     """Whether a module is torch's or an engine's, whose constructor is never run twice."""
-    return type(module).__module__.startswith(_NEVER_AGAIN)
+    return is_librarys(type(module))
+
+
+def is_librarys(defined: Any) -> bool:
+    """Whether a class or a function is torch's or an engine's."""
+    return str(getattr(defined, "__module__", "")).startswith(_NEVER_AGAIN)
 
 
 def may_hold_positions(module: nn.Module) -> bool:
@@ -169,7 +174,8 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
     if is_frequency(name):
         return False
     may_be_turned = bool(origin & Origin.COUNTED) or _is_progression(tensor)
-    return not (may_be_turned and (facts.turns or facts.turns_counts))
+    by_another = facts.counts and _falls_from_one(tensor)  # which takes sines of what this class returns
+    return not (may_be_turned and (facts.turns or facts.turns_counts or by_another))
 
 
 def is_frequency(name: str) -> bool:
@@ -270,6 +276,11 @@ def rises_or_falls(tensor: torch.Tensor) -> bool:
     return one_way and bool((values >= 0).all()) and (values.dim() == 2 or bool((values > 0).all()))
 
 
+def _falls_from_one(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds what frequencies are with every base, and slopes are not."""
+    return tensor.dim() == 1 and rises_or_falls(tensor) and float(tensor.max()) == 1.0
+
+
 def are_phasors(tensor: torch.Tensor, error: float = 1e-5) -> bool:
     """Whether a tensor holds complex numbers of one length that point into different directions.
 
@@ -288,11 +299,15 @@ def has_position_name(name: str) -> bool:
     return bool(_ALWAYS.search(name) or _POSITION.search(name.lower()))
 
 
-def is_empty_table(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a position table's name and holds what is no number, or stands on meta."""
-    if not has_position_name(name) or not is_readable(tensor):
+def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor of ``module`` stands on meta or holds what is no number, and is to hold positions.
+
+    A position table's name says so, or the module, which only makes positions.
+    """
+    if not is_readable(tensor):
         return False
-    return tensor.is_meta or bool(tensor.isnan().any())
+    own = tensor.numel() > 1 and tensor.is_floating_point() and only_makes_positions(module, _stock(module))
+    return (own or has_position_name(name)) and (tensor.is_meta or bool(tensor.isnan().any()))
 
 
 def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:

@@ -161,7 +161,7 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
         name: tensor.numel() > 1 and not is_frequency(name)
         for name, tensor in own_tensors(module)
         if is_table_of(module, name, tensor, Origin.NONE)
-        or is_empty_table(name, tensor)
+        or is_empty_table(module, name, tensor)
         or (not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED)))
     }
 

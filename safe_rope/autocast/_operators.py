@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-from safe_rope._base.torch_private import TorchDispatchMode
+from safe_rope._base.torch_private import FakeTensor, TorchDispatchMode
 
 Operator = Any
 """A `torch._ops.OpOverload`, which torch does not export."""
 
+_DEVICE = torch.ops.prim.device.default
 _MEMORY = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__"})
 
 
@@ -24,6 +26,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.supports_higher_order_operators = higher_order
 
     def __torch_dispatch__(self, func: Operator, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # two of three calls, and no operator
+            return FakeTensor.__torch_dispatch__(func, types, args, kwargs)
         return self._run(func, args, kwargs or {})
 
 

@@ -27,7 +27,7 @@ UNTOLD = {
     *("environment_while_building", "class_attribute_while_building", "function_replaced_while_building"),
     *("ChildRegistersOnItsParent", "BuiltInThreads", "OnePerSize", "FromARegistry", "SecondLikeTheFirst"),
     *("FilledByApply", "HandsItsBufferOver", "CopiesItsTables", "FilledByInitWeights", "FromAClassMethod"),
-    *("EsmRotary", "OneTableInTwoModules"),
+    *("EsmRotary", "OneTableInTwoModules", "given_by_a_factory", "copied_and_filled"),
 }
 # Lost, and not told: what a checkpoint may hold as well, or a step in 16 bits that no replay repeats.
 UNPROVEN = {
@@ -45,7 +45,9 @@ UNPROVEN = {
         "FrozenFrequenciesTwice",
     },
     "random frequencies": {"RandomGaussian", "RandomFeatureTimes"},
-    "built from arguments that are not known": {"EsmRotary", "NanoWithFreqsCis"},
+    "built from arguments that are not known": {
+        *("EsmRotary", "NanoWithFreqsCis", "given_by_a_factory", "copied_and_filled"),
+    },
     "complex exponentials of a low default dtype": {"ComplexExponential"},
 }
 # Their tables are on meta, where no list of a module's tensors has them, or are one number.

@@ -1,0 +1,77 @@
+"""Whether what a module holds leads back to it: a hook, a bound method, a closure, a child that knows it.
+
+What is assigned through such a reference lands in the module itself, and not in a copy that stands in for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from safe_rope._base.bytecode import package
+
+_ENOUGH = 4096
+"""Values that are looked at."""
+
+
+class Back(enum.Enum):
+    """How a module is reached from what it holds."""
+
+    NOT = enum.auto()
+    COPIED = enum.auto()
+    """Through what `copy.deepcopy` copies: from a copy of the module they lead to the copy."""
+    SHARED = enum.auto()
+    """Also through a closure or a weak reference: from a copy they lead to the module itself."""
+
+
+def leads_back(module: nn.Module) -> Back:
+    """Return how what ``module`` and the modules in it hold leads back to it.
+
+    Only objects and functions of the package that the module's class is from are looked into: an engine's
+    hooks know every module.
+    """
+    found, seen = Back.NOT, set[tuple[int, bool]]()
+    author = package(type(module).__module__)
+    waiting = [(value, False) for one in module.modules() for value in vars(one).values()]
+    while waiting and len(seen) < _ENOUGH:
+        value, is_shared = waiting.pop()
+        if value is module:
+            found = Back.SHARED if is_shared else Back.COPIED
+            if is_shared:
+                break
+        elif (id(value), is_shared) not in seen and not isinstance(value, nn.Module):
+            seen.add((id(value), is_shared))
+            waiting += ((one, is_shared or shares) for one, shares in _held(value, author))
+    return found
+
+
+def _held(value: Any, author: str) -> Iterator[tuple[Any, bool]]:
+    """Yield what a value holds, and whether copies of the value hold the same."""
+    if isinstance(value, dict):
+        yield from ((one, False) for one in value.values())
+    elif isinstance(value, list | tuple):
+        yield from ((one, False) for one in value)
+    elif isinstance(value, weakref.ref):
+        yield value(), True
+    elif isinstance(value, functools.partial):
+        yield from ((one, False) for one in (value.func, value.args, value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield from ((one, False) for one in (value.__self__, value.__func__))
+    elif isinstance(value, types.FunctionType):
+        if package(value.__module__) == author:
+            yield from ((cell.cell_contents, True) for cell in value.__closure__ or () if _is_filled(cell))
+    elif package(type(value).__module__) == author:
+        yield from ((one, False) for one in getattr(value, "__dict__", {}).values())
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # nothing has been assigned to the variable yet
+        return False
