@@ -40,6 +40,17 @@ MIXED = {
     "        self.layer = torch.nn.Linear(n, n)\n        self.layer.to(torch.ones(1).dtype)\n"
     f"        self.t = self.layer({COUNT})\ndef f(n, m):\n    return M(n).t\n",
     "functional": f"{DEF}return torch.nn.functional.linear({COUNT}, torch.ones(m, n))\n",
+    "an attribute of another": f"class M:\n    def __init__(self, n: int):\n        self.t = {COUNT}\n"
+    f"{DEF}return M(n).t @ torch.ones(n)\n",
+    "a property": "class M:\n    @property\n    def t(self):\n"
+    "        return torch.arange(3000, dtype=torch.float32)\n"
+    f"{DEF}return M().t @ torch.ones(3000)\n",
+    "a method of a base": f"class B:\n    def table(self, n: int):\n        return {COUNT}\nclass M(B):\n"
+    f"    def f(self, n):\n        return super().table(n) @ torch.ones(n)\n{DEF}return M().f(n)\n",
+    "an item": f"{DEF}d = {{}}\n    d['t'] = {COUNT}\n    return d['t'] @ torch.ones(n)\n",
+    "in place": f"{DEF}t = {COUNT}\n    t @= torch.ones(n, n)\n    return t\n",
+    "a list of layers": f"{DEF}x = {COUNT}\n    for layer in [torch.nn.Linear(n, n)]:\n"
+    "        x = layer.to(torch.ones(1).dtype)(x)\n        x = layer(x)\n    return x\n",
     "the default": f"{DEF}return torch.meshgrid(torch.arange(n) / n, torch.linspace(0, 1, m))\n",
 }
 INTS = DEF.replace("m)", "m: int)")

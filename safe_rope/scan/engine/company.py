@@ -78,14 +78,15 @@ class Company:
                 case ast.Assign(targets=[ast.Subscript(value=target, slice=index)], value=value):
                     if not self._is_plain(index, place):
                         yield [target, value], place
+                case ast.AugAssign(target=target, op=ast.MatMult(), value=value):
+                    yield [target, value], place
 
     def _operands(self, node: ast.Call, site: Site) -> list[ast.expr]:
         """Return what a call takes in one dtype; [] where it takes any."""
         function, place = node.func, site.place
         given = [*node.args, *(word.value for word in node.keywords)]
-        if getattr(getattr(function, "value", None), "id", "") == "self":
-            bound = self._inference.names.attributes(getattr(function, "attr", ""), place)
-            return [function, *given] if any(isinstance(one.value, ast.Call) for one in bound) else []
+        if self._is_layer(function, place):
+            return [function, *given]
         method = getattr(function, "attr", "").rstrip("_") in _STRICT
         of = function.value if isinstance(function, ast.Attribute) else None
         if not method and of is not None and not isinstance(of, ast.Name | ast.Attribute):
@@ -96,6 +97,19 @@ class Company:
         if name == "einsum" and is_outer(self._inference.call(node, place)):
             return []
         return given if name in _STRICT or module != "torch" else []
+
+    def _is_layer(self, function: ast.expr, place: Place) -> bool:
+        """Say whether what is called is an object that a call has made, or one of several."""
+        while isinstance(function, ast.Subscript):
+            function = function.value
+        match function:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                bound = self._inference.names.attributes(name, place)
+            case ast.Name(id=name):
+                bound = self._inference.names.bindings(name, place)
+            case _:
+                return False
+        return any(one.how == "item" or isinstance(one.value, ast.Call) for one in bound)
 
     def _is_plain(self, index: ast.expr, place: Place) -> bool:
         """Say whether an index is of numbers and slices: an assignment there casts."""
@@ -142,9 +156,13 @@ class Company:
             case ast.Name(id=name):
                 return self._bound(self._inference.names.bindings(name, place), name, place)
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
-                return self._bound(self._inference.names.attributes(name, place))
+                bindings = self._inference.names.attributes(name, place)
+                return self._bound(bindings) if bindings else self._attribute(name)
             case ast.Attribute(value=inner, attr=name):
-                return _NO_TENSOR if name in _NUMBERS else self._all([inner], place)
+                if name in _NUMBERS:
+                    return _NO_TENSOR
+                made, only = self._made(inner, place)
+                return made | self._attribute(name)[0], only
             case ast.Subscript(value=inner) | ast.Starred(value=inner) | ast.UnaryOp(operand=inner):
                 return self._made(inner, place)
             case ast.NamedExpr(value=inner) | ast.ListComp(elt=inner) | ast.GeneratorExp(elt=inner):
@@ -160,7 +178,7 @@ class Company:
     def _bound(self, bindings: list[Binding], name: str = "", place: Place | None = None) -> _Made:
         """Return what a variable or an attribute is made of, a list's later elements among it."""
         made = [self._binding(one) for one in bindings]
-        if place is not None and any(isinstance(one.value, ast.List) for one in bindings):
+        if place is not None and any(isinstance(one.value, ast.List | ast.Dict) for one in bindings):
             first = min(one.place.order for one in bindings)
             last = (
                 place.order if not place.path else math.inf
@@ -168,6 +186,18 @@ class Company:
             added = self._added.get((id(place.scope), name), ())
             made += [self._all(given, at) for given, at in added if first < at.order < last]
         return frozenset().union(*(some for some, _ in made)), bool(made) and all(only for _, only in made)
+
+    def _attribute(self, name: str) -> _Made:
+        """Return what an attribute of some object is made of: one of the file's classes may have it."""
+        owners = self._walk.classes.values()
+        bindings = [one for owner in owners for one in owner.attributes.get(name, ())]
+        made = {some for one in bindings for some in self._binding(one)[0]}
+        properties = [
+            scope for scope in self._walk.functions.get(name, ())[:_MOST_FUNCTIONS]
+            if any(ast.unparse(one).endswith("property") for one in scope.node.decorator_list)  # type: ignore[attr-defined]
+        ]  # fmt: skip
+        returned = [one for scope in properties for one in scope.returns]
+        return frozenset(made.union(*(self._made(*one)[0] for one in returned))), False
 
     def _binding(self, binding: Binding) -> _Made:
         if binding.how == "parameter":
@@ -178,13 +208,15 @@ class Company:
 
     @cached_property
     def _added(self) -> dict[tuple[int, str], list[tuple[list[ast.expr], Place]]]:
-        """What is added to lists, by scope and variable."""
+        """What is put into lists and the like, by scope and variable."""
         added: dict[tuple[int, str], list[tuple[list[ast.expr], Place]]] = {}
         for statement, place in self._walk.statements:
             match statement:
                 case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=of), attr=attr), args=given)):
                     if attr in _WRITES:
                         added.setdefault((id(place.scope), of), []).append((given, place))
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=of))], value=value):
+                    added.setdefault((id(place.scope), of), []).append(([value], place))
         return added
 
     def _called(self, call: Call, place: Place) -> _Made:
@@ -215,7 +247,7 @@ class Company:
 
     def _functions(self, node: ast.expr, function: str) -> list[Scope]:
         """Return the functions or methods of the file that a call may mean."""
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in ("self", "cls"):
+        if isinstance(node, ast.Attribute) and not function.startswith(".") and node.attr not in _KEEPING:
             return [one for one in self._walk.functions.get(node.attr, ()) if one.owner is not None]
         return self._walk.functions.get(function[1:], []) if function.startswith(".") else []
 
