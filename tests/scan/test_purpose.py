@@ -193,6 +193,12 @@ NOT_POSITIONS = {
                 for l in range(n):
                     orders.append(torch.arange(l, -l - 1, -1, dtype=torch.float32))
                 self.register_buffer("orders", torch.cat(orders))""",
+    "a warped frequency axis": """
+        class InverseFrequencyTransform(nn.Module):
+            def _precompute(self, n, alpha):
+                k = torch.arange(n, dtype=torch.double)
+                omega = self.warp(k * (2 * torch.pi / n), alpha)
+                return torch.fft.ifft(torch.cos(omega)).real""",
     "samples of sines": """
         class Synthetic(Dataset):
             def sinusoids_with_varying_freq(self, n):

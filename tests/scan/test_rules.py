@@ -186,6 +186,9 @@ def test_where_a_learned_parameter_starts_is_a_note() -> None:
     assert finding.severity == "note"
     (finding,) = scan(source.replace("torch.log(A)", "A, requires_grad=False"), "SR001")
     assert finding.severity == "error"
+    buffer = "        if n < 9:\n            self.register_buffer('A', A)\n        else:\n    "
+    (finding,) = scan(source.replace("        self.A_log", f"{buffer}        self.A_log"), "SR001")
+    assert finding.severity == "error"
 
 
 def test_positions_count_characters_from_one() -> None:

@@ -178,6 +178,22 @@ def test_whole_bounds_that_are_floats_become_integers() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
+        ("(\n9.0  # nine)\n)", "(\n9  # nine)\n), dtype=torch.int64"),
+        ("(9.0 \\\n),", "(9 \\\n), dtype=torch.int64,"),
+        ("((9.0)),  # (all)\n", "((9)), dtype=torch.int64,  # (all)\n"),
+    ],
+)
+def test_an_argument_is_added_behind_the_brackets_of_the_last_one(before: str, after: str) -> None:
+    source = f"import torch\nt = torch.arange(900.0, {before}) / 9\n".encode()
+    (finding,) = analyze(source, "model.py")
+    assert finding.fix is not None
+    fixed = apply_edits(source, finding.fix.edits)
+    assert fixed == f"import torch\nt = torch.arange(900, {after}).to(torch.float32) / 9\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
         ("torch.arange(n) * d / 3", "(torch.arange(n) * d).to(torch.float32) / 3"),
         ("(torch.arange(n) + 16777217) * 0.5", "((torch.arange(n) + 16777217).to(torch.float32)) * 0.5"),
         ("-torch.arange(n) / d", "(-torch.arange(n)).to(torch.float32) / d"),

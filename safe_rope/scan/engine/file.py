@@ -29,6 +29,7 @@ class Report:
     severity: Severity
     message: str
     fix: Fix | None = None
+    cast: ast.expr | None = None  # what the fix makes float32 or float64, if that is not the node
 
 
 class File:

@@ -100,7 +100,8 @@ class Flow:
 
     def is_learned(self, site: Site) -> bool:
         """Say whether the values are where a learned parameter starts: what rounds them rounds no table."""
-        return bool(self.steps(site, "learned"))
+        # On another way they may become a buffer.
+        return {step.how for step in self.steps(site, "learned")} == {"arithmetic"}
 
     def uses(self, scope: Scope, name: str) -> list[Use]:
         """Return where a scope reads a name; one walk per scope serves every name."""
@@ -184,9 +185,12 @@ class Flow:
 
     def _outcome(self, parent: ast.expr, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
         """Return what the expression right around the values does to them."""
-        if goal == "learned" and isinstance(parent, ast.Call | ast.BinOp):
-            function = self._inference.call(parent, place).function if isinstance(parent, ast.Call) else ""
-            if not function.endswith(".Parameter") or not isinstance(parent, ast.Call):
+        if goal == "learned" and isinstance(parent, ast.BinOp):
+            return None
+        if goal == "learned" and isinstance(parent, ast.Call):
+            if getattr(parent.func, "attr", "") == "register_buffer":
+                return "pinned", ""
+            if not self._inference.call(parent, place).function.endswith(".Parameter"):
                 return None
             return _END if any(word.arg == "requires_grad" for word in parent.keywords) else _ARITHMETIC
         match parent:

@@ -86,6 +86,10 @@ class Inference:
             self._defined[name] = written or any(name in owner.attributes for owner in owners)
         return self._defined[name]
 
+    def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
+        """Return what the calls in this file give to a parameter of a function."""
+        return self._call_sites.arguments(scope, parameter)
+
     def call(self, node: ast.Call, place: Place) -> Call:
         """Return a call with its full name and all its arguments."""
         return self.names.call(node, place)
@@ -233,7 +237,7 @@ class Inference:
             return annotated
         if DEVICES.fullmatch(binding.parameter):
             return DEVICE
-        sites = self._call_sites.arguments(binding.place.scope, binding.parameter)
+        sites = self.arguments(binding.place.scope, binding.parameter)
         given = [self.of(site) for site in sites]
         if annotated.sort == "tensor":
             if MASKS.fullmatch(binding.parameter):

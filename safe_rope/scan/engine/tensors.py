@@ -26,12 +26,12 @@ _TENSORS_ONLY = {
     "repeat_interleave", "view_as",
 }  # fmt: skip
 _LIMITED = {"clamp", "clip", "clamp_min", "clamp_max", "max", "min"}
-_ROUNDED = {"ceil", "floor", "round", "trunc"}
+ROUNDED = {"ceil", "floor", "round", "trunc"}
 _COMPARED = {
     "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan",
     "isinf", "any", "all", "bool", "not_equal", "greater", "less",
 }  # fmt: skip
-_SUMMED = {"sum", "cumsum", "prod", "cumprod", "count_nonzero"}
+SUMMED = {"sum", "cumsum", "prod", "cumprod", "count_nonzero"}
 FLOATED = {
     "exp", "log", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "sigmoid", "tanh", "reciprocal",
     "softmax", "log_softmax", "mean", "std", "exp2", "expm1", "log1p", "erf", "acos", "asin", "atan",
@@ -50,7 +50,7 @@ _INDEXED = {
 _MADE = dict.fromkeys((*_INDEXED, "LongTensor", "IntTensor"), "int") | {
     "Tensor": "default", "FloatTensor": "float32",
 }  # fmt: skip
-_CASTS = {
+CASTS = {
     "long": "int", "int": "int", "short": "int", "byte": "int", "float": "float32", "double": "float64",
     "half": "float16", "bfloat16": "bfloat16",
 }  # fmt: skip
@@ -126,7 +126,7 @@ def of_call(evaluator: Evaluator, call: Call, place: Place) -> Value:
     if module not in ("", "self"):
         # A method of something that only looks like a module, as ``x.float()`` with x unbound.
         base = evaluator.value(function.value, place)
-        if base.sort != "tensor" and not base.dtype and (name not in _CASTS or "." in module):
+        if base.sort != "tensor" and not base.dtype and (name not in CASTS or "." in module):
             return UNKNOWN
     return _method(evaluator, call, function, place)
 
@@ -185,8 +185,8 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
             return of
         cast = _with_dtype(of, target.dtype or "inherited")
         return assume(cast) if target.assumed else cast
-    if name in _CASTS and not call.positional:
-        return _with_dtype(of, _CASTS[name])
+    if name in CASTS and not call.positional:
+        return _with_dtype(of, CASTS[name])
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
         given = given_dtype(evaluator, call) or of
         return tensor(given.dtype or "inherited", True if name in _WHOLE else None, assumed=given.assumed)
@@ -212,14 +212,14 @@ def _operation(of: Value, name: str) -> Value:
     """Return what a unary operation gives."""
     if name in _COMPARED or name in _INDEXED:
         return tensor("bool" if name in _COMPARED else "int", assumed=of.assumed or of.sort != "tensor")
-    known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in _ROUNDED | _TENSORS_ONLY))
+    known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in ROUNDED | _TENSORS_ONLY))
     if not known:
         return UNKNOWN
     if name in KEPT:
         return _with_dtype(of, of.dtype)
-    if name in _ROUNDED:
+    if name in ROUNDED:
         return _with_dtype(of, of.dtype or "float", whole=True)
-    if name in _SUMMED:
+    if name in SUMMED:
         return _with_dtype(of, "int" if of.is_int else of.dtype)
     if name in FLOATED:
         grid = of.grid and of.dtype != "complex"  # else a cosine and a sine

@@ -54,7 +54,7 @@ CONSTRUCTORS = {
 CONSTRUCTING = re.compile(r"_*(?:init|build|create|make|precompute|register|setup|set_cos_sin)(?:_|$)")
 # Helpers of position embeddings, which constructors call: in the words of a name.
 POSITIONS = re.compile(
-    r"_(?:\w*ro_?pe|\w*rotary|yarn|a_?li_?bi|sinusoidal|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq\w*|freqs?_cis"
+    r"_(?:\w*ro_?pe|\w*rotary|yarn|a_?li_?bi|sinusoidal|sin_?cos|cos_?sin|inv_?freqs?|inverse_freq(?:s|uency|uencies)?(?!_transform)|freqs?_cis"
     r"|timescales?|rel(?:ative)?_?(?:pos|coord|dist)\w*|abs(?:olute)?_?pos\w*"
     r"|pos(?:ition)?s?(?:al)?_?(?:(?:emb|enc|bias|table)\w*|ids?))\d*d?_"
 )

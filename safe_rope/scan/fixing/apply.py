@@ -44,8 +44,9 @@ def fix_source(
     """
     count = 0
     for _ in range(MAX_PASSES):
-        fixes = [hit.finding.fix for hit in wanted(result) if hit.finding.fix is not None]
-        chosen = choose([fix for fix in fixes if fix.safe or unsafe])
+        fixes = _of(hits := list(wanted(result)))
+        kept = {edit for fix in _of(set(result.hits).difference(hits)) for edit in fix.edits}
+        chosen = choose([fix for fix in fixes if (fix.safe or unsafe) and kept.isdisjoint(fix.edits)])
         if not chosen:
             break
         changed = apply_edits(source, [edit for fix in chosen for edit in fix.edits])
@@ -58,6 +59,10 @@ def fix_source(
         source, count = changed, count + len(chosen)
         result = scan(source, result.path)
     return Fixed(source, result, count)
+
+
+def _of(hits: Iterable[Hit]) -> list[Fix]:
+    return [hit.finding.fix for hit in hits if hit.finding.fix is not None]
 
 
 def choose(fixes: Iterable[Fix]) -> list[Fix]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
 
@@ -10,6 +11,8 @@ from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, 
 _EXACT = 2**24
 # Arguments of arange that an integer tensor, or a tensor made from one, would not take the same way.
 _OBSTACLES = {"out", "requires_grad", "layout", "pin_memory"}
+# A bracket that closes after what stands in it, and after comments and line ends.
+_CLOSED = re.compile(rb"(?:[\s\\]|#[^\r\n]*[\r\n])*\)")
 
 
 def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | None:
@@ -99,10 +102,8 @@ def _append(file: File, call: Call, argument: str) -> Edit:
     """Add an argument after the last one."""
     nodes = [*call.node.args, *(keyword.value for keyword in call.node.keywords)]
     end = max(file.source.end(node) for node in nodes)
-    # A bracket around the last argument ends after it.
-    text = file.source.text
-    while (follows := text[end : file.source.end(call.node) - 1].lstrip()).startswith(b")"):
-        end = file.source.end(call.node) - 1 - len(follows) + 1
+    while (closed := _CLOSED.match(file.source.text, end, file.source.end(call.node) - 1)) is not None:
+        end = closed.end()
     return edit(file, end, end, f", {argument}")
 
 

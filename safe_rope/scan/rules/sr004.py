@@ -32,6 +32,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
                 "note" if _is_ramp(file, site, call, step) else file.severity("warning", site),
                 f"integers become the default dtype here: {_effect(file, site, call)}; cast to float32 first",
                 fix,
+                step.operand,
             )
     return None
 

@@ -14,6 +14,7 @@ import ast
 import re
 
 from safe_rope.scan.engine import INVERSE_FREQUENCIES, Call, File, Fix, Place, Report, Site
+from safe_rope.scan.engine.company import is_outer
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -28,7 +29,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     node = site.node
     if call is None:
         operands = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-    elif call.function not in _PRODUCTS or (call.function == "torch.einsum" and not _is_outer(call)):
+    elif call.function not in _PRODUCTS or (call.function == "torch.einsum" and not is_outer(call)):
         return None
     else:
         operands = [item.value for item in call.positional]
@@ -66,15 +67,6 @@ def _mentions(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
             if any(_mentions(file, value, where, 1) for value, where in values):
                 return True
     return False
-
-
-def _is_outer(call: Call) -> bool:
-    """Say whether an einsum sums over nothing: only then is it a product of positions and frequencies."""
-    equation = call.positional[0].value if call.positional else None
-    if not isinstance(equation, ast.Constant) or not isinstance(equation.value, str):
-        return False
-    inputs, _, output = equation.value.replace(" ", "").partition("->")
-    return set(inputs) - {","} <= set(output)
 
 
 def _autocast_off(site: Site) -> bool:

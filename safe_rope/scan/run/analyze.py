@@ -6,11 +6,12 @@ import ast
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from platform import python_version
 
 from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Scope, Site, Source, Walk, prefilter
+from safe_rope.scan.engine.company import Company
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.rules.rule import Rule
 
@@ -76,31 +77,63 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
     for rule in rules:
         for function in rule.functions:
             by_function.setdefault(function, []).append(rule)
-    found = []
+    found: list[tuple[Finding, int]] = []
     reported: set[tuple[str, Scope | None]] = set()
     for site in file.walk.sites:
         name, call = _what(file, site, by_function)
         for rule in by_function.get(name, ()):
             report = rule.check(file, site, call)
             if report is not None and (rule.id, owner := site.place.scope.owner) not in reported:
-                found.append(file.finding(rule.id, report))
+                found.append((file.finding(rule.id, report), id(report.cast or report.node)))
                 if rule.once_per_class and owner is not None:
                     reported.add((rule.id, owner))
-    return _together(file, found) if any(one.fix and one.fix.safe for one in found) else found
+    return _proven(file, found)
 
 
-def _together(file: File, found: list[Finding]) -> list[Finding]:
-    """Make fixes unsafe that would change some of several equal lines only: they are one idiom."""
-    lines = [line.strip() for line in file.source.text.splitlines()]
-    keys = [(one.rule, tuple(lines[one.line - 1 : one.end_line])) for one in found]
-    safe = Counter(key for key, one in zip(keys, found, strict=True) if one.fix is not None and one.fix.safe)
-    equal = _Equal(lines)
+def _proven(file: File, found: list[tuple[Finding, int]]) -> list[Finding]:
+    """Keep the fixes safe that change all equal lines, and all that an operation takes in one dtype.
+
+    What such an operation takes is one fix. Each finding comes with the id of what its fix casts.
+    """
+    fixes = {number: one.fix for number, (one, _) in enumerate(found) if one.fix and one.fix.safe}
+    before: set[int] = set()
+    groups: list[tuple[frozenset[int], bool]] = []
+    while fixes.keys() != before:
+        before = {*fixes}
+        groups = list(Company(file.walk, file.inference, {found[number][1] for number in fixes}).groups())
+        alone = {one for group, only in groups if not only for one in group}
+        together = _together(file, [one for one, _ in found], fixes)
+        fixes = {number: fixes[number] for number in together if found[number][1] not in alone}
+    edits = {found[number][1]: fix.edits for number, fix in fixes.items()}
+    for whole in _joined(group for group, _ in groups):
+        joined = sorted({edit for one in whole for edit in edits[one]}, key=lambda edit: edit.start)
+        edits |= dict.fromkeys(whole, tuple(joined))
     return [
-        replace(one, fix=replace(one.fix, safe=one.fix.safe and safe[key] >= equal.count(key[1])))
+        replace(one, fix=replace(one.fix, safe=number in fixes, edits=edits.get(cast, one.fix.edits)))
         if one.fix is not None
         else one
-        for key, one in zip(keys, found, strict=True)
+        for number, (one, cast) in enumerate(found)
     ]
+
+
+def _joined(groups: Iterable[frozenset[int]]) -> Iterable[frozenset[int]]:
+    """Return the groups, those that share a member as one."""
+    of: dict[int, frozenset[int]] = {}
+    for group in groups:
+        whole = group.union(*(of.get(one, ()) for one in group))
+        of |= dict.fromkeys(whole, whole)
+    return set(of.values())
+
+
+def _together(file: File, found: list[Finding], safe: Collection[int]) -> list[int]:
+    """Return which of the safe fixes change all of several equal lines: these are one idiom."""
+    lines = [line.strip() for line in file.source.text.splitlines()] if safe else []
+    keys = {
+        number: (found[number].rule, tuple(lines[found[number].line - 1 : found[number].end_line]))
+        for number in safe
+    }
+    count, equal = Counter(keys.values()), _Equal(lines)
+    return [number for number, key in keys.items() if count[key] >= equal.count(key[1])]
 
 
 class _Equal:

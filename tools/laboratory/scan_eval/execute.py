@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from laboratory.scan_eval import slices
@@ -68,6 +69,7 @@ def run(
     keep: list[Any] = []
     scope = {"__builtins__": slices.ALLOWED, **known, "__record__": keep.append}
     torch.manual_seed(0)
+    numpy.random.seed(0)
     torch.set_default_dtype(default)
     signal.setitimer(signal.ITIMER_REAL, 2)
     try:

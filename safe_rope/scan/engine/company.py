@@ -1,0 +1,261 @@
+"""Which operations take tensors of one dtype only, and what meets in them."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+
+from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine.inference import Inference
+from safe_rope.scan.engine.names import Call
+from safe_rope.scan.engine.scopes import Binding, Place, Scope, Site, Walk
+from safe_rope.scan.engine.values import PINNED
+
+# Functions and methods, less a last underscore, that raise for tensors of different dtypes.
+_STRICT = {
+    "meshgrid", "cartesian_prod", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "tensordot", "einsum",
+    "addmm", "addmv", "baddbmm", "addbmm", "chain_matmul", "lerp", "scatter", "scatter_add", "scatter_reduce",
+    "index_add", "index_copy", "index_put", "index_reduce", "masked_scatter", "put", "allclose", "isclose",
+    "cross", "cdist", "heaviside", "histogram", "quantile", "nanquantile",
+}  # fmt: skip
+_STRICT_MODULES = ("torch.nn.functional", "torch.linalg")
+# What gives a tensor of the dtype of what it is given.
+_KEEPING = (
+    tensors.KEPT | tensors.JOINED | tensors.FLOATED | tensors.SUMMED | tensors.ROUNDED
+    | set(tensors.OPERATORS)
+    | {"meshgrid", "cartesian_prod", "einsum", "where", "rearrange", "repeat", "lerp"}
+)  # fmt: skip
+_FREE = {"linspace", "logspace"}  # of torch's constructors, those that no one replaces
+_NUMBERS = {"size", "numel", "dim", "item", "tolist", "len", "shape", "dtype", "device", "ndim"}
+_DEPTH = 40
+_MOST = 400  # expressions of one operand that a loop makes asked again
+_MOST_FUNCTIONS = 3  # of one name
+_MOST_CALLS = 64  # that give a parameter something
+_WRITES = {"append", "extend", "insert"}
+
+# The certain expressions that a value is made of, by id, and whether nothing else in it is floating.
+_Made = tuple[frozenset[int], bool]
+_OTHER: _Made = (frozenset(), False)
+_NO_TENSOR: _Made = (frozenset(), True)
+
+
+class Company:
+    """Follows the operands of one file's operations back to what makes them.
+
+    Args:
+        walk: of the file.
+        inference: of the file.
+        certain: the expressions, by id, whose fix makes them float32 whatever a default or zero.Init does.
+    """
+
+    def __init__(self, walk: Walk, inference: Inference, certain: Collection[int]) -> None:
+        self._walk = walk
+        self._inference = inference
+        self._certain = certain
+        self._known: dict[tuple[int, int], _Made] = {}
+        self._active: set[tuple[int, int]] = set()  # what is being asked
+        self._asked = 0  # within one question
+        self._open = False  # whether a part of the answer is left to a question around
+
+    def groups(self) -> Iterator[_Made]:
+        """Yield what meets in each operation that takes one dtype, and whether nothing else does."""
+        for operands, place in self._operations():
+            made = self._all(operands, place)
+            if made[0]:
+                yield made
+
+    def _operations(self) -> Iterator[tuple[list[ast.expr], Place]]:
+        for site in self._walk.sites:
+            match site.node:
+                case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+                    yield [left, right], site.place
+                case ast.Call():
+                    yield self._operands(site.node, site), site.place
+        for statement, place in self._walk.statements:
+            match statement:
+                case ast.Assign(targets=[ast.Subscript(value=target, slice=index)], value=value):
+                    if not self._is_plain(index, place):
+                        yield [target, value], place
+                case ast.AugAssign(target=target, op=ast.MatMult(), value=value):
+                    yield [target, value], place
+
+    def _operands(self, node: ast.Call, site: Site) -> list[ast.expr]:
+        """Return what a call takes in one dtype; [] where it takes any."""
+        function, place = node.func, site.place
+        given = [*node.args, *(word.value for word in node.keywords)]
+        if self._is_layer(function, place):
+            return [function, *given]
+        method = getattr(function, "attr", "").rstrip("_") in _STRICT
+        of = function.value if isinstance(function, ast.Attribute) else None
+        if not method and of is not None and not isinstance(of, ast.Name | ast.Attribute):
+            return []
+        module, _, name = self._inference.names.qualify(function, place).rpartition(".")
+        if module != "torch" and module not in _STRICT_MODULES:
+            return [of, *given] if method and of is not None else []
+        if name == "einsum" and is_outer(self._inference.call(node, place)):
+            return []
+        return given if name in _STRICT or module != "torch" else []
+
+    def _is_layer(self, function: ast.expr, place: Place) -> bool:
+        """Say whether what is called is an object that a call has made, or one of several."""
+        while isinstance(function, ast.Subscript):
+            function = function.value
+        match function:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                bound = self._inference.names.attributes(name, place)
+            case ast.Name(id=name):
+                bound = self._inference.names.bindings(name, place)
+            case _:
+                return False
+        return any(one.how == "item" or isinstance(one.value, ast.Call) for one in bound)
+
+    def _is_plain(self, index: ast.expr, place: Place) -> bool:
+        """Say whether an index is of numbers and slices: an assignment there casts."""
+        items = index.elts if isinstance(index, ast.Tuple) else [index]
+        return all(
+            isinstance(item, ast.Slice | ast.Constant) or self._inference.value(item, place).sort == "number"
+            for item in items
+        )
+
+    def _all(self, nodes: Iterable[ast.expr | None], place: Place) -> _Made:
+        made = [self._made(node, place) for node in nodes if node is not None]
+        return frozenset().union(*(some for some, _ in made)), all(only for _, only in made)
+
+    def _made(self, node: ast.expr, place: Place) -> _Made:
+        key = (id(node), id(place))
+        if key in self._known:
+            return self._known[key]
+        if key in self._active:  # a loop: the question around it has the rest
+            self._open = True
+            return _NO_TENSOR
+        if len(self._active) > _DEPTH or self._asked > _MOST:
+            return _OTHER
+        self._asked += 1
+        self._active.add(key)
+        made = self._of(node, place)
+        self._active.remove(key)
+        if not made[0] and self._inference.value(node, place).dtype == "default":
+            made = _OTHER  # integers meet in it
+        if not self._active:
+            self._open, self._asked = False, 0
+        if not self._open:
+            self._known[key] = made
+        return made
+
+    def _of(self, node: ast.expr, place: Place) -> _Made:
+        if id(node) in self._certain:
+            return frozenset({id(node)}), True
+        value = self._inference.value(node, place)
+        if value.sort in ("number", "none", "device", "dtype") or (value.is_int and not value.assumed):
+            return _NO_TENSOR
+        match node:
+            case ast.Constant() | ast.Compare() | ast.JoinedStr():
+                return _NO_TENSOR
+            case ast.Name(id=name):
+                return self._bound(self._inference.names.bindings(name, place), name, place)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                bindings = self._inference.names.attributes(name, place)
+                return self._bound(bindings) if bindings else self._attribute(name)
+            case ast.Attribute(value=inner, attr=name):
+                if name in _NUMBERS:
+                    return _NO_TENSOR
+                made, only = self._made(inner, place)
+                return made | self._attribute(name)[0], only
+            case ast.Subscript(value=inner) | ast.Starred(value=inner) | ast.UnaryOp(operand=inner):
+                return self._made(inner, place)
+            case ast.NamedExpr(value=inner) | ast.ListComp(elt=inner) | ast.GeneratorExp(elt=inner):
+                return self._made(inner, place)
+            case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+                return self._all([left, right], place)
+            case ast.Tuple(elts=some) | ast.List(elts=some) | ast.Dict(values=some) | ast.BoolOp(values=some):
+                return self._all(some, place)
+            case ast.Call():
+                return self._called(self._inference.call(node, place), place)
+        return _OTHER
+
+    def _bound(self, bindings: list[Binding], name: str = "", place: Place | None = None) -> _Made:
+        """Return what a variable or an attribute is made of, a list's later elements among it."""
+        made = [self._binding(one) for one in bindings]
+        if place is not None and any(isinstance(one.value, ast.List | ast.Dict) for one in bindings):
+            first = min(one.place.order for one in bindings)
+            last = (
+                place.order if not place.path else math.inf
+            )  # in a loop, what stands below comes before, too
+            added = self._added.get((id(place.scope), name), ())
+            made += [self._all(given, at) for given, at in added if first < at.order < last]
+        return frozenset().union(*(some for some, _ in made)), bool(made) and all(only for _, only in made)
+
+    def _attribute(self, name: str) -> _Made:
+        """Return what an attribute of some object is made of: one of the file's classes may have it."""
+        owners = self._walk.classes.values()
+        bindings = [one for owner in owners for one in owner.attributes.get(name, ())]
+        made = {some for one in bindings for some in self._binding(one)[0]}
+        properties = [
+            scope for scope in self._walk.functions.get(name, ())[:_MOST_FUNCTIONS]
+            if any(ast.unparse(one).endswith("property") for one in scope.node.decorator_list)  # type: ignore[attr-defined]
+        ]  # fmt: skip
+        returned = [one for scope in properties for one in scope.returns]
+        return frozenset(made.union(*(self._made(*one)[0] for one in returned))), False
+
+    def _binding(self, binding: Binding) -> _Made:
+        if binding.how == "parameter":
+            sites = self._inference.arguments(binding.place.scope, binding.parameter)
+            given = [self._made(site.value, site.place)[0] for site in sites[:_MOST_CALLS]]
+            return frozenset().union(*given), False
+        return _OTHER if binding.value is None else self._made(binding.value, binding.place)
+
+    @cached_property
+    def _added(self) -> dict[tuple[int, str], list[tuple[list[ast.expr], Place]]]:
+        """What is put into lists and the like, by scope and variable."""
+        added: dict[tuple[int, str], list[tuple[list[ast.expr], Place]]] = {}
+        for statement, place in self._walk.statements:
+            match statement:
+                case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=of), attr=attr), args=given)):
+                    if attr in _WRITES:
+                        added.setdefault((id(place.scope), of), []).append((given, place))
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=of))], value=value):
+                    added.setdefault((id(place.scope), of), []).append(([value], place))
+        return added
+
+    def _called(self, call: Call, place: Place) -> _Made:
+        """Return what a call's result is made of."""
+        module, _, name = call.function.rpartition(".")
+        function = call.node.func
+        method = isinstance(function, ast.Attribute) and module not in ("torch", *_STRICT_MODULES, "einops")
+        name = getattr(function, "attr", name) if method else name
+        if name in _NUMBERS:
+            return _NO_TENSOR
+        if method and name in tensors.CASTS:
+            return frozenset(), tensors.CASTS[name] in PINNED
+        if method and name in ("to", "type", "type_as"):
+            target = tensors.cast_target(self._inference, call)
+            if target is not None:
+                return frozenset(), target.dtype in PINNED and not target.assumed
+        if module == "torch" and name in _FREE:
+            value = self._inference.value(call.node, place)
+            return frozenset(), value.dtype in PINNED and not value.assumed
+        scopes = self._functions(function, call.function)
+        if 0 < len(scopes) <= _MOST_FUNCTIONS:
+            returned = [self._made(*one) for scope in scopes for one in scope.returns]
+            return frozenset().union(*(some for some, _ in returned)), all(only for _, only in returned)
+        of = [function.value] if method and isinstance(function, ast.Attribute) else []
+        given = [*call.node.args, *(word.value for word in call.node.keywords)]
+        made, only = self._all([*of, *given], place)
+        return made, only and bool(given or of) and name.rstrip("_") in _KEEPING | {"to"}
+
+    def _functions(self, node: ast.expr, function: str) -> list[Scope]:
+        """Return the functions or methods of the file that a call may mean."""
+        if isinstance(node, ast.Attribute) and not function.startswith(".") and node.attr not in _KEEPING:
+            return [one for one in self._walk.functions.get(node.attr, ()) if one.owner is not None]
+        return self._walk.functions.get(function[1:], []) if function.startswith(".") else []
+
+
+def is_outer(call: Call) -> bool:
+    """Say whether an einsum sums over nothing: only then is it a product of positions and frequencies."""
+    equation = call.positional[0].value if call.positional else None
+    if not isinstance(equation, ast.Constant) or not isinstance(equation.value, str):
+        return False
+    inputs, _, output = equation.value.replace(" ", "").partition("->")
+    return set(inputs) - {","} <= set(output)

@@ -1,0 +1,143 @@
+"""A fix beside what is not fixed: some operations take tensors of one dtype only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from safe_rope.scan.engine.finding import Finding, apply_edits
+from safe_rope.scan.run.analyze import analyze
+
+torch = pytest.importorskip("torch")
+parameters = pytest.importorskip("deepspeed.runtime.zero.partition_parameters")
+
+COUNT = "torch.arange(n, dtype=torch.float32)"
+DEF = "def f(n: int, m):\n    "
+# Each runs in FP32, and in the low dtype that zero.Init and the default give its tensors.
+MIXED = {
+    "meshgrid": f"{DEF}return torch.meshgrid({COUNT}, torch.arange(m, dtype=torch.float32))\n",
+    "fractions": f"{DEF}return torch.cartesian_prod({COUNT}, torch.arange(0.5, m))\n",
+    "variables": f"{DEF}y = {COUNT}\n    x = torch.ones(n, m)\n    return y[None] @ x\n",
+    "a list": f"{DEF}g = [{COUNT}]\n    g.append(torch.ones(m))\n    return torch.meshgrid(*g)\n",
+    "a dict": f"{DEF}d = {{'t': {COUNT}}}\n    return d['t'] @ torch.ones(n)\n",
+    "a branch": f"{DEF}t = {COUNT}\n    if m:\n        t = t / 2\n    return t.dot(torch.ones(n))\n",
+    "an index": f"{DEF}x = torch.zeros(n, n)\n    x[0, torch.arange(n)] = {COUNT}\n    return x\n",
+    "scatter": f"{DEF}return torch.zeros(n).scatter_(0, torch.arange(n), {COUNT})\n",
+    "lerp": f"{DEF}return torch.lerp(torch.zeros(n), {COUNT}, 0.5)\n",
+    "an alias": f"mm = torch.matmul\ndef f(n: int, m):\n    return mm({COUNT}, torch.ones(n))\n",
+    "a sum": f"{DEF}return torch.einsum('i,ij->j', {COUNT}, torch.ones(n, m))\n",
+    "a helper": f"def count(n: int):\n    return {COUNT}\n"
+    "def f(n, m):\n    return torch.meshgrid(count(n), torch.arange(m, dtype=torch.float32))\n",
+    "a parameter": f"def mix(t, n):\n    return t @ torch.ones(n)\n{DEF}return mix({COUNT}, n)\n",
+    "an attribute": "class M:\n    def __init__(self, n: int):\n"
+    f"        self.t = {COUNT}\n        self.w = torch.ones(n, n)\n        self.t = self.t @ self.w\n"
+    "def f(n, m):\n    return M(n).t\n",
+    "a layer": "class M(torch.nn.Module):\n    def __init__(self, n: int):\n        super().__init__()\n"
+    "        self.layer = torch.nn.Linear(n, n)\n        self.layer.to(torch.ones(1).dtype)\n"
+    f"        self.t = self.layer({COUNT})\ndef f(n, m):\n    return M(n).t\n",
+    "functional": f"{DEF}return torch.nn.functional.linear({COUNT}, torch.ones(m, n))\n",
+    "an attribute of another": f"class M:\n    def __init__(self, n: int):\n        self.t = {COUNT}\n"
+    f"{DEF}return M(n).t @ torch.ones(n)\n",
+    "a property": "class M:\n    @property\n    def t(self):\n"
+    "        return torch.arange(3000, dtype=torch.float32)\n"
+    f"{DEF}return M().t @ torch.ones(3000)\n",
+    "a method of a base": f"class B:\n    def table(self, n: int):\n        return {COUNT}\nclass M(B):\n"
+    f"    def f(self, n):\n        return super().table(n) @ torch.ones(n)\n{DEF}return M().f(n)\n",
+    "an item": f"{DEF}d = {{}}\n    d['t'] = {COUNT}\n    return d['t'] @ torch.ones(n)\n",
+    "in place": f"{DEF}t = {COUNT}\n    t @= torch.ones(n, n)\n    return t\n",
+    "a list of layers": f"{DEF}x = {COUNT}\n    for layer in [torch.nn.Linear(n, n)]:\n"
+    "        x = layer.to(torch.ones(1).dtype)(x)\n        x = layer(x)\n    return x\n",
+    "the default": f"{DEF}return torch.meshgrid(torch.arange(n) / n, torch.linspace(0, 1, m))\n",
+}
+INTS = DEF.replace("m)", "m: int)")
+TOGETHER = {
+    "meshgrid": f"{INTS}return torch.meshgrid({COUNT}, torch.arange(m, dtype=torch.float32))\n",
+    "a list": f"{INTS}g = [{COUNT}]\n    g.append(torch.arange(0.0, m))\n    return torch.meshgrid(*g)\n",
+    "views": f"{INTS}y, x = {COUNT}, torch.arange(m, dtype=torch.float32)\n"
+    "    return (y[:, None] + 0.5).exp() @ x.view(1, -1)\n",
+    "the default": f"{INTS}return torch.meshgrid(torch.arange(n) / n, torch.arange(m) / m)\n",
+}
+
+
+@contextmanager
+def lowered(zero_init: bool, default: bool) -> Iterator[None]:
+    """Replace what zero.Init replaces, as it does, and lower the default dtype."""
+    with ExitStack() as stack:
+        for name in (
+            ("tensor", "empty", "zeros", "ones", "full", "arange", "eye", "randn") if zero_init else ()
+        ):
+            original = getattr(torch, name)
+            stack.callback(setattr, torch, name, original)
+            wrap = parameters.zero_wrapper_for_fp_tensor_constructor
+            setattr(torch, name, wrap(original, torch.bfloat16, None))
+        stack.callback(torch.set_default_dtype, torch.float32)
+        torch.set_default_dtype(torch.bfloat16 if default else torch.float32)
+        yield
+
+
+def runs(source: str, *how: bool) -> bool:
+    names: dict[str, object] = {}
+    with lowered(*how):
+        exec(f"import torch\n{source}", names)
+        try:
+            names["f"](4, 4)  # type: ignore[operator]
+        except RuntimeError:
+            return False
+    return True
+
+
+def fixes(source: str) -> list[Finding]:
+    found = analyze(f"import torch\n{source}".encode(), "model.py")
+    return [finding for finding in found if finding.fix is not None and finding.fix.safe]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_meets_a_tensor_that_is_not_fixed_is_not_fixed_either(name: str) -> None:
+    source = MIXED[name]
+    assert runs(source, False, False)
+    assert runs(source, True, True)
+    assert not fixes(source)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_what_meets_is_one_fix(name: str) -> None:
+    source = TOGETHER[name]
+    one, other = fixes(source)
+    assert one.fix == other.fix or {*one.fix.edits} == {*other.fix.edits}  # type: ignore[union-attr]
+    fixed = apply_edits(f"import torch\n{source}".encode(), one.fix.edits).decode()  # type: ignore[union-attr]
+    for how in ((False, False), (True, False), (False, True), (True, True)):
+        assert runs(fixed, *how)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.outer(t, w)", "torch.einsum('i,j->ij', t, w)", "torch.cat([t, w])", "torch.where(t > 1, t, w)",
+        "w.copy_(t)", "w.add_(t)", "torch.bucketize(t, w)", "t @ w.float()", "t.to(w.dtype) @ w",
+        "torch.ones(t.shape[0]) @ w", "torch.meshgrid(t, torch.linspace(0, 1, n, dtype=torch.float32))",
+    ],
+)  # fmt: skip
+def test_an_operation_that_takes_any_dtypes_asks_for_no_company(line: str) -> None:
+    source = f"{DEF}t = {COUNT}\n    w = torch.ones(n)\n    return {line}\n"
+    (finding,) = fixes(source)
+    fixed = apply_edits(f"import torch\n{source}".encode(), finding.fix.edits).decode()  # type: ignore[union-attr]
+    for how in ((False, False), (True, False), (False, True), (True, True)):
+        assert runs(fixed, *how) or not runs(source, *how)
+
+
+def test_a_line_that_a_comment_keeps_keeps_what_it_meets(project: Path, scan) -> None:
+    source = (
+        "import torch\ndef f(n: int, m: int):\n    y = torch.arange(n, dtype=torch.float32)\n"
+        "    x = torch.arange(m, dtype=torch.float32)  # noqa: SR001\n    return torch.meshgrid(y, x)\n"
+    )
+    (project / "a.py").write_text(source)
+    result = scan("a.py", "--fix", "--format", "json")
+    assert (project / "a.py").read_text() == source
+    assert len(json.loads(result.stdout)["findings"]) == 1
+    (project / "a.py").write_text(source.replace("  # noqa: SR001", ""))
+    scan("a.py", "--fix")
+    assert (project / "a.py").read_text().count("torch.int64") == 2
