@@ -118,7 +118,9 @@ class ConstructionWatch:
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._begun = itertools.count(1)
         self._is_new = False  # something was built since what was empty has been looked at
-        self.has_seen_a_module = False
+        self.built = 0
+        """Modules whose constructors have run, without what only wraps an unprotected one from before."""
+        self._wrappers: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
 
     def open(self) -> None:
         """Start watching."""
@@ -266,6 +268,9 @@ class ConstructionWatch:
         ):
             return
         torchs = is_torchs(child)
+        if not torchs and parent not in self._wrappers and self._is_foreign(child):
+            self._wrappers[parent] = None
+            self.built -= 1
         if torchs:
             _give_stock_dtypes(child)
         if torchs and not child._modules and not isinstance(child, _CONTAINERS):
@@ -277,6 +282,12 @@ class ConstructionWatch:
             self._see(child)
         elif watch_of_this_thread() is self:
             self._consider(child)
+
+    def _is_foreign(self, module: nn.Module) -> bool:
+        """Whether a module was built before the guard was opened, or wraps such a one, unprotected."""
+        if module in self._numbers:
+            return module in self._wrappers
+        return not any(isinstance(part, ProtectedModule) for part in module.modules())
 
     def _consider(
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
