@@ -118,9 +118,7 @@ class ConstructionWatch:
         self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._begun = itertools.count(1)
         self._is_new = False  # something was built since what was empty has been looked at
-        self.built = 0
-        """Modules whose constructors have run, without what only wraps an unprotected one from before."""
-        self._wrappers: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self.has_seen_a_module = False
 
     def open(self) -> None:
         """Start watching."""
@@ -268,9 +266,6 @@ class ConstructionWatch:
         ):
             return
         torchs = is_torchs(child)
-        if not torchs and parent not in self._wrappers and self._is_foreign(child):
-            self._wrappers[parent] = None
-            self.built -= 1
         if torchs:
             _give_stock_dtypes(child)
         if torchs and not child._modules and not isinstance(child, _CONTAINERS):
@@ -282,12 +277,6 @@ class ConstructionWatch:
             self._see(child)
         elif watch_of_this_thread() is self:
             self._consider(child)
-
-    def _is_foreign(self, module: nn.Module) -> bool:
-        """Whether a module was built before the guard was opened, or wraps such a one, unprotected."""
-        if module in self._numbers:
-            return module in self._wrappers
-        return not any(isinstance(part, ProtectedModule) for part in module.modules())
 
     def _consider(
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
@@ -395,6 +384,17 @@ class ConstructionWatch:
             if key is not None:
                 self._again[key] = known  # the arguments stay alive with it, so that ids stay theirs
         return known[1]
+
+    def has_seen_a_model(self) -> bool:
+        """Whether a module was built that does more than to hold an unprotected one from before the guard."""
+        built = _alive(self._numbers)
+        return self.has_seen_a_module and not (built and all(map(self._only_wraps, built)))
+
+    def _only_wraps(self, module: nn.Module) -> bool:
+        parts = list(module.modules())
+        return any(part not in self._numbers and concerns(part) for part in parts) and not any(
+            isinstance(part, ProtectedModule) for part in parts
+        )
 
     def _concerns_this_thread(self) -> bool:
         return self._thread == threading.get_ident() or watch_of_this_thread() is self

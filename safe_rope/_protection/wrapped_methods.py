@@ -101,7 +101,7 @@ def _noting(inner: Callable[..., None]) -> Callable[..., None]:
         if torch.compiler.is_dynamo_compiling():
             return
         for one in watches:
-            one.built += 1
+            one.has_seen_a_module = True
         if is_torchs(self):
             return
         watch = None if rebuilding() else watch_of_this_thread()
