@@ -187,7 +187,7 @@ class Guard(contextlib.ContextDecorator, metaclass=_Class):
             watch.complete(self._report)
         if is_checked:
             _settle(self._report, self.strict, stacklevel=5)
-            if not watch.has_seen_a_module:
+            if not watch.has_seen_a_model():
                 _settle_nothing(self.strict, stacklevel=5)
 
 

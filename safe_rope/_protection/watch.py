@@ -390,6 +390,17 @@ class ConstructionWatch:
                 self._again[key] = known  # the arguments stay alive with it, so that ids stay theirs
         return known[1]
 
+    def has_seen_a_model(self) -> bool:
+        """Whether a module was built that does more than to hold an unprotected one from before the guard."""
+        built = _alive(self._numbers)
+        return self.has_seen_a_module and not (built and all(map(self._only_wraps, built)))
+
+    def _only_wraps(self, module: nn.Module) -> bool:
+        parts = list(module.modules())
+        return any(part not in self._numbers and concerns(part) for part in parts) and not any(
+            isinstance(part, ProtectedModule) for part in parts
+        )
+
     def _concerns_this_thread(self) -> bool:
         return self._thread == threading.get_ident() or watch_of_this_thread() is self
 

@@ -40,16 +40,14 @@ class Conditions(NamedTuple):
         """Yield the conditions that cannot be told from these: transformers keeps zero.Init off arange."""
         yield self
         if self.lowered is not None:
-            yield self._replace(spared=("arange",))
+            yield self._replace(spared=(*self.spared, "arange"))
 
     @classmethod
     def now(cls) -> Conditions:
         """Return what a constructor that is called by this thread now runs under, with a guard open."""
-        return cls(
-            torch.get_default_dtype(),
-            constructors.lowered_dtype(),
-            device=torch_private.default_device_type(),
-        )
+        lowered, spared, device = constructors.lowering()
+        device = device or torch_private.default_device_type()
+        return cls(torch.get_default_dtype(), lowered, spared=spared, device=device)
 
     @classmethod
     def usual(cls) -> Iterator[Conditions]:

@@ -1,8 +1,9 @@
-"""Truthful tensor constructors inside ``deepspeed.zero.Init``.
+"""Truthful tensor constructors inside ``deepspeed.zero.Init`` and ``deepspeed.OnDevice``.
 
 zero.Init replaces ``torch.{tensor,empty,zeros,ones,full,arange,eye,randn}`` and ``torch.Tensor.__new__`` by
-functions that lower every floating result to the model's dtype. While a `ConstructorGuard` is open, each of
-these has a second wrapper around it that honours an explicit ``dtype``; all else goes on to zero.Init's.
+functions that lower every floating result to the model's dtype; OnDevice does so with some of them. While a
+`ConstructorGuard` is open, each has a second wrapper around it that honours an explicit ``dtype``; all else
+goes on to DeepSpeed's.
 
 Everything that is private to DeepSpeed and that safe_rope relies on is named in this file. DeepSpeed is
 found in ``sys.modules`` or waited for with a post-import hook; it is never imported from here.
@@ -25,14 +26,22 @@ from safe_rope._base.torch_private import TRUE_NEW
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._base.version import installed
 from safe_rope.constructors import _shadow, _surroundings
-from safe_rope.constructors._truthful import CONSTRUCTORS, Session, Target, new_tensor
+from safe_rope.constructors._truthful import (
+    CONSTRUCTORS,
+    NOT_LOWERED,
+    Lowering,
+    Session,
+    Target,
+    is_deepspeeds,
+    new_tensor,
+)
 from safe_rope.errors import IncompatibleVersionError
 
 __all__ = [
     "CONSTRUCTORS",
     "ConstructorGuard",
     "interception_active",
-    "lowered_dtype",
+    "lowering",
     "pristine",
     "unpartitioned",
 ]
@@ -43,6 +52,7 @@ _ADD, _REMOVE = "_add_tensor_creation_wrappers", "_remove_tensor_creation_wrappe
 _DEPTH = "zero_init_context"
 _ORIGINAL = "_orig_torch_{}"
 _ENTERED = "_ds_child_entered"
+_ON_DEVICE_MODULE, _ON_DEVICE = "deepspeed.utils.init_on_device", "OnDevice"
 
 _lock = threading.RLock()
 
@@ -74,9 +84,14 @@ def _deepspeed() -> ModuleType | None:
     return module
 
 
-def _init_is_open(module: ModuleType | None) -> bool:
-    """Whether zero.Init's constructors stand in torch now; `shutdown_init_context` takes them away."""
-    return module is not None and getattr(module, _DEPTH) > 0 and any(_replaced(module))
+def _lowers(module: ModuleType | None) -> bool:
+    """Whether constructors of zero.Init or OnDevice stand in torch now.
+
+    `shutdown_init_context` takes them away in an open zero.Init; somebody may have wrapped them in one.
+    """
+    found = [vars(owner).get(name) for owner, name, _ in _replaced(module)] if module is not None else []
+    is_open = getattr(module, _DEPTH, 0) > 0
+    return any(is_open or is_deepspeeds(getattr(function, "__globals__", {})) for function in found)
 
 
 def _replaced(module: ModuleType) -> Iterator[Target]:
@@ -106,7 +121,7 @@ def _after_add(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 before_exit: list[Callable[[], None]] = []
-"""Called when an open zero.Init is about to take its constructors away."""
+"""Called when a zero.Init or an OnDevice is about to take its constructors away."""
 
 
 @uninterrupted()
@@ -117,7 +132,7 @@ def _after_remove(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         return wrapped(*args, **kwargs)
     finally:
         with _lock:
-            _state.end()
+            _state.begin()  # an OnDevice inside zero.Init leaves that open
 
 
 # ---- the guard -----------------------------------------------------------------------------------------
@@ -152,19 +167,22 @@ class _State:
             self.leave()
 
     def hook(self) -> None:
-        """Wrap the two DeepSpeed methods that put the constructors in place and take them away."""
+        """Wrap the DeepSpeed methods that put the constructors in place and take them away."""
         module = _deepspeed()
         if module is not None:
-            cls = getattr(module, _CLASS)
-            for name, wrapper in ((_ADD, _after_add), (_REMOVE, _after_remove)):
-                self.hooks.put(cls, name, wrapt.FunctionWrapper(vars(cls)[name], wrapper))
+            init = getattr(module, _CLASS)
+            on_device = getattr(sys.modules.get(_ON_DEVICE_MODULE), _ON_DEVICE, None)
+            for cls, add, remove in ((init, _ADD, _REMOVE), (on_device, "__enter__", "__exit__")):
+                for name, wrapper in ((add, _after_add), (remove, _after_remove)):
+                    if cls is not None:
+                        self.hooks.put(cls, name, wrapt.FunctionWrapper(vars(cls)[name], wrapper))
         elif not self.awaits_import:  # wrapt cannot take a hook off again, so there is only ever one
             wrapt.register_post_import_hook(_on_import, _MODULE)
             self.awaits_import = True
 
     def join(self) -> None:
-        """Cover the constructors of an Init that is open already."""
-        if self.session is None and _init_is_open(_deepspeed()):
+        """Cover the constructors of an Init or an OnDevice that is open already."""
+        if self.session is None:
             self.begin()
         if self.session is not None:
             self.session.truthful = self.opens > 0
@@ -179,7 +197,7 @@ class _State:
     def begin(self) -> None:
         self.end()
         module = _deepspeed()
-        if module is None or not (self.opens or self.pristines):
+        if module is None or not (self.opens or self.pristines) or not _lowers(module):
             return
         session = Session()
         session.truthful = self.opens > 0
@@ -244,10 +262,10 @@ def interception_active() -> bool:
     return session is not None and session.truthful and not _surroundings.thread.depth
 
 
-def lowered_dtype() -> torch.dtype | None:
-    """The dtype that an open zero.Init gives to every tensor that is made without one; None where none is."""
+def lowering() -> Lowering:
+    """What an open zero.Init or OnDevice makes of tensors that this thread makes without a dtype."""
     session = _state.session
-    return session.dtype if session is not None and not _surroundings.thread.depth else None
+    return session.lowering() if session is not None and not _surroundings.thread.depth else NOT_LOWERED
 
 
 @contextmanager

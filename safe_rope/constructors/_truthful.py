@@ -1,4 +1,4 @@
-"""The wrapper that goes around one of zero.Init's constructors, and a set of them for one open Init."""
+"""The wrapper that goes around one of DeepSpeed's constructors, and a set of them for one open Init."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safe_rope.constructors import _shadow, _surroundings
 logger = logging.getLogger(__name__)
 
 CONSTRUCTORS = ("tensor", "empty", "zeros", "ones", "full", "arange", "eye", "randn")
-"""The functions of ``torch`` that zero.Init replaces, besides ``torch.Tensor.__new__``."""
+"""The functions of ``torch`` that zero.Init replaces, besides ``torch.Tensor.__new__``; OnDevice, four."""
 
 
 class _ThreadState(threading.local):
@@ -54,6 +54,20 @@ class _Policy(NamedTuple):
 
     dtype: torch.dtype
     device: torch.device | None
+
+
+class Lowering(NamedTuple):
+    """What becomes of tensors that are made without a dtype; None for what nothing changes.
+
+    ``spared`` names the constructors that are left alone.
+    """
+
+    dtype: torch.dtype | None = None
+    spared: tuple[str, ...] = ()
+    device: str | None = None
+
+
+NOT_LOWERED = Lowering()
 
 
 class _DeviceProbe(TorchFunctionMode):
@@ -93,13 +107,12 @@ def _requested(dtype: Any) -> torch.dtype | None:
 
 
 class Session:
-    """Our wrappers around zero.Init's constructors, for as long as one Init has them in place."""
+    """Our wrappers around DeepSpeed's constructors, for as long as an Init or OnDevice has them in place."""
 
     def __init__(self) -> None:
         self.live = True
         self.truthful = False
-        self.dtype: torch.dtype | None = None
-        """What the constructors under ours lower a tensor to."""
+        self._policies: dict[str, _Policy] = {}
         self._installed = Replaced()
         self._modes: list[Any] = []
 
@@ -113,6 +126,14 @@ class Session:
         except BaseException:
             self.remove()
             raise
+
+    def lowering(self) -> Lowering:
+        """Return what the constructors under ours do to a tensor."""
+        policy = next(iter(self._policies.values()), None)
+        if policy is None:
+            return NOT_LOWERED
+        spared = tuple(name for name in CONSTRUCTORS if name not in self._policies)
+        return Lowering(policy.dtype, spared, policy.device.type if policy.device is not None else None)
 
     def track(self) -> None:
         """Follow shadow dtypes in the thread that calls."""
@@ -129,7 +150,8 @@ class Session:
     def _wrap(self, name: str, inner: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         true = TRUE_NEW if name == "__new__" else getattr(TRUE_CONSTRUCTORS, name)
         learned = _learn(inner, name)
-        self.dtype = self.dtype or (learned.dtype if learned is not None else None)
+        if learned is not None:
+            self._policies[name] = learned
 
         @functools.wraps(inner)
         def constructor(*args: Any, **kwargs: Any) -> Any:

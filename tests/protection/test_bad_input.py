@@ -209,6 +209,28 @@ def test_a_guard_around_nothing_warns_and_is_refused_when_strict() -> None:
             nn.Linear(2, 2)
 
 
+class Wrapper(nn.Module):
+    """As DeepSpeedEngine: holds a model that was built before, which nobody hears of."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        nn.Module()
+        self._modules["module"] = model
+
+
+def test_a_guard_in_which_a_finished_model_is_only_wrapped_warns() -> None:
+    model = families.build("llama")
+    with pytest.warns(PrecisionWarning, match="no module was built inside"):
+        safe_rope.guard()(lambda: Wrapper(Wrapper(model)))()
+    with pytest.raises(UnsupportedModelError, match="no module was built inside"):
+        safe_rope.guard(strict=True)(Wrapper)(model)
+    safe_rope.protect(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        safe_rope.guard()(Wrapper)(model)  # it is protected
+        safe_rope.guard()(lambda: Wrapper(families.build("llama")))()
+
+
 @pytest.mark.parametrize("strict", ["yes", 1, None])
 def test_strict_is_a_boolean(strict: Any) -> None:
     said = re.escape(f"strict must be True or False, got {strict!r}")

@@ -54,6 +54,10 @@ def replaceable() -> dict[str, Any]:
     cls = pp.InsertPostInitMethodToModuleSubClasses
     for name in ("_add_tensor_creation_wrappers", "_remove_tensor_creation_wrappers"):
         found[name] = inspect.getattr_static(cls, name)
+    from deepspeed.utils.init_on_device import OnDevice
+
+    for name in ("__enter__", "__exit__"):
+        found[f"OnDevice.{name}"] = inspect.getattr_static(OnDevice, name)
     return found
 
 
