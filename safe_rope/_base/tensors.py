@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,7 +94,8 @@ def arguments_mapped(
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield a call's arguments with what ``function`` makes of every tensor in them.
 
-    What is assigned to the copy of a dataclass meanwhile is assigned to that afterwards.
+    What is assigned to the copy of a dataclass meanwhile, or put into that of a list or dictionary, is
+    assigned to the original, or put there, afterwards.
     """
     if are_leaves((*args, *kwargs.values())):
         named = mapped(function, tuple(kwargs.values()))
@@ -103,11 +105,36 @@ def arguments_mapped(
     changed = mapped(function, given)
     pairs = zip(pytree.tree_leaves(given), pytree.tree_leaves(changed), strict=True)
     copies = [(own, other, _fields(other)) for own, other in pairs if _is_dataclass(own) and own is not other]
+    places = list(_places(given, changed))
+    contents = [(own, other, _content(other)) for own, other in places if type(own) in (list, dict)]
     yield changed
     for own, other, before in copies:
         for name, now in _fields(other).items():
             if now is not before[name]:
                 object.__setattr__(own, name, now)
+    originals = {id(other): own for own, other in places}
+    for own, other, content in contents:
+        now = _content(other)
+        if len(now) != len(content) or any(map(operator.is_not, now, content)):
+            back = [originals.get(id(value), value) for value in now]
+            own.clear()
+            if type(own) is list:
+                own.extend(back)
+            else:
+                own.update(zip(other, back[len(other) :], strict=True))
+
+
+def _places(given: Any, changed: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield lists, dictionaries, tuples and what is in them, each with what stands in its place."""
+    yield given, changed
+    if type(given) in (list, tuple, dict):
+        inner = (given.values(), changed.values()) if type(given) is dict else (given, changed)
+        for own, other in zip(*inner, strict=True):
+            yield from _places(own, other)
+
+
+def _content(value: Any) -> list[Any]:
+    return [*value, *value.values()] if type(value) is dict else list(value)
 
 
 def _is_dataclass(value: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def _is_opaque(leaf: Any) -> bool:
     """Whether what a forward returns may hold tensors that nobody sees."""
     if isinstance(leaf, torch.Tensor):
         return False
-    return callable(leaf) or isinstance(leaf, Iterator) or hasattr(leaf, "__dict__")
+    return callable(leaf) or isinstance(leaf, Iterator | Awaitable) or hasattr(leaf, "__dict__")
 
 
 def run_once(call: Call) -> Any:
@@ -120,7 +120,7 @@ def run_once(call: Call) -> Any:
 def _run_unasked(call: Call) -> Any:
     """Run as stock what cannot be asked for its results; tell of what computes more than its frequencies."""
     if call.state.code.computes and (call.has_low or call.autocast):
-        tell_of_stock(call, "it cannot be copied, or what it returns cannot be looked into")
+        tell_of_stock(call, "it cannot be copied, or what it returns or fills cannot be looked into")
     return run_once(call)
 
 
@@ -210,7 +210,7 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
     everybody's.
 
     Raises:
-        UnansweredError: what it may change cannot be copied.
+        UnansweredError: what it may change cannot be copied, or it changes a container that it is given.
 
     """
     if call.state.runner.leads_back(call.module) is Back.SHARED:
@@ -218,17 +218,28 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
     stand_in, _ = stand_in_for(call, rounded, watched=True)
     remembered = Untouched(stock_class(call.module))
     asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
+    before = pytree.tree_leaves((asked.args, asked.kwargs))
     stand_in = twin_alone(stand_in, type(stand_in), call.module)
     _show_caches(call.state, stand_in)
     try:
         with torch.no_grad(), random_states_kept(call.device), remembered, seen("as stock"):
-            return asked.on(stand_in), stand_in
+            given = asked.on(stand_in)
     except Exception:
         logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
         return None, stand_in
     finally:
         if remembered.changed:
             call.state.runner.as_stock = True
+    known = set(map(id, before))
+    made = [leaf for leaf in pytree.tree_leaves((asked.args, asked.kwargs)) if id(leaf) not in known]
+    if any(isinstance(leaf, torch.Tensor) and not _is_exact(leaf) for leaf in made):
+        call.state.runner.is_opaque = not call.watched
+        raise UnansweredError("it puts what it makes into what it is given")
+    return given, stand_in
+
+
+def _is_exact(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _compare_remembered(call: Call, given: Any) -> None:

@@ -11,6 +11,8 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import inspect
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -25,6 +27,7 @@ from safe_rope._base.text import class_name
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
+from safe_rope._recognition.explained import LOST
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import only_makes_positions
@@ -34,7 +37,6 @@ from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
-LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 
 
 def shared(values: torch.Tensor) -> torch.Tensor:
@@ -152,6 +154,9 @@ class PinnedState(Keeper):
 def pinned_method(stock: type[nn.Module], name: str = "forward") -> Callable[..., Any]:
     """Return a method of a pinned ``stock`` that makes positions: its own, on the true tables."""
     inner: Any = getattr(stock, name)
+    raw = inspect.getattr_static(stock, name)
+    if not isinstance(raw, types.FunctionType | REMEMBERING):
+        return _bound_anew(raw, inner)
     # What a forward that remembers remembers was computed from the tables of then.
     anew = inner.__wrapped__ if isinstance(inner, REMEMBERING) else inner
 
@@ -166,6 +171,19 @@ def pinned_method(stock: type[nn.Module], name: str = "forward") -> Callable[...
     if anew is not inner:
         vars(forward).update(cache_clear=inner.cache_clear, cache_info=inner.cache_info)
     return forward
+
+
+def _bound_anew(raw: Any, inner: Any) -> Callable[..., Any]:
+    """Return the method of a pinned class that ``raw`` is: a static one or a descriptor, no function."""
+
+    def bound(module: Any, *args: Any, **kwargs: Any) -> Any:
+        called = raw.__get__(module, type(module)) if hasattr(raw, "__get__") else raw
+        return called(*args, **kwargs)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return running.run(self, bound, args, kwargs)
+
+    return functools.wraps(inner)(method) if callable(inner) else method
 
 
 def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:

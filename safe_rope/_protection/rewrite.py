@@ -22,10 +22,11 @@ from safe_rope._base import bytecode
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
-from safe_rope._protection.pinned import LOST, PinnedState, pinned_method, rotating_method
+from safe_rope._protection.pinned import PinnedState, pinned_method, rotating_method
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.shown import STATE, Shown
 from safe_rope._recognition.applications import Applications
+from safe_rope._recognition.explained import LOST
 from safe_rope._recognition.holdings import is_inside
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention

@@ -19,6 +19,7 @@ Verdict = Literal["constructor", "built", "kept", "unfilled", "unknown"]
 
 UNTOLD = "its constructor cannot be run again, as its arguments are not known"
 UNMADE = "its constructor does not make it, and nobody knows what has"
+LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 UNKNOWN = (UNTOLD, UNMADE)
 """Why nobody can say whether values are right."""
 _NEAR = 2.0**-7

@@ -9,7 +9,7 @@ from torch import nn
 
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
-from safe_rope._recognition.explained import Truth, find_truth, is_cast, is_same
+from safe_rope._recognition.explained import LOST, Truth, find_truth, is_cast, is_same
 from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -132,6 +132,8 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
         rebuilt, runs = None, False  # the constructor has handed out what lives already: that proves nothing
     if isinstance(current, torch.Tensor) and not current.is_meta:
         current = current.detach().cpu()
+    elif rebuilt is not None and _was_written_to(current, reference, name):
+        return Truth(None, "unfilled", LOST)
     truth = find_truth(
         current,
         rebuilt,
@@ -143,6 +145,12 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
     if truth.values is current and current is not None:
         return truth._replace(values=current.clone())  # nobody else's memory
     return truth
+
+
+def _was_written_to(current: torch.Tensor | None, reference: Reference, name: str) -> bool:
+    """Whether more has been written to a tensor on meta than its constructor writes."""
+    made = None if reference.module is None else get_table(reference.module, name)
+    return isinstance(made, torch.Tensor) and current is not None and current._version > made._version
 
 
 def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:

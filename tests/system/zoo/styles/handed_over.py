@@ -1,0 +1,115 @@
+"""Positions that go out by another way than as a result, or come in by another way than a constructor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from styles.formulas import Pair
+from styles.registry import DIM, style
+
+
+def _rates(base: float = 10000.0) -> torch.Tensor:
+    return base ** (-torch.arange(0, DIM, 2).float() / DIM)
+
+
+def _turned(x: torch.Tensor, rates: torch.Tensor) -> Pair:
+    phase = torch.outer(torch.arange(x.shape[1], device=rates.device).type_as(rates), rates)
+    return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+class Holds(nn.Module):
+    """Holds frequencies of the usual base."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _rates(), persistent=False)
+
+
+class FillsADictionary(Holds):
+    """Puts cos and sin into the dictionary that it is given."""
+
+    def forward(self, x: torch.Tensor, context: dict[str, torch.Tensor]) -> None:
+        context["cos"], context["sin"] = _turned(x, self.inv_freq)
+
+
+@style()
+class ThroughADictionary(nn.Module):
+    """Has a child fill a dictionary, as blocks of a model that share what was made for one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = FillsADictionary()
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        context: dict[str, torch.Tensor] = {}
+        self.rotary(x, context)
+        return context["cos"], context["sin"]
+
+
+class FillsAList(Holds):
+    """Appends cos and sin to the list that it is given."""
+
+    def forward(self, x: torch.Tensor, made: list[torch.Tensor]) -> None:
+        made += _turned(x, self.inv_freq)
+
+
+@style()
+class ThroughAList(nn.Module):
+    """Has a child fill a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = FillsAList()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made: list[torch.Tensor] = []
+        self.rotary(x, made)
+        return tuple(made)
+
+
+class IsAwaited(Holds):
+    """Returns a coroutine."""
+
+    async def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(x, self.inv_freq)
+
+
+@style()
+class Awaits(nn.Module):
+    """Runs the coroutine that its child returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = IsAwaited()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        try:
+            self.rotary(x).send(None)
+        except StopIteration as ended:
+            return ended.value
+
+
+class TurnsByWhatItHolds(Holds):
+    """Is of one base, until somebody fills it with another."""
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(x, self.inv_freq)
+
+
+@style()
+class FilledBeforeItIsRegistered(nn.Module):
+    """Fills each child with a base of its own, in place, before it becomes a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ropes = nn.ModuleList()
+        for base in (10000.0, 500000.0):
+            rope = TurnsByWhatItHolds()
+            rope.inv_freq.copy_(_rates(base))
+            self.ropes.append(rope)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(table for rope in self.ropes for table in rope(x))
