@@ -224,8 +224,10 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
     try:
         with torch.no_grad(), random_states_kept(call.device), remembered, seen("as stock"):
             given = asked.on(stand_in)
-    except Exception:
+    except Exception as error:
         logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
+        if call.state.runner.leads_back(call.module) is not Back.NOT:
+            raise UnansweredError("what it holds leads back to it, and a copy does not run") from error
         return None, stand_in
     finally:
         if remembered.changed:

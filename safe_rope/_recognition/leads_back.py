@@ -33,8 +33,8 @@ class Back(enum.Enum):
 def leads_back(module: nn.Module) -> Back:
     """Return how what ``module`` and the modules in it hold leads back to it.
 
-    Only objects and functions of the package that the module's class is from are looked into: an engine's
-    hooks know every module.
+    Only objects and functions of the package that the module's class is from are looked into: an engine puts
+    methods of its own into every module, and its hooks know all of them.
     """
     found, seen = Back.NOT, set[tuple[int, bool]]()
     author = package(type(module).__module__)
@@ -60,14 +60,20 @@ def _held(value: Any, author: str) -> Iterator[tuple[Any, bool]]:
     elif isinstance(value, weakref.ref):
         yield value(), True
     elif isinstance(value, functools.partial):
-        yield from ((one, False) for one in (value.func, value.args, value.keywords))
+        if _is_of(value.func, author):
+            yield from ((one, False) for one in (value.func, value.args, value.keywords))
     elif isinstance(value, types.MethodType):
-        yield from ((one, False) for one in (value.__self__, value.__func__))
+        if _is_of(value, author):
+            yield from ((one, False) for one in (value.__self__, value.__func__))
     elif isinstance(value, types.FunctionType):
-        if package(value.__module__) == author:
+        if _is_of(value, author):
             yield from ((cell.cell_contents, True) for cell in value.__closure__ or () if _is_filled(cell))
-    elif package(type(value).__module__) == author:
+    elif _is_of(type(value), author):
         yield from ((one, False) for one in getattr(value, "__dict__", {}).values())
+
+
+def _is_of(defined: Any, author: str) -> bool:
+    return package(getattr(defined, "__module__", None)) == author
 
 
 def _is_filled(cell: types.CellType) -> bool:
