@@ -33,8 +33,8 @@ class Back(enum.Enum):
 def leads_back(module: nn.Module) -> Back:
     """Return how what ``module`` and the modules in it hold leads back to it.
 
-    Only objects and functions of the package that the module's class is from are looked into: an engine puts
-    methods of its own into every module, and its hooks know all of them.
+    Objects and functions are looked into where they are of the package that the module's class is from. An
+    engine puts its methods into every module, and its hooks know all of them.
     """
     found, seen = Back.NOT, set[tuple[int, bool]]()
     author = package(type(module).__module__)
