@@ -77,9 +77,7 @@ def test(arguments: Sequence[str]) -> int:
         "alone are run, in one process: tools/test -k guard",
     )
     parser.add_argument("--pair", metavar="NAME", help=f"{', '.join(pair.name for pair in pairs())}")
-    parser.add_argument(
-        "--slow", action="store_true", help="run the tests that are marked slow, too, as CI does"
-    )
+    parser.add_argument("--slow", action="store_true", help="run the tests that are marked slow, too")
     parser.add_argument(
         "--all", action="store_true", help="run the tests that are marked slow or exhaustive, too"
     )
@@ -102,8 +100,10 @@ def matrix(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--older",
         action="store_true",
-        help="only what a release can change, on every pair but the newest, which tools/test uses",
+        help="only what a release can change and is not slow, on every pair but the newest, "
+        "which tools/test uses",
     )
+    parser.add_argument("--slow", action="store_true", help="with --older: also what is slow")
     parser.add_argument(
         "--wide",
         action="store_true",
@@ -127,9 +127,10 @@ def matrix(arguments: Sequence[str]) -> int:
         chosen = [pair for pair in chosen if pair != newest]
     pytest_arguments = arguments[split + 1 :]
     checked = list(checks(newest)) if newest in chosen and not pytest_arguments else []
+    everything = not options.older
+    slow = everything or options.slow
     tested = [
-        tests(pair, pytest_arguments, options.time_limit, options.jobs, not options.older, slow=True)
-        for pair in chosen
+        tests(pair, pytest_arguments, options.time_limit, options.jobs, everything, slow) for pair in chosen
     ]
     return summary(run_jobs(checked, tested))
 

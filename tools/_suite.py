@@ -63,16 +63,15 @@ def tests(
         limit: seconds.
         workers: how many processes of pytest share the tests, a file at a time.
         everything: also the tests that are marked ``exhaustive``, and on an older pair all but ``ONCE``.
-        slow: without it, those that are marked ``slow`` are left out on the newest pair.
+        slow: without it, those that are marked ``slow`` are left out.
 
     """
     chosen = [*arguments]
     if not arguments:
         chosen += ["--quiet", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
-        if pair != newest_pair() and not everything:
-            chosen += ["-m", "contract"]
-        elif not slow:
-            chosen += ["-m", "not slow"]
+        marks = ["contract"] if pair != newest_pair() and not everything else []
+        marks += [] if slow else ["not slow"]
+        chosen += ["-m", " and ".join(marks)] if marks else []
     if pair != newest_pair():
         chosen += [f"--ignore={path}" for path in ONCE]
     if everything:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from safe_rope._audit.forward import device_of, isolated
 from safe_rope._audit.reference import TOLERANCE, Errors
 from safe_rope._base import bytecode, originals
-from safe_rope._base.tensors import tensors_in
+from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError, ask, copied
 from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.reference import stock_class
@@ -68,7 +68,7 @@ class Answers:
         rows = []
         for table in map(plain, tensors_in(answer)):
             count = form if isinstance(form, int) else len(self.positions)
-            real = torch.view_as_real(table).flatten(-2) if table.is_complex() else table
+            real = in_real_numbers(table).flatten(-2) if table.is_complex() else table
             if count not in real.shape[:-1]:
                 raise UnansweredError(f"forward returned {list(table.shape)} for {count} positions")
             if table.is_meta:

@@ -11,6 +11,7 @@ from torch import Tensor
 from safe_rope._audit.reference import CosSinTable, PhaseReference, compare, halves, rounded_like
 from safe_rope._audit.report import Where
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
+from safe_rope._base.tensors import in_real_numbers
 from safe_rope._recognition.explained import is_cast, is_unfilled
 
 _SAMPLED_ROWS = 1024
@@ -51,7 +52,7 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if expected.is_complex() and not actual.is_complex():
         return Explanation(f"{dtype}: a cast has left its imaginary part behind (module cast)", "module cast")
     if actual.is_complex() and expected.is_complex():
-        actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
+        actual, expected = in_real_numbers(actual), in_real_numbers(expected)
     values, true = actual.reshape(-1).double(), expected.reshape(-1).double()
     if not torch.equal(values.isfinite(), true.isfinite()):
         return UNRELATED
@@ -70,8 +71,8 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if is_written_to(actual, expected):
         return Explanation(said, "constructor")
     for replay in replays:
-        if replay is not None and replay.is_complex() and not actual.is_complex():
-            replay = torch.view_as_real(replay)
+        if replay is not None and not actual.is_complex():
+            replay = in_real_numbers(replay)
         if replay is not None and replay.shape == actual.shape and is_cast(actual, replay):
             return Explanation(f"{dtype}, computed in 16 bits ({_INTERCEPTED})", "constructor")
     near = bool(((values - true).abs() <= _NEAR * true.abs()).all())
@@ -90,7 +91,7 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
 def is_written_to(actual: Tensor, expected: Tensor) -> bool:
     """Whether ``actual`` is ``expected`` but for a few values, or for some that stand in other places."""
     if actual.is_complex() and expected.is_complex():
-        actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
+        actual, expected = in_real_numbers(actual), in_real_numbers(expected)
     values, true = actual.reshape(-1).double(), expected.reshape(-1).double()
     off = float((values != true).double().mean()) if len(true) else 1.0
     return off < _FEW or (off <= _MOVED and bool(torch.isin(values, true).all()))

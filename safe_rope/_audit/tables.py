@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
+from safe_rope._base.tensors import in_real_numbers
 from safe_rope._protection.frozen import HOLDERS, shard_like
 from safe_rope._recognition.numbers import numbers, rounded_numbers
 from safe_rope._recognition.provenance import Origin
@@ -147,7 +148,7 @@ def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> s
     No position is NaN. Frequencies that rise or fall and are all representable in 16 bits were rounded,
     unless they are whole numbers, powers of two or evenly spaced. Random ones neither rise nor fall.
     """
-    values = torch.view_as_real(table) if table.is_complex() else table
+    values = in_real_numbers(table)
     if not values.is_floating_point():
         return None
     if bool(values.isnan().any()):

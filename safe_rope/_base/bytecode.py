@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "ndgrid"}
+_SINES = {"sin", "cos", "polar"}
 _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
 PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot"}
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
@@ -88,42 +89,73 @@ def _only_moves(code: types.CodeType) -> bool:
     return _names(code) <= _MOVING | held
 
 
-def makers(cls: type) -> list[str]:
-    """Names of the methods that count, and take sines or cosines, of a class that has no ``forward``."""
+def makers(cls: type) -> dict[str, bool]:
+    """Names of the methods and properties besides ``forward`` that count and take sines or cosines.
+
+    Each with whether ``forward`` asks for it, too.
+
+    Those that change what is kept between two calls build a module's tables, and are none.
+    """
     own = dict(reversed([*_own(cls)]))
-    if "forward" in own:
-        return []
-    functions = {name: value for name, value in own.items() if isinstance(value, types.FunctionType)}
-    return [name for name, value in functions.items() if name not in _CONSTRUCTORS and turns_counts(value)]
+    of_forward = set(_of_forward(cls))
+    found = {}
+    for name, value in own.items():
+        if name in (*_CONSTRUCTORS, "forward") or isinstance(value, type):
+            continue
+        functions = _functions_of(value)
+        reached = list(_reached(own, functions, beside=True))
+        if any(_changes_what_is_kept(function.__code__) for function in reached):
+            continue
+        if _turn_counts(reached):
+            found[name] = not of_forward.isdisjoint(functions)
+    return found
+
+
+def _turn_counts(functions: list[types.FunctionType]) -> bool:
+    names = _all_names(functions)
+    return bool(names & _COUNTING) and _take_waves(names, functions)
 
 
 def turns_counts(function: Any) -> bool:
     """Whether a function, or what helps it, counts, and takes sines or cosines."""
-    names = _all_names(_all_reached([_function_of(function)]))
-    return bool(names & _COUNTING) and bool(names & {"sin", "cos", "polar"})
+    return _turn_counts(list(_all_reached(_functions_of(function))))
 
 
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
-    return any(_changes_what_is_kept(function.__code__) for function in _reached(cls, beside=False))
+    own = dict(reversed([*_own(cls)]))
+    functions = _reached(own, _functions_of(own.get("forward")), beside=False)
+    return any(_changes_what_is_kept(function.__code__) for function in functions)
 
 
-def _reached(cls: type, *, beside: bool) -> Iterator[types.FunctionType]:
-    """Yield ``forward`` and the methods that it names, and the functions ``beside`` them."""
-    own: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if not base.__module__.startswith("torch."):
-            own.update(vars(base))
+@functools.lru_cache(maxsize=4096)
+def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
+    own = dict(reversed([*_own(cls)]))
+    return tuple(_reached(own, _functions_of(own.get("forward")), beside=True))
+
+
+def named_by_forward(cls: type) -> Iterator[Any]:
+    """Yield what ``forward``, and what helps it, name: in their files, or on the class."""
+    for function in _of_forward(cls):
+        names = _names(function.__code__)
+        yield from _named(function, names)
+        yield from (value for name, value in _own(cls) if name in names)
+
+
+def _reached(
+    own: dict[str, Any], functions: Iterable[types.FunctionType], *, beside: bool
+) -> Iterator[types.FunctionType]:
+    """Yield functions, the methods among ``own`` that they name, and the functions ``beside`` them."""
     seen: set[Any] = set()
-    waiting = [_function_of(own.get("forward"))]
+    waiting = list(functions)
     while waiting:
         function = waiting.pop()
-        if function is None or function.__code__ in seen:
+        if function.__code__ in seen:
             continue
         seen.add(function.__code__)
         yield function
-        names = _names(function.__code__)
-        waiting += [_function_of(own.get(name)) for name in names]
+        for name in _names(function.__code__):
+            waiting += _functions_of(own.get(name))
         waiting += _beside(function) if beside else ()
 
 
@@ -160,7 +192,7 @@ def counts_positions(cls: Any) -> bool:
 def _facts(cls: Any) -> Facts:
     methods = _methods(cls)
     names, own = _all_names(methods), _everything(cls, methods)
-    reached = list(_reached(cls, beside=True))
+    reached = _of_forward(cls)
     everywhere, later = _all_names(own), _all_names(reached)
     for helper in _helpers(own):
         of_helper = _methods(helper)
@@ -168,13 +200,12 @@ def _facts(cls: Any) -> Facts:
         everywhere |= _all_names(_everything(helper, of_helper))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
     counts = bool(names & _COUNTING)
-    names_later = bool(later & {"sin", "cos", "polar"})
     return Facts(
         counts=counts,
         computes=counts and bool(names & _WAVES),
         turns={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
-        makes_waves=bool(counted) and (bool(everywhere & {"sin", "cos", "polar"}) or any(map(_turns, own))),
-        turns_counts=bool(later & _COUNTING) and (names_later or _has_phasors(reached)),
+        makes_waves=bool(counted) and (bool(everywhere & _SINES) or any(map(_turns, own))),
+        turns_counts=bool(later & _COUNTING) and _take_waves(later, reached),
     )
 
 
@@ -206,6 +237,11 @@ def _turns(function: types.FunctionType) -> bool:
 def _has_phasors(functions: Iterable[types.FunctionType]) -> bool:
     """Whether any of them takes exponentials of imaginary numbers."""
     return any(_turns(function) and "exp" in _names(function.__code__) for function in functions)
+
+
+def _take_waves(names: Iterable[str], functions: Iterable[types.FunctionType]) -> bool:
+    """Whether ``names`` are of sines or cosines, or ``functions`` take exponentials of imaginary numbers."""
+    return not _SINES.isdisjoint(names) or _has_phasors(functions)
 
 
 def _all_names(functions: Iterable[types.FunctionType]) -> set[str]:
@@ -307,6 +343,14 @@ def package(name: str | None) -> str:
     module = sys.modules.get(name)
     file = None if "." in name or hasattr(module, "__path__") else getattr(module, "__file__", None)
     return name.partition(".")[0] if file is None else os.path.dirname(os.path.abspath(file))
+
+
+def _functions_of(value: Any) -> list[types.FunctionType]:
+    """The functions that a method or property runs, one for each type that it is told apart by."""
+    values = [value.func if isinstance(value, functools.partialmethod) else value]
+    if isinstance(value, functools.singledispatchmethod):
+        values = list(value.dispatcher.registry.values())
+    return [function for one in values if (function := _function_of(one)) is not None]
 
 
 def _function_of(value: Any) -> types.FunctionType | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, view_as_real
 
 from safe_rope._base.torch_private import pytree
 
@@ -39,6 +39,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     The memo of ``Tensor.__deepcopy__`` holds objects of any kind, which are not looked into.
     """
     return tensors(value, everywhere=False)
+
+
+def in_real_numbers(tensor: Tensor) -> Tensor:
+    """Return a complex tensor [...] as real and imaginary parts [..., 2], and any other as it is."""
+    return view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def is_shared(one: Any, other: Tensor) -> bool:

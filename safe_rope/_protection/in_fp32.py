@@ -16,7 +16,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
-from safe_rope._base.tensors import are_leaves, flattened, is_shared, mapped
+from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
 from safe_rope._base.torch_private import pytree
 from safe_rope._protection.shown import STATE, seen
 from safe_rope._protection.stand_ins import (
@@ -270,7 +270,7 @@ def _is_off(stock: Any, true: torch.Tensor) -> bool:
     if not isinstance(stock, torch.Tensor) or stock.shape != true.shape:
         return False
     if stock.is_complex() and true.is_complex():
-        stock, true = torch.view_as_real(stock), torch.view_as_real(true)
+        stock, true = in_real_numbers(stock), in_real_numbers(true)
     if not stock.is_floating_point():
         return False
     eps = torch.finfo(stock.dtype).eps

@@ -41,7 +41,8 @@ _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.We
 
 def shared(values: torch.Tensor) -> torch.Tensor:
     """Return the tensor that stands for all pins with these values: layers often have the same table each."""
-    digest = hashlib.sha256(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).digest()
+    numbers = values.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
+    digest = hashlib.sha256(numbers.tobytes()).digest()
     return _values.setdefault((tuple(values.shape), values.dtype, digest), values)
 
 
@@ -151,10 +152,45 @@ class PinnedState(Keeper):
         return {**super().__getstate__(), "runner": stand_ins.Runner(), "marked": {}, "patch": None}
 
 
-def pinned_method(stock: type[nn.Module], name: str = "forward") -> Callable[..., Any]:
-    """Return a method of a pinned ``stock`` that makes positions: its own, on the true tables."""
-    inner: Any = getattr(stock, name)
-    raw = inspect.getattr_static(stock, name)
+def pinned_attribute(stock: type[nn.Module], name: str, *, of_forward: bool) -> Any:
+    """Return what makes positions in a pinned ``stock`` under a name besides ``forward``: on the true tables.
+
+    It is a method of some kind or a property, and as in stock where it is asked of the class. ``of_forward``
+    says that ``forward`` asks for it, too.
+    """
+    raw: Any = inspect.getattr_static(stock, name)
+    if isinstance(raw, property | functools.cached_property):
+        computed: Any = raw.fget if isinstance(raw, property) else raw.func
+        made = functools.partial(running.run_beside, called=computed, of_forward=of_forward)
+        return raw.getter(made) if isinstance(raw, property) else functools.cached_property(made)
+
+    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        now: Any = inspect.getattr_static(stock, name)  # somebody may have replaced it
+        own = now.__wrapped__ if isinstance(now, REMEMBERING) else now
+        return own.__get__(module, type(module))(*args, **kwargs)
+
+    @functools.wraps(getattr(stock, name))
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return running.run_beside(self, called, args, kwargs, of_forward=of_forward)
+
+    return method if isinstance(raw, types.FunctionType | REMEMBERING) else _OfInstances(raw, method)
+
+
+class _OfInstances:
+    """A method that is ``raw`` on the class and ``method`` on a module."""
+
+    def __init__(self, raw: Any, method: Callable[..., Any]) -> None:
+        self._raw = raw
+        self._method = method
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self._raw.__get__(None, owner) if module is None else types.MethodType(self._method, module)
+
+
+def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
+    """Return the forward of a pinned ``stock``: its own, on the true tables."""
+    inner: Any = stock.forward
+    raw = inspect.getattr_static(stock, "forward")
     if not isinstance(raw, types.FunctionType | REMEMBERING):
         return _bound_anew(raw, inner)
     # What a forward that remembers remembers was computed from the tables of then.
@@ -162,7 +198,7 @@ def pinned_method(stock: type[nn.Module], name: str = "forward") -> Callable[...
 
     @functools.wraps(inner)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        now = getattr(stock, name)
+        now = stock.forward
         if now is inner:
             return running.run(self, anew, args, kwargs)
         self._safe_rope.follow_patch(now)
@@ -196,6 +232,7 @@ def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
             return inner(self, *args, **kwargs)
         return running.rotate(self, inner, args, kwargs)
 
+    vars(method)["_safe_rope_rotates"] = True
     return method
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import logging
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
@@ -43,7 +43,7 @@ class _Answer(NamedTuple):
     remembers_length: bool = True
 
 
-_found: weakref.WeakKeyDictionary[nn.Module, _Answer | None] = weakref.WeakKeyDictionary()
+_found: MutableMapping[nn.Module, _Answer | None] = WeakIdKeyDictionary()
 
 
 def full_state(

@@ -22,7 +22,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
-from safe_rope._protection.pinned import PinnedState, pinned_method, rotating_method
+from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.shown import STATE, Shown
 from safe_rope._recognition.applications import Applications
@@ -167,7 +167,8 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "forward": forward,
         }
         if kind is PinnedPositions:
-            namespace.update({name: pinned_method(stock, name) for name in bytecode.makers(stock)})
+            for name, of_forward in bytecode.makers(stock).items():
+                namespace[name] = pinned_attribute(stock, name, of_forward=of_forward)
         protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
 
@@ -202,7 +203,8 @@ def _show_properties(module: Any) -> None:
 def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
     """Give a pinned class the methods that rotate in FP32, besides forward."""
     for name in methods:
-        if name != "forward" and name not in vars(cls) and hasattr(cls._safe_rope_stock, name):
+        there = hasattr(vars(cls).get(name), "_safe_rope_rotates")
+        if name != "forward" and not there and hasattr(cls._safe_rope_stock, name):
             setattr(cls, name, rotating_method(cls._safe_rope_stock, name))
 
 
@@ -393,7 +395,7 @@ class PinnedPositions(ProtectedModule):
 
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
-        return pinned_method(stock)
+        return pinned_forward(stock)
 
 
 def _rebuild(stock: type[nn.Module], kind: type[ProtectedModule]) -> nn.Module:

@@ -9,8 +9,10 @@ frequencies that stay exact until they meet the model (`safe_rope.rotation._cos_
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,12 +45,35 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
         state.restore(module)
         if not state.pins and state.applied is None:
             _restore_inside(module)
+    threads, thread = state.runner.threads, threading.get_ident()
+    threads.append(thread)
     try:
         return _run(call)
     except KeyError as error:
         if not _is_sought(error, module):
             raise
         return _run_on_itself(call)
+    finally:
+        threads.remove(thread)
+
+
+def run_beside(
+    module: Any,
+    called: Callable[..., Any],
+    args: Any = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    of_forward: bool,
+) -> Any:
+    """Run a stock method or property that makes positions besides ``forward``: as part of one, as it is.
+
+    ``of_forward`` says that ``forward`` asks for it, too, which a graph cannot tell from a call alone.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        is_part = of_forward
+    else:
+        is_part = threading.get_ident() in module._safe_rope.runner.threads
+    return called(module, *args, **kwargs) if is_part else run(module, called, args, dict(kwargs))
 
 
 def _restore_inside(module: Any) -> None:

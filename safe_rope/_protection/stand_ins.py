@@ -85,6 +85,9 @@ class Call:
         raised_arguments = arguments_mapped(raise_, self.args, self.kwargs)
         with raised_arguments as (args, kwargs), without_autocast(self.device), seen("exact"):
             result = self.forward(module, *args, **kwargs)
+        own_of = {id(higher): own for own, higher, _ in raised}
+        kept = [(name, own_of[id(value)]) for name, value in vars(module).items() if id(value) in own_of]
+        vars(module).update(kept)
         written = {
             id(higher): own.copy_(higher) for own, higher, version in raised if higher._version > version
         }
@@ -147,6 +150,7 @@ class Runner:
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
         self._back: Back | None = None
+        self.threads: list[int] = []  # those in which the module runs, one as often as it has begun
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 
     def leads_back(self, module: nn.Module) -> Back:

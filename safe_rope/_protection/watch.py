@@ -14,11 +14,12 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from safe_rope import constructors
 from safe_rope._base import bytecode
@@ -97,25 +98,23 @@ class ConstructionWatch:
         self._options = options
         self._built = built
         self._thread = threading.get_ident()
-        self._building: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
+        self._building: MutableMapping[nn.Module, _Building] = WeakIdKeyDictionary()
         # How each that was looked at was built: it may have put something into another one.
-        self._owners: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
+        self._owners: MutableMapping[nn.Module, _Building] = WeakIdKeyDictionary()
         # What held nothing when it was looked at; its parent may have filled it since.
-        self._nothing_yet: weakref.WeakKeyDictionary[nn.Module, _Building] = weakref.WeakKeyDictionary()
-        self._looked_at: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self._nothing_yet: MutableMapping[nn.Module, _Building] = WeakIdKeyDictionary()
+        self._looked_at: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
         self._again: dict[Hashable, tuple[Arguments, Again]] = {}
         self._states: dict[Hashable, _Known] = {}
-        self._seen: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
-        self._refused: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._asked: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
-        self._parents: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], str]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._seen: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
+        self._refused: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
+        self._asked: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
+        self._parents: MutableMapping[nn.Module, tuple[weakref.ref[nn.Module], str]] = WeakIdKeyDictionary()
         # As they were when they were last told: what outlives its model keeps its name.
-        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._paths: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
         self._stop_hearing: Callable[[], None] = lambda: None
         # When the constructor of each module had got to that of nn.Module.
-        self._numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._numbers: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
         self._begun = itertools.count(1)
         self._is_new = False  # something was built since what was empty has been looked at
         self.has_seen_a_module = False
@@ -144,8 +143,10 @@ class ConstructionWatch:
                 constructors.before_exit.remove(self._before_exit)
                 if not watches:
                     unwrap_methods()
-            looked_at = dict.fromkeys([*_alive(self._parents), *_alive(self._nothing_yet)])
-            self._looked_at = weakref.WeakKeyDictionary(looked_at)
+            looked_at = [*_alive(self._parents), *_alive(self._nothing_yet)]
+            self._looked_at = WeakIdKeyDictionary()
+            for module in looked_at:
+                self._looked_at[module] = None
             self._nothing_yet.clear()
             self._owners.clear()
             self._building.clear()
@@ -485,6 +486,6 @@ def _give_stock_dtypes(module: nn.Module) -> None:
             set_table(module, name, value.to(dtype))
 
 
-def _alive(modules: weakref.WeakKeyDictionary[nn.Module, Any]) -> list[nn.Module]:
+def _alive(modules: Any) -> list[nn.Module]:
     """Return the modules that are alive; other threads may add to them meanwhile, which no iterator bears."""
     return [module for reference in modules.keyrefs() if (module := reference()) is not None]

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.tensors import in_real_numbers
 
 Verdict = Literal["constructor", "built", "kept", "unfilled", "unknown"]
 
@@ -80,9 +81,7 @@ def is_unfilled(current: torch.Tensor, true: torch.Tensor) -> bool:
     """Whether ``current`` looks like memory that nobody has written to, where ``true`` does not."""
     if current.shape != true.shape or current.is_complex() != true.is_complex() or not current.numel():
         return False
-    if current.is_complex():
-        current, true = torch.view_as_real(current), torch.view_as_real(true)
-    values, known = current.double(), true.double()
+    values, known = in_real_numbers(current).double(), in_real_numbers(true).double()
     if bool((known.isfinite() & ~values.isfinite()).any()):
         return True
     if values.numel() > 1 and bool((known == known.reshape(-1)[0]).all()):

@@ -1,5 +1,7 @@
 """Whether what a module holds leads back to it: a hook, a bound method, a closure, a child that knows it.
 
+So does a global list or dictionary that has it and that its forward names.
+
 What is assigned through such a reference lands in the module itself, and not in a copy that stands in for it.
 """
 
@@ -9,13 +11,26 @@ import enum
 import functools
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from safe_rope._base.bytecode import package
+from safe_rope._base.bytecode import named_by_forward, package
+from safe_rope._recognition.reference import stock_class
 
+_KEEPERS = (
+    nn.Module,
+    weakref.ref,
+    dict,
+    list,
+    tuple,
+    set,
+    deque,
+    weakref.WeakValueDictionary,
+    weakref.WeakSet,
+)
 _ENOUGH = 4096
 """Values that are looked at."""
 
@@ -27,7 +42,7 @@ class Back(enum.Enum):
     COPIED = enum.auto()
     """Through what `copy.deepcopy` copies: from a copy of the module they lead to the copy."""
     SHARED = enum.auto()
-    """Also through a closure or a weak reference: from a copy they lead to the module itself."""
+    """Also through a closure, a weak reference or a global: from a copy they lead to the module itself."""
 
 
 def leads_back(module: nn.Module) -> Back:
@@ -39,6 +54,9 @@ def leads_back(module: nn.Module) -> Back:
     found, seen = Back.NOT, set[tuple[int, bool]]()
     author = package(type(module).__module__)
     waiting = [(value, False) for one in module.modules() for value in vars(one).values()]
+    waiting += [
+        (value, True) for value in named_by_forward(stock_class(module)) if isinstance(value, _KEEPERS)
+    ]
     while waiting and len(seen) < _ENOUGH:
         value, is_shared = waiting.pop()
         if value is module:
@@ -47,16 +65,16 @@ def leads_back(module: nn.Module) -> Back:
                 break
         elif (id(value), is_shared) not in seen and not isinstance(value, nn.Module):
             seen.add((id(value), is_shared))
-            waiting += ((one, is_shared or shares) for one, shares in _held(value, author))
+            waiting += [(one, is_shared or shares) for one, shares in _held(value, author)]
     return found
 
 
 def _held(value: Any, author: str) -> Iterator[tuple[Any, bool]]:
     """Yield what a value holds, and whether copies of the value hold the same."""
-    if isinstance(value, dict):
-        yield from ((one, False) for one in value.values())
-    elif isinstance(value, list | tuple):
-        yield from ((one, False) for one in value)
+    if isinstance(value, dict | weakref.WeakValueDictionary):
+        yield from ((one, False) for one in list(value.values()))
+    elif isinstance(value, list | tuple | set | frozenset | deque | weakref.WeakSet):
+        yield from ((one, False) for one in list(value))
     elif isinstance(value, weakref.ref):
         yield value(), True
     elif isinstance(value, functools.partial):

@@ -11,6 +11,7 @@ from support.covering import in_turn
 from torch import Tensor, nn
 
 from safe_rope.autocast import derive_safe_parameters
+from safe_rope.autocast.safety.choose import default_safe_parameters
 
 DTYPES = (torch.bfloat16, torch.float16)
 Step = tuple[Tensor, dict[str, Tensor]]
@@ -46,10 +47,15 @@ def assert_equal(one: Step, other: Step) -> None:
         *(pytest.param(n, d, marks=pytest.mark.exhaustive) for n in architectures.OTHERS for d in DTYPES),
     ],
 )
-def test_the_derived_set_is_sound_and_minimal(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")
+def test_the_derived_set_is_sound_and_minimal_and_has_all_of_the_default_one(
+    name: str, dtype: torch.dtype
+) -> None:
     model = architectures.build(name)
     inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs, dtype=dtype)
+    unused = {entry.name for entry in report.parameters if entry.reason.startswith("unused")}
+    assert default_safe_parameters(model).safe <= report.safe | unused
     before = step(model, dtype, inputs)
     parameters = dict(model.named_parameters())
     with torch.no_grad():

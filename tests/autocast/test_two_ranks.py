@@ -58,6 +58,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT + 100)]
 
 
 def run(parts: dict[str, Any], folder: Path) -> list[Any]:
+    """Return what each rank measured of ``parts``."""
     from safe_rope.autocast import _deepspeed
 
     if not _deepspeed.has_autocast():

@@ -259,6 +259,7 @@ def test_a_deepspeed_config_that_deepspeed_refuses(tmp_path: Path) -> None:
     assert "reduce_bucket_size" in line
 
 
+@pytest.mark.slow
 def test_an_unknown_model_type_has_a_traceback_only_with_debug(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "bertha"}))
@@ -298,6 +299,7 @@ def test_what_cannot_be_told_is_not_ok() -> None:
     assert statuses == [0, 0, 1, 1, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_an_interrupted_audit_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"

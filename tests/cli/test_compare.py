@@ -24,6 +24,7 @@ def compared(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads(out)
 
 
+@pytest.mark.slow
 def test_a_device_equals_itself_and_a_dtype_differs_by_its_rounding(tmp_path: Path) -> None:
     status, same = compared(tmp_path, "cpu", "cpu")
     assert status == 0
@@ -95,6 +96,7 @@ def test_sides_that_are_none(arguments: list[str], said: str, capsys: pytest.Cap
     assert said in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sides", "said"),
     [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 
 import numpy as np
 import pytest
 import torch
+from support.covering import in_turn
 from support.zero_init import zero_init
 from torch import nn
 
@@ -130,12 +132,12 @@ def partitions(model: nn.Module) -> dict[str, tuple[torch.dtype, ...]]:
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("recipe", (RECIPES | MIXED).values(), ids=RECIPES | MIXED)
-def test_a_parameter_has_the_dtype_it_has_without_the_guard(
-    recipe: Callable[[], torch.Tensor], dtype: torch.dtype
-) -> None:
-    stock, guarded = (build(recipe, dtype, guard=guard) for guard in (False, True))
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([(name,) for name in RECIPES | MIXED], ["bfloat16", "float16"])
+)
+def test_a_parameter_has_the_dtype_it_has_without_the_guard(name: str, dtype: str) -> None:
+    recipe = (RECIPES | MIXED)[name]
+    stock, guarded = (build(recipe, getattr(torch, dtype), guard=guard) for guard in (False, True))
     assert guarded.seen == stock.seen
     assert partitions(guarded) == partitions(stock)
     assert guarded.inner.value.dtype == stock.inner.value.dtype
@@ -198,23 +200,27 @@ NOT_HERE = ["uniform_", "data", "assigned data"]
 PRISTINE = [name for name in RECIPES if name not in NOT_HERE]
 
 
-@pytest.mark.parametrize("guard", [False, True], ids=["no guard", "guard"])
-@pytest.mark.parametrize("init", [False, True], ids=["no Init", "Init"])
-@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", PRISTINE)
+SURROUNDINGS = [
+    ", ".join(filter(None, words))
+    for words in itertools.product(("float32", "bfloat16"), ("", "Init"), ("", "guard"))
+]
+
+
+@pytest.mark.parametrize(("name", "surroundings"), in_turn([(name,) for name in PRISTINE], SURROUNDINGS))
 def test_a_parameter_made_in_a_pristine_section_has_the_dtype_it_has_outside(
-    name: str, default: torch.dtype, init: bool, guard: bool
+    name: str, surroundings: str
 ) -> None:
     recipe = RECIPES[name]
+    default, *rest = surroundings.split(", ")
 
     def made(inside: bool) -> nn.Parameter:
         with ExitStack() as stack:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(default)
-            if init:
+            torch.set_default_dtype(getattr(torch, default))
+            if "Init" in rest:
                 stack.enter_context(zero_init(torch.float16))
             if inside:
-                if guard:
+                if "guard" in rest:
                     stack.enter_context(ConstructorGuard())
                 stack.enter_context(pristine())
             return nn.Parameter(recipe())

@@ -68,6 +68,7 @@ def test_dynamic_ntk_follows_a_length_given_as_integer(factor: float) -> None:
     assert spec.depends_on_length
 
 
+@pytest.mark.slow
 @NEEDS_FUNCTIONS
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_dynamic_ntk_follows_a_length_given_as_tensor(dtype: torch.dtype) -> None:

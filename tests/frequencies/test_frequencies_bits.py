@@ -146,6 +146,7 @@ def digest(capability: str, machine: bool) -> list[str]:
     ).stdout.split()
 
 
+@pytest.mark.slow
 def test_another_instruction_set_gives_the_same_bits() -> None:
     here = torch.backends.cpu.get_cpu_capability().lower()
     scalar = digest("default", machine=False)

@@ -179,6 +179,7 @@ print(type(model).__name__)
 """
 
 
+@pytest.mark.slow
 def test_a_whole_model_in_a_file_loads_without_the_library_or_the_page_says_so(tmp_path: Path) -> None:
     with safe_rope.guard():
         model = transformers.GPTNeoXModel(

@@ -197,6 +197,7 @@ def one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Modul
     return dict(zip(SUBJECTS, written_modules.write(tmp_path, monkeypatch, **names), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "bfloat16"])
 def test_a_spawned_process_takes_them(dtype: str, one_each: dict[str, ModuleType]) -> None:
     context = multiprocessing.get_context("spawn")
@@ -233,6 +234,7 @@ for name in names:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "dtype"), in_turn([("in place",), ("gone",)], list(DTYPES)))
 def test_a_process_without_a_guard_loads_them(
     dtype: str, when: str, one_each: dict[str, ModuleType], tmp_path: Path

@@ -158,6 +158,7 @@ def wrong_calls(model: Any, call: Call, calls: int, expected: dict[int, list[tor
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), in_turn([(kind,) for kind in KINDS], list(DTYPES)))
 def test_four_threads_get_the_bits_of_one(kind: str, dtype: str) -> None:
     make, call, calls = KINDS[kind]

@@ -27,10 +27,12 @@ def _run(what: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_interpreted_kernel_has_the_eager_bits() -> None:
     assert _run("interpret", TRITON_INTERPRET="1").startswith("110 agree")
 
 
+@pytest.mark.slow
 def test_the_generated_code_has_no_fused_multiply_add(tmp_path: Path) -> None:
     output = _run("ptx", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert output.startswith("6 agree")

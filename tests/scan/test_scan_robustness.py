@@ -136,7 +136,7 @@ def test_a_lone_carriage_return_among_line_feeds_hides_nothing(project: Path, fi
         ),
         ("t = torch.arange(n, dtype=torch.float32)\nu = t / 7\n", 125),
         ("t = torch.arange(n, dtype=torch.float32)\n", 1000),
-        ("t{0} = torch.arange(n, dtype=torch.float32)\n", 3500),
+        pytest.param("t{0} = torch.arange(n, dtype=torch.float32)\n", 3500, marks=pytest.mark.slow),
         ("t = torch.arange(n)\nu = t / 7\n", 700),
     ],
 )

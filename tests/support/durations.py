@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 RECORD = Path(__file__).resolve().parents[1] / "durations.json"
-LIMIT = 10.0
+LIMIT = 6.0
 """A test whose call takes longer must say so: it is marked ``slow``."""
 
 

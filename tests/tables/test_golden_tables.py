@@ -56,6 +56,7 @@ def test_another_instruction_set_reproduces_the_golden_bits(capability: str) -> 
     assert in_a_process(capability) == GOLDEN
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HERE == "DEFAULT", reason="this torch has scalar code only: nothing to compare it with")
 def test_stock_tables_have_other_bits_with_another_instruction_set() -> None:
     here, scalar = in_a_process(HERE.lower(), "--stock"), in_a_process("default", "--stock")

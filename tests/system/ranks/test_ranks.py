@@ -13,7 +13,6 @@ pytestmark = pytest.mark.contract
 SECONDS = 400
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 30)
 def test_two_ranks_train_with_true_tables_and_equal_losses(tmp_path: Path) -> None:
     seen = two_ranks.run("system/ranks/rank_worker.py", ["llama"], tmp_path, SECONDS)

@@ -68,6 +68,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_an_interrupted_check_goes_on_where_it_was(tmp_path: Path) -> None:
     record = str(tmp_path / "record.json")
     options = ("--dim", "64", "--range", "65000:132000", "--record", record)

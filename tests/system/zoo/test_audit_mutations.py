@@ -55,6 +55,7 @@ def _check(made: tuple[Build, Answers]) -> int:
     return len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in OFTEN else pytest.mark.exhaustive) for n in ARCHITECTURES]
 )

@@ -32,8 +32,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_no_style_comes_to_harm(name: str, turn: int, request: pytest.FixtureRequest) -> None:
-    """Every load path with ``--all``; without, three neighbouring styles share the load paths among them."""
-    some = (*PATHS[turn % 3 :: 3], MORE[turn % len(MORE)])
+    """Every load path with ``--all``; without, neighbouring styles share the load paths among them."""
+    some = (*PATHS[turn % 4 :: 4], *MORE[turn % 8 : turn % 8 + 1])
     paths = (*PATHS, *MORE) if request.config.getoption("--all") else some
     cells = harm_cells.cells(STYLES[name], paths=paths)
     harm_cells.COLLECTED.extend(cells)

@@ -36,6 +36,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(Path(f"{output}.{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tables_survive_meta_sharding_and_a_step(architecture: str, ranks: list[dict[str, Any]]) -> None:
     for found in (rank[architecture] for rank in ranks):

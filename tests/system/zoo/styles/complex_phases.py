@@ -118,3 +118,15 @@ class PhasesUsedByTheParent(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         phase = self.rotary_pos_emb(x)
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("complex", "buffer")
+class ConjugatePhases(nn.Module):
+    """Turns back; its conjugate is a view that torch has not resolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cis", precompute_freqs_cis(DIM, LONGEST).conj(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(self.cis[: x.shape[1]].resolve_conj()).to(x.dtype)

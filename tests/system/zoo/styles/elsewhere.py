@@ -8,20 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import Pair
+from styles.formulas import Pair, rates
 from styles.registry import DIM, style
-
-
-def _rates() -> torch.Tensor:
-    return 1.0 / (10000.0 ** (torch.arange(0, DIM, 2).float() / DIM))
 
 
 class HasNoForward(nn.Module):
     """Computes all of it, in the dtype of what it is given, in a method of another name."""
 
     def tables(self, x: torch.Tensor) -> Pair:
-        rates = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=x.dtype) / DIM)
-        phase = torch.outer(torch.arange(x.shape[1], dtype=x.dtype), rates)
+        f = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=x.dtype) / DIM)
+        phase = torch.outer(torch.arange(x.shape[1], dtype=x.dtype), f)
         return phase.cos(), phase.sin()
 
 
@@ -37,13 +33,34 @@ class CallsAnotherMethod(nn.Module):
         return self.rotary.tables(x)
 
 
+class HasPhasors(nn.Module):
+    """Gives phases in complex numbers, in a method of another name."""
+
+    def phases(self, x: torch.Tensor) -> torch.Tensor:
+        f = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=x.dtype) / DIM)
+        phase = torch.outer(torch.arange(x.shape[1], dtype=x.dtype), f).float()
+        return torch.view_as_real(torch.exp(1j * phase)).to(x.dtype)
+
+
+@style()
+class CallsForPhasors(nn.Module):
+    """Calls a method of its child that takes exponentials of imaginary numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = HasPhasors()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rotary.phases(x)
+
+
 @style()
 class IsItsCall(nn.Module):
     """Has ``__call__`` in place of forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
 
     def __call__(self, x: torch.Tensor) -> Pair:
         phase = torch.outer(torch.arange(x.shape[1]).type_as(self.inv_freq), self.inv_freq)
@@ -90,14 +107,14 @@ class Turns(nn.Module):
 @style()
 def given_by_a_factory() -> nn.Module:
     """Has frequencies that are no part of any constructor."""
-    return Turns(_rates())
+    return Turns(rates())
 
 
 @style()
 def copied_and_filled() -> nn.Module:
     """Is a copy of a module that has ended, filled afterwards."""
     copied = copy.deepcopy(Turns(torch.ones(DIM // 2)))
-    copied.w.copy_(_rates())
+    copied.w.copy_(rates())
     return copied
 
 
@@ -112,9 +129,25 @@ class MadeByAHook(nn.Module):
     @staticmethod
     def _make(module: Any, inputs: Any) -> None:
         x = inputs[0]
-        rates = 10000.0 ** (-torch.arange(0, DIM, 2).to(x.dtype) / DIM)
-        phase = torch.arange(x.shape[1]).to(x.dtype)[:, None] * rates
+        f = 10000.0 ** (-torch.arange(0, DIM, 2).to(x.dtype) / DIM)
+        phase = torch.arange(x.shape[1]).to(x.dtype)[:, None] * f
         module.tables = phase.cos(), phase.sin()
 
     def forward(self, x: torch.Tensor) -> Pair:
         return self.tables
+
+
+@style()
+class PhasorsOfAHook(MadeByAHook):
+    """A hook makes phases in complex numbers, before anything of forward runs."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.register_forward_pre_hook(PhasorsOfAHook._phases)
+
+    @staticmethod
+    def _phases(module: Any, inputs: Any) -> None:
+        x = inputs[0]
+        f = 10000.0 ** (-torch.arange(0, DIM, 2).to(x.dtype) / DIM)
+        phase = torch.arange(x.shape[1]).to(x.dtype)[:, None] * f
+        module.tables = torch.view_as_real(torch.exp(1j * phase.float())).to(x.dtype).unbind(-1)

@@ -1,10 +1,23 @@
-"""What styles should give, in float64, from the FP32 frequencies that they hold."""
+"""The usual frequencies and tables, and what styles should give in float64 from the FP32 frequencies."""
 
 from __future__ import annotations
 
 import torch
 
+from styles.registry import DIM
+
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def rates(base: float = 10000.0) -> torch.Tensor:
+    """The usual frequencies [dim / 2], in FP32 unless something lowers the constructors."""
+    return base ** (-torch.arange(0, DIM, 2).float() / DIM)
+
+
+def turned(x: torch.Tensor, inv_freq: torch.Tensor) -> Pair:
+    """Cos and sin [length, dim / 2] in the dtype of ``x`` [batch, length, ...]."""
+    phase = torch.outer(torch.arange(x.shape[1], device=inv_freq.device).type_as(inv_freq), inv_freq)
+    return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
 def phases(inv_freq: torch.Tensor, length: int) -> torch.Tensor:

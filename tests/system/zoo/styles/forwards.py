@@ -9,17 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import Pair
+from styles.formulas import Pair, rates, turned
 from styles.registry import DIM, style
-
-
-def _rates() -> torch.Tensor:
-    return 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM)
-
-
-def _turned(x: torch.Tensor, rates: torch.Tensor) -> Pair:
-    phase = torch.outer(torch.arange(x.shape[1]).type_as(rates), rates)
-    return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
 @style()
@@ -28,7 +19,7 @@ class IsStatic(nn.Module):
 
     @staticmethod
     def forward(x: torch.Tensor) -> Pair:
-        return _turned(x, (10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM)).to(x.dtype))
+        return turned(x, (10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM)).to(x.dtype))
 
 
 @style()
@@ -39,14 +30,14 @@ class IsItsClasss(nn.Module):
 
     @classmethod
     def forward(cls, x: torch.Tensor) -> Pair:
-        return _turned(x, cls.base ** (-torch.arange(0, DIM, 2).to(x.dtype) / DIM))
+        return turned(x, cls.base ** (-torch.arange(0, DIM, 2).to(x.dtype) / DIM))
 
 
 class Bound:
     """Gives a function for a module."""
 
     def __get__(self, module: Any, owner: type) -> Any:
-        return self if module is None else lambda x: _turned(x, module.inv_freq)
+        return self if module is None else lambda x: turned(x, module.inv_freq)
 
 
 @style()
@@ -57,7 +48,7 @@ class IsADescriptor(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates())
+        self.register_buffer("inv_freq", rates())
 
 
 @style()
@@ -66,7 +57,7 @@ class IsOneOfSeveral(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates())
+        self.register_buffer("inv_freq", rates())
 
     @functools.singledispatchmethod
     def forward(self, x: Any) -> Pair:
@@ -74,4 +65,4 @@ class IsOneOfSeveral(nn.Module):
 
     @forward.register
     def _(self, x: torch.Tensor) -> Pair:
-        return _turned(x, self.inv_freq)
+        return turned(x, self.inv_freq)

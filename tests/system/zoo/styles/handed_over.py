@@ -7,17 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import Pair
-from styles.registry import DIM, style
-
-
-def _rates(base: float = 10000.0) -> torch.Tensor:
-    return base ** (-torch.arange(0, DIM, 2).float() / DIM)
-
-
-def _turned(x: torch.Tensor, rates: torch.Tensor) -> Pair:
-    phase = torch.outer(torch.arange(x.shape[1], device=rates.device).type_as(rates), rates)
-    return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+from styles.formulas import Pair, rates, turned
+from styles.registry import style
 
 
 class Holds(nn.Module):
@@ -25,14 +16,14 @@ class Holds(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
 
 
 class FillsADictionary(Holds):
     """Puts cos and sin into the dictionary that it is given."""
 
     def forward(self, x: torch.Tensor, context: dict[str, torch.Tensor]) -> None:
-        context["cos"], context["sin"] = _turned(x, self.inv_freq)
+        context["cos"], context["sin"] = turned(x, self.inv_freq)
 
 
 @style()
@@ -53,7 +44,7 @@ class FillsAList(Holds):
     """Appends cos and sin to the list that it is given."""
 
     def forward(self, x: torch.Tensor, made: list[torch.Tensor]) -> None:
-        made += _turned(x, self.inv_freq)
+        made += turned(x, self.inv_freq)
 
 
 @style()
@@ -74,7 +65,7 @@ class IsAwaited(Holds):
     """Returns a coroutine."""
 
     async def forward(self, x: torch.Tensor) -> Pair:
-        return _turned(x, self.inv_freq)
+        return turned(x, self.inv_freq)
 
 
 @style()
@@ -96,7 +87,7 @@ class TurnsByWhatItHolds(Holds):
     """Is of one base, until somebody fills it with another."""
 
     def forward(self, x: torch.Tensor) -> Pair:
-        return _turned(x, self.inv_freq)
+        return turned(x, self.inv_freq)
 
 
 @style()
@@ -108,7 +99,7 @@ class FilledBeforeItIsRegistered(nn.Module):
         self.ropes = nn.ModuleList()
         for base in (10000.0, 500000.0):
             rope = TurnsByWhatItHolds()
-            rope.inv_freq.copy_(_rates(base))
+            rope.inv_freq.copy_(rates(base))
             self.ropes.append(rope)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

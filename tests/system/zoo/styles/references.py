@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import Pair
+from styles.formulas import Pair, rates, turned
 from styles.registry import DIM, style
-
-
-def _rates() -> torch.Tensor:
-    return 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM)
 
 
 def _turned(count: int, rates: torch.Tensor) -> torch.Tensor:
@@ -28,7 +24,7 @@ class HooksAChild(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.proj = nn.Linear(DIM, DIM, bias=False)
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
         self.proj.register_forward_hook(self._rotate)
 
     def _rotate(self, _: nn.Module, inputs: Any, output: torch.Tensor) -> None:
@@ -59,7 +55,7 @@ class ReadByAChildThatKnowsIt(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
         self.child = KnowsItsParent(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +69,7 @@ class GrowsByABoundMethod(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
         self.build, self.length = self._build, 0
 
     def _build(self, length: int) -> None:
@@ -91,7 +87,7 @@ class FilledByAClosure(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
 
         def build(length: int) -> None:
             self.kept = _turned(length, self.inv_freq)
@@ -119,9 +115,57 @@ class FilledByAnObject(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", _rates(), persistent=False)
+        self.register_buffer("inv_freq", rates(), persistent=False)
         self.strategy = Strategy(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.strategy.build(x.shape[1])
         return self.kept.to(x.dtype)
+
+
+_BY_NAME: dict[str, nn.Module] = {}
+
+
+@style(reset=_BY_NAME.clear)
+class InAGlobalRegistry(nn.Module):
+    """Enters itself in a global dictionary when it is built, and takes what it needs from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", rates(), persistent=False)
+        _BY_NAME["rope"] = self
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        one: Any = _BY_NAME["rope"]
+        self.is_entered = one is self
+        return turned(x, one.inv_freq)
+
+
+class ComparesByItsBase(nn.Module):
+    """Equals any module of its base; cannot be compared or hashed before it has one."""
+
+    def __init__(self, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("inv_freq", rates(base))
+
+    def __eq__(self, other: object) -> bool:
+        return self.base == other.base  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.base)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return turned(x, self.inv_freq)
+
+
+@style()
+class EqualModules(nn.Module):
+    """Has two children that are equal, and one that differs from them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = ComparesByItsBase(10000.0), ComparesByItsBase(500000.0)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.first(x)[0], self.last(x)[1]
