@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from safe_rope._base import instructions
+
 _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "ndgrid"}
 _SINES = {"sin", "cos", "polar"}
 _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
@@ -17,9 +19,6 @@ PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm",
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
 _STORING = {"register_buffer", "setattr", "__dict__", "vars"}
 _CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}
-_SAME_CHAIN = (
-    "LOAD_CONST", "LOAD_SMALL_INT", "COPY", "DUP_TOP", "BINARY_SUBSCR", "BINARY_OP", "SWAP", "CACHE",
-)  # fmt: skip
 _CONSTRUCTORS = ("__init__", "_old_init")  # zero.Init keeps what it has replaced under the other name
 
 
@@ -79,12 +78,11 @@ def _only_moves(code: types.CodeType) -> bool:
     own = code.co_varnames[:1]
     held: set[str] = set()
     last = None
-    for one in dis.get_instructions(code):
-        if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and last in own:
-            held.add(one.argval)
-        last = one.argval if one.opname.startswith("LOAD_FAST") else None
-        is_part = one.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or one.argrepr == "[]"
-        if one.opname.startswith(("BINARY", "INPLACE", "UNARY")) and not is_part:
+    for one in (step for inner in instructions.codes(code) for step in instructions.steps(inner)):
+        if one.attribute is not None and last in own:
+            held.add(one.attribute)
+        last = one.loads
+        if one.name.startswith(("BINARY", "INPLACE", "UNARY")) and not one.is_part:
             return False
     return _names(code) <= _MOVING | held
 
@@ -259,10 +257,11 @@ def _helpers(functions: list[types.FunctionType]) -> Iterator[type]:
 
 
 def _asks_for_a_class(code: types.CodeType) -> bool:
-    return bool({"type", "__class__"}.intersection(code.co_names)) and any(
-        (one.opname == "LOAD_GLOBAL" and one.argval == "type")
-        or (one.opname == "LOAD_ATTR" and one.argval == "__class__")
-        for one in dis.get_instructions(code)
+    if _names(code).isdisjoint({"type", "__class__"}):
+        return False
+    done = (step for inner in instructions.codes(code) for step in instructions.steps(inner))
+    return any(
+        (one.name == "LOAD_GLOBAL" and one.value == "type") or one.attribute == "__class__" for one in done
     )
 
 
@@ -286,21 +285,31 @@ def _changes_what_is_kept(code: types.CodeType) -> bool:
     """Whether a method assigns an attribute or a buffer, or changes in place what its object holds."""
     if _names(code) & _STORING:
         return True
-    first = code.co_varnames[0] if code.co_argcount else None
-    of_first = False  # whether what was loaded last is an attribute of the first argument
-    for one in dis.get_instructions(code):
-        name = one.argval if isinstance(one.argval, str) else ""
-        if one.opname == "STORE_ATTR" or (one.opname == "STORE_SUBSCR" and of_first):
+    first = code.co_varnames[0] if code.co_argcount else ""
+    return any(_changes_what(inner, first) for inner in instructions.codes(code))
+
+
+def _changes_what(code: types.CodeType, first: str) -> bool:
+    """Whether code assigns an attribute, changes what ``first`` holds or a container that it has not made."""
+    done, own = instructions.steps(code), {*code.co_varnames, *code.co_cellvars}
+    writing = {one.attribute for one in done if one.attribute is not None and _writes(one.attribute)}
+    for at, one in enumerate(done):
+        if one.name == "STORE_ATTR":
             return True
-        if one.opname.startswith("LOAD_FAST"):
-            of_first = first is not None and one.argval in (first, (one.argval[0], first))
-        elif one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            writes = name in _CHANGING or (name.endswith("_") and not name.endswith("__"))
-            if of_first and writes:
-                return True
-        elif not one.opname.startswith(_SAME_CHAIN):
-            of_first = False
+        whole = instructions.changed(done, at, writing)
+        if whole is None:
+            continue
+        variable, by_attribute = instructions.source(done, whole)
+        if variable == first and (by_attribute or one.attribute is None):
+            return True
+        if variable is not None and one.attribute is None and variable not in own:
+            return True
     return False
+
+
+def _writes(method: str) -> bool:
+    """Whether a method of this name changes what it is of: a container's, or torch's in place."""
+    return method in _CHANGING or (method.endswith("_") and not method.endswith("__"))
 
 
 def _methods(cls: type) -> list[types.FunctionType]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dis
 import functools
 import inspect
 from collections.abc import Hashable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base.instructions import changed, rebound, source, steps
 from safe_rope.constructors._truthful import is_deepspeeds
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
@@ -135,30 +135,13 @@ def _first_change(code: CodeType) -> int:
     """Return the offset of the first instruction that may change an argument: rebind it or write to it."""
     flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     names = set(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount + flags])
-    instructions = list(dis.get_instructions(code))
-    for index, one in enumerate(instructions):
-        after = instructions[index + 1 : index + 3]
-        if one.opname.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")) and names & _named(one):
-            return one.offset
-        loads = one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and names & _named(one)
-        if loads and after and _changes(after):
+    done = steps(code)
+    rebinding = {at for at, name in rebound(done) if name in names}
+    for at, one in enumerate(done):
+        whole = changed(done, at, _CHANGING)
+        if at in rebinding or (whole is not None and source(done, whole)[0] in names):
             return one.offset
     return len(code.co_code) + 1
-
-
-def _named(instruction: dis.Instruction) -> set[str]:
-    value = instruction.argval
-    return set(value) if isinstance(value, tuple) else {value}
-
-
-def _changes(after: list[dis.Instruction]) -> bool:
-    """Whether what follows the loading of an object writes to it."""
-    first = after[0]
-    if first.opname in ("STORE_ATTR", "DELETE_ATTR", "COPY", "DUP_TOP"):
-        return True
-    if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        return first.argval in _CHANGING
-    return len(after) > 1 and after[1].opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "COPY", "DUP_TOP_TWO")
 
 
 # ---- arguments as they were ----------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import pytest
 import torch
 from support.zero_init import zero_init
 from torch import nn
+from torch.nn import functional as F
 
-from safe_rope._base.bytecode import conduct, facts, stores_when_called
+from safe_rope._base.bytecode import conduct, facts, only_hands_out, stores_when_called
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
@@ -61,9 +62,70 @@ class InAMethod(Reads):
         return x
 
 
+class ByAKeyOfItsArgument(Reads):
+    def forward(self, x: Any) -> Any:
+        self.seen[x.dtype] = x  # type: ignore[operator,index]
+        return x
+
+
+class ByAKeyThatIsChosen(Reads):
+    def forward(self, x: Any) -> Any:
+        self.seen["long" if len(x) > 4 else "short"] += x.sum()  # type: ignore[operator,index]
+        return x
+
+
+class InASlice(Reads):
+    def forward(self, x: Any) -> Any:
+        count = len(x)
+        self.kept[:count] = x
+        return x
+
+
+class InAPartOfAPart(Reads):
+    def forward(self, x: Any) -> Any:
+        layer = 3
+        self.seen["tables"][layer].add_(x)  # type: ignore[operator,index]
+        return x
+
+
+class InAComprehension(Reads):
+    def forward(self, x: Any) -> Any:
+        return [self.history.append(row) for row in x]  # type: ignore[operator]
+
+
+class AfterAComprehension(Reads):
+    def forward(self, x: Any) -> Any:
+        rows = [self.kept + row for row in x]
+        self.history.append(rows)  # type: ignore[operator]
+        return rows
+
+
+MEMORY: dict[Any, Any] = {}
+
+
+class InAMemoryOfTheFile(Reads):
+    def forward(self, x: Any) -> Any:
+        MEMORY[self, x.dtype] = x
+        return x
+
+
+class InItsResult(Reads):
+    def forward(self, x: Any) -> Any:
+        rows = [x.clone() for x in (x, x)]
+        rows[0][: len(x)] += self.kept[: len(x)]
+        rows[1][self.kept[0]] = self.kept[1]
+        return [rows[len(self.kept) % 2].mul_(2) for _ in x]
+
+
+STORING = [
+    *(InPlace, InADictionary, InAList, ByName, InAMethod, ByAKeyOfItsArgument, ByAKeyThatIsChosen, InASlice),
+    *(InAPartOfAPart, InAComprehension, AfterAComprehension, InAMemoryOfTheFile),
+]
+
+
+@pytest.mark.contract
 @pytest.mark.parametrize(
-    ("cls", "stores"),
-    [(Reads, False), *((cls, True) for cls in (InPlace, InADictionary, InAList, ByName, InAMethod))],
+    ("cls", "stores"), [(Reads, False), (InItsResult, False), *((cls, True) for cls in STORING)]
 )
 def test_what_changes_what_is_kept(cls: type[nn.Module], stores: bool) -> None:
     assert conduct(cls).stores == stores_when_called(cls) == stores
@@ -134,3 +196,39 @@ def test_files_in_one_folder_are_followed_as_the_files_of_a_package(
     finally:
         for name in ("odd_helpers", "odd_model"):
             del sys.modules[name]
+
+
+class Rows(nn.Module):
+    def forward(self, x: Any, positions: Any) -> Any:
+        shape = x.shape
+        return F.embedding(positions, self.cos).view(shape), [
+            row.to(x.dtype) for row in self.rows[: shape[0]]
+        ]
+
+
+class RowsTwice(Rows):
+    def forward(self, x: Any, positions: Any) -> Any:
+        return F.embedding(positions, self.cos), [2 * row for row in self.rows]
+
+
+@pytest.mark.contract
+def test_what_is_loaded_beside_an_argument_is_handed_out() -> None:
+    assert only_hands_out(Rows)
+    assert not only_hands_out(RowsTwice)
+
+
+class AsksInAComprehension(Reads):
+    def forward(self, x: Any) -> Any:
+        return [row for row in x if type(row) is type(self)]
+
+
+class AsksThroughAnAttribute(Reads):
+    def forward(self, x: Any) -> Any:
+        return [row for row in x if row.__class__.__name__ == "Tensor"]
+
+
+@pytest.mark.contract
+def test_a_class_is_asked_for_in_a_comprehension_too() -> None:
+    assert conduct(AsksInAComprehension).asks_its_class
+    assert conduct(AsksThroughAnAttribute).asks_its_class
+    assert not conduct(InItsResult).asks_its_class

@@ -14,7 +14,7 @@ from styles.owners import HEAD_DIM, Attention, swap_halves
 from styles.registry import DIM, LONGEST, style
 
 
-@torch.library.custom_op("zoo::turn", mutates_args=())
+@torch.library.custom_op("zoo::turn", mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor")
 def turn_by_a_kernel(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     if cos.dtype != x.dtype:
         raise TypeError(f"cos is {cos.dtype}, x is {x.dtype}")

@@ -1,0 +1,127 @@
+"""What code does, one step after the other: the same on every Python, as far as that can be.
+
+CPython 3.13 has one instruction for two loads or stores of local variables. From 3.12 on a comprehension
+is in the code around it, and a slice is read and written by one instruction.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+import types
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+_LOCAL = re.compile(r"(?:LOAD|STORE)_FAST")
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+_AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD")
+_TAKING = ("POP_", "STORE_", "DELETE_")
+_BESIDE = {"STORE_ATTR": 0, "DELETE_ATTR": 0, "STORE_SUBSCR": 1, "DELETE_SUBSCR": 1, "STORE_SLICE": 2}
+"""What changes an attribute or a part, and how much of what says which lies on what is changed."""
+
+
+class Step(NamedTuple):
+    """One thing that code does."""
+
+    name: str
+    """The instruction's, as `dis` has it."""
+    value: Any
+    """What it names: a variable, an attribute, a constant."""
+    offset: int
+    depth: int
+    """How many values are on the stack after it."""
+    is_part: bool
+    """Whether it takes a part: an index or a slice."""
+
+    @property
+    def loads(self) -> Any:
+        """The variable that is loaded, None where none is."""
+        return self.value if self.name.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL")) else None
+
+    @property
+    def attribute(self) -> str | None:
+        """The attribute that is taken, None where none is."""
+        return self.value if self.name in ("LOAD_ATTR", "LOAD_METHOD") else None
+
+
+@functools.lru_cache(maxsize=256)
+def steps(code: types.CodeType) -> tuple[Step, ...]:
+    """Return what code does, without what functions in it do."""
+    return tuple(_steps(code))
+
+
+def _steps(code: types.CodeType) -> Iterator[Step]:
+    depth, arriving = 0, dict[int, int]()
+    for one in dis.get_instructions(code):
+        depth = arriving.get(one.offset, depth)
+        if one.opcode in _JUMPS:
+            arriving[one.argval] = depth + dis.stack_effect(one.opcode, one.arg, jump=True)
+        names = _LOCAL.findall(one.opname)
+        if isinstance(one.argval, tuple) and len(names) == len(one.argval):
+            for name, value in zip(names, one.argval, strict=True):
+                depth += 1 if name.startswith("LOAD") else -1
+                yield Step(name, value, one.offset, depth, is_part=False)
+            continue
+        depth += dis.stack_effect(one.opcode, one.arg, jump=False)
+        is_part = one.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or one.argrepr == "[]"
+        yield Step(one.opname, one.argval, one.offset, depth, is_part)
+        if one.opname.startswith(_AWAY):
+            depth = 0
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code, and that of comprehensions and functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+def rebound(done: tuple[Step, ...]) -> Iterator[tuple[int, str]]:
+    """Yield each step that assigns or deletes a variable, and which; but no variable of a comprehension."""
+    inner: dict[str, int] = {}  # the variables of a comprehension in the code, and how deep its result lies
+    for at, one in enumerate(done):
+        inner = {name: depth for name, depth in inner.items() if one.depth >= depth}
+        if one.name == "LOAD_FAST_AND_CLEAR":
+            inner[one.value] = one.depth - 1  # in place of what it goes through
+        elif one.name.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")) and one.value not in inner:
+            yield at, one.value
+
+
+def changed(done: tuple[Step, ...], at: int, methods: Collection[str | None] = ()) -> int | None:
+    """Return where what step ``at`` changes was put on the stack; None where it changes nothing.
+
+    It assigns or deletes an attribute or a part, or takes one of the methods that change what they are of.
+    """
+    name = done[at].name
+    if done[at].attribute is not None:
+        return at - 1 if done[at].attribute in methods else None
+    if name not in _BESIDE:
+        return None
+    is_turned = name.startswith("STORE") and done[at - 1].name.startswith(("SWAP", "ROT_"))
+    return _left(done, at, done[at - 1].depth - _BESIDE[name] - is_turned)
+
+
+def source(done: tuple[Step, ...], at: int) -> tuple[Any, bool]:
+    """Return the variable that what step ``at`` leaves is a part of, and whether by an attribute of it."""
+    by_attribute = False
+    position: int | None = at
+    while position is not None and position >= 0:
+        step = done[position]
+        if step.attribute is not None:
+            by_attribute = True
+            position -= 1
+        elif step.is_part:
+            position = _left(done, position, step.depth)
+        else:
+            return step.loads, by_attribute
+    return None, by_attribute
+
+
+def _left(done: tuple[Step, ...], before: int, depth: int) -> int | None:
+    """Return the last step before another that puts something where the stack is ``depth`` high then."""
+    for index in reversed(range(before)):
+        if done[index].depth == depth and not done[index].name.startswith(_TAKING):
+            return index
+    return None
