@@ -92,19 +92,21 @@ def makers(cls: type) -> dict[str, bool]:
 
     Each with whether ``forward`` asks for it, too.
 
-    Those that change what is kept between two calls build a module's tables, and are none.
+    Those that change what is kept between two calls, and are a part of the constructor, build a module's
+    tables, and are none.
     """
     own = dict(reversed([*_own(cls)]))
     of_forward = set(_of_forward(cls))
+    constructors = [function for name in _CONSTRUCTORS for function in _functions_of(own.get(name))]
+    of_constructor = set(_reached(own, constructors, beside=True))
     found = {}
     for name, value in own.items():
         if name in (*_CONSTRUCTORS, "forward") or isinstance(value, type):
             continue
         functions = _functions_of(value)
         reached = list(_reached(own, functions, beside=True))
-        if any(_changes_what_is_kept(function.__code__) for function in reached):
-            continue
-        if _turn_counts(reached):
+        stores = any(_changes_what_is_kept(function.__code__) for function in reached)
+        if _turn_counts(reached) and not (stores and not of_constructor.isdisjoint(functions)):
             found[name] = not of_forward.isdisjoint(functions)
     return found
 

@@ -18,7 +18,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
 from safe_rope._base.torch_private import pytree
-from safe_rope._protection.shown import STATE, seen
+from safe_rope._protection.shown import STATE, Shown, seen, seen_cache
 from safe_rope._protection.stand_ins import (
     Call,
     Result,
@@ -31,7 +31,7 @@ from safe_rope._protection.stand_ins import (
 )
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.holdings import entries, get_table, set_table
+from safe_rope._recognition.holdings import entries, get_table, is_inside, set_table
 from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
@@ -191,6 +191,9 @@ def _note_caches(call: Call, stock: nn.Module | None, origins: dict[int, Origin]
             continue
         if value.dtype == torch.float32 and other.dtype in LOW:
             caches[name] = other.dtype, origins.get(id(value), Origin.NONE)
+            cls: Any = type(call.module)
+            if not (is_inside(name) or name in vars(cls) or hasattr(cls._safe_rope_stock, name)):
+                setattr(cls, name, Shown(name, seen_cache))
         else:
             caches.pop(name, None)
 
@@ -311,13 +314,19 @@ def _as_in_stock(
     return leaf.to(result.dtype)
 
 
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype
+    return (argument,) if isinstance(argument, torch.dtype) else type(argument)
+
+
 def _key(call: Call) -> tuple[Any, ...]:
     given: Any = (*call.args, *call.kwargs.values())
     structure: Any = len(call.args), *call.kwargs
     if not are_leaves(given):
         given, _ = flattened((call.args, call.kwargs))
         structure = str(pytree.tree_structure((call.args, call.kwargs)))
-    dtypes = tuple([one.dtype if isinstance(one, torch.Tensor) else type(one) for one in given])
+    dtypes = tuple(map(_kind, given))
     are_many = any([leaf.dtype in LOW and leaf.numel() > MANY for leaf in call.leaves])
     nominal = tuple(call.state.nominal.values())
     return call.forward, dtypes, structure, nominal, call.module.training, call.autocast, are_many

@@ -67,7 +67,7 @@ def run_beside(
 ) -> Any:
     """Run a stock method or property that makes positions besides ``forward``: as part of one, as it is.
 
-    ``of_forward`` says that ``forward`` asks for it, too, which a graph cannot tell from a call alone.
+    A graph cannot tell a part of ``forward`` from a call alone, which ``of_forward`` answers there.
     """
     if torch.compiler.is_dynamo_compiling():
         is_part = of_forward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -54,12 +54,12 @@ class Shown(property):
     A property, since Dynamo before torch 2.8 follows no other descriptor that may be written to.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, see: Callable[[Any, str, Any], Any] | None = None) -> None:
         def get(module: Any) -> Any:
             attributes = module.__dict__  # Dynamo before torch 2.8 takes no ``vars`` of a module
             for place in (attributes, module._buffers, module._parameters):
                 if name in place:
-                    return _seen(module, name, place[name])
+                    return (see or _seen)(module, name, place[name])
             raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
 
         def put(module: Any, value: Any) -> None:
@@ -71,6 +71,15 @@ class Shown(property):
             del vars(module)[name]
 
         super().__init__(get, put, delete)
+
+
+def seen_cache(module: Any, name: str, cache: Any) -> Any:
+    """Return what a forward has made in FP32 and keeps, in the stock model's dtype for other code."""
+    if torch.compiler.is_compiling() or type(cache) is not torch.Tensor or cache.dtype != torch.float32:
+        return cache
+    state, frame = vars(module).get(STATE), sys._getframe(2)
+    is_own = first_argument(frame) is module or _is_from(frame, (*_MACHINERY, "safe_rope."))
+    return cache if is_own or state is None or name not in state.caches else cache.to(state.caches[name][0])
 
 
 def _seen(module: Any, name: str, table: Any) -> Any:

@@ -67,9 +67,10 @@ class Call:
         return self.forward(module, *self.args, **self.kwargs)
 
     def in_fp32(self, module: nn.Module) -> Any:
-        """Run the forward on ``module`` with its arguments in FP32 and without autocast."""
+        """Run the forward on ``module`` in FP32: its arguments, those that are dtypes, and no autocast."""
         if torch.compiler.is_dynamo_compiling():
             args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
+            args, kwargs = [*map(_raised_dtype, args)], {n: _raised_dtype(one) for n, one in kwargs.items()}
             with without_autocast(self.device):
                 return self.forward(module, *args, **kwargs)
         raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
@@ -84,6 +85,7 @@ class Call:
 
         raised_arguments = arguments_mapped(raise_, self.args, self.kwargs)
         with raised_arguments as (args, kwargs), without_autocast(self.device), seen("exact"):
+            args, kwargs = [*map(_raised_dtype, args)], {n: _raised_dtype(one) for n, one in kwargs.items()}
             result = self.forward(module, *args, **kwargs)
         own_of = {id(higher): own for own, higher, _ in raised}
         kept = [(name, own_of[id(value)]) for name, value in vars(module).items() if id(value) in own_of]
@@ -123,8 +125,10 @@ class Call:
 
     @property
     def has_low(self) -> bool:
-        """Whether any tensor among the arguments is of low precision."""
-        return any(leaf.dtype in LOW for leaf in self.leaves)
+        """Whether any tensor among the arguments is of low precision, or any argument is such a dtype."""
+        return any(leaf.dtype in LOW for leaf in self.leaves) or any(
+            _raised_dtype(one) is not one for one in (*self.args, *self.kwargs.values())
+        )
 
 
 class Result(NamedTuple):
@@ -332,6 +336,10 @@ def _made_in_fp32(
         logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)
         return made
     return {name: table for name, table in again.items() if isinstance(table, torch.Tensor)}
+
+
+def _raised_dtype(argument: Any) -> Any:
+    return torch.float32 if isinstance(argument, torch.dtype) and argument in LOW else argument
 
 
 def _raised(tensor: torch.Tensor) -> torch.Tensor:

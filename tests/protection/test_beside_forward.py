@@ -1,4 +1,4 @@
-"""Methods and properties that make positions besides a forward are asked of a module, of its class, or replaced."""
+"""Methods and properties that make positions besides a forward: asked of a module, of its class, replaced."""
 
 from __future__ import annotations
 
