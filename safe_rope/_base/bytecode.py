@@ -19,6 +19,14 @@ PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm",
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
 _STORING = {"register_buffer", "setattr", "__dict__", "vars"}
 _CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}
+INITIALISING = (
+    "_init_weights",
+    "_initialize_weights",
+    "init_weights",
+    "initialize_weights",
+    "reset_parameters",
+)
+"""Methods that write what a module is to begin with."""
 _CONSTRUCTORS = ("__init__", "_old_init")  # zero.Init keeps what it has replaced under the other name
 
 
@@ -101,7 +109,7 @@ def makers(cls: type) -> dict[str, bool]:
     of_constructor = set(_reached(own, constructors, beside=True))
     found = {}
     for name, value in own.items():
-        if name in (*_CONSTRUCTORS, "forward") or isinstance(value, type):
+        if name in (*_CONSTRUCTORS, *INITIALISING, "forward") or isinstance(value, type):
             continue
         functions = _functions_of(value)
         reached = list(_reached(own, functions, beside=True))
@@ -155,7 +163,7 @@ def _reached(
         seen.add(function.__code__)
         yield function
         for name in _names(function.__code__):
-            waiting += _functions_of(own.get(name))
+            waiting += (one for one in _functions_of(own.get(name)) if _is_beside(one, function))
         waiting += _beside(function) if beside else ()
 
 
@@ -163,8 +171,12 @@ def _beside(function: types.FunctionType) -> Iterator[types.FunctionType]:
     """Yield the functions of the same package that one names."""
     for value in _named(function, _names(function.__code__)):
         called = _function_of(value)
-        if called is not None and package(called.__module__) == package(function.__module__):
+        if called is not None and _is_beside(called, function):
             yield called
+
+
+def _is_beside(called: types.FunctionType, function: types.FunctionType) -> bool:
+    return package(called.__module__) == package(function.__module__)
 
 
 def _named(function: types.FunctionType, names: Iterable[str]) -> Iterator[Any]:

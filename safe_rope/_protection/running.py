@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
@@ -67,12 +68,15 @@ def run_beside(
 ) -> Any:
     """Run a stock method or property that makes positions besides ``forward``: as part of one, as it is.
 
-    A graph cannot tell a part of ``forward`` from a call alone, which ``of_forward`` answers there.
+    A graph cannot tell a part of ``forward`` from a call alone, which ``of_forward`` answers there. A method
+    beside the forward of a module with weights runs as it is, on tables that say how they are seen.
     """
     if torch.compiler.is_dynamo_compiling():
         is_part = of_forward
     else:
         is_part = threading.get_ident() in module._safe_rope.runner.threads
+    has_forward = stock_class(module).forward is not nn.Module.forward
+    is_part |= has_forward and _does_more(module)
     return called(module, *args, **kwargs) if is_part else run(module, called, args, dict(kwargs))
 
 

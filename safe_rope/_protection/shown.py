@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from safe_rope._base.bytecode import INITIALISING
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
@@ -23,7 +24,6 @@ STATE = "_safe_rope"
 """The attribute in which a protected module keeps its state."""
 _MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
 """What carries tensors about and computes nothing with them."""
-_INITIALISE = ("_init_weights", "_initialize_weights", "init_weights", "reset_parameters")
 
 
 class _ThreadState(threading.local):
@@ -101,7 +101,7 @@ def _seen(module: Any, name: str, table: Any) -> Any:
     frame = sys._getframe(2)
     if _is_from(frame, _MACHINERY):
         return table
-    if frame.f_code.co_name in _INITIALISE:
+    if frame.f_code.co_name in INITIALISING:
         return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
     if table.is_meta:
         return CosSin(table, nominal)
