@@ -164,16 +164,19 @@ def pinned_attribute(stock: type[nn.Module], name: str, *, of_forward: bool) -> 
         made = functools.partial(running.run_beside, called=computed, of_forward=of_forward)
         return raw.getter(made) if isinstance(raw, property) else functools.cached_property(made)
 
+    is_function = isinstance(raw, types.FunctionType | REMEMBERING)
+
     def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-        now: Any = inspect.getattr_static(stock, name)  # somebody may have replaced it
-        own = now.__wrapped__ if isinstance(now, REMEMBERING) else now
-        return own.__get__(module, type(module))(*args, **kwargs)
+        if not is_function:
+            return raw.__get__(module, type(module))(*args, **kwargs)
+        now: Any = getattr(stock, name)  # somebody may have replaced it
+        return (now.__wrapped__ if isinstance(now, REMEMBERING) else now)(module, *args, **kwargs)
 
     @functools.wraps(getattr(stock, name))
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return running.run_beside(self, called, args, kwargs, of_forward=of_forward)
 
-    return method if isinstance(raw, types.FunctionType | REMEMBERING) else _OfInstances(raw, method)
+    return method if is_function else _OfInstances(raw, method)
 
 
 class _OfInstances:
