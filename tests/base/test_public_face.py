@@ -7,6 +7,8 @@ import pydoc
 import subprocess
 import sys
 
+import pytest
+
 import safe_rope
 
 MODULES = ("autocast", "constructors", "frequencies", "integrations", "registry", "rotation", "tables")
@@ -23,6 +25,7 @@ def test_help_begins_with_every_public_name() -> None:
     assert [name for name in (*safe_rope.__all__, *MODULES) if name not in begin] == []
 
 
+@pytest.mark.slow
 def test_env_says_what_runs_where() -> None:
     source = "from safe_rope.cli.main import main; main(['env', '--format', 'json'])"
     done = subprocess.run(

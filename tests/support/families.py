@@ -13,11 +13,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers
 from torch import nn
 
 FAMILIES = ("llama", "mistral", "gpt_neox")
+ONE_OFTEN = (FAMILIES[0], *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES[1:]))
+"""Those of a test that takes seconds for each: one every time, the others with ``--slow``."""
 HEAD_DIM = 128
 MAX_POSITIONS = 4096
 ROPE_THETA = 10000.0

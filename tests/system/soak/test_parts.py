@@ -18,6 +18,7 @@ from laboratory.upstream import read as outcomes
 SCALES = {"constructors": 0.0025, "threads": 0.01}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deepspeed_group")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", SCALES)
