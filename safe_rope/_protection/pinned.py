@@ -167,6 +167,12 @@ def pinned_attribute(stock: type[nn.Module], name: str, *, of_forward: bool) -> 
     is_function = isinstance(raw, types.FunctionType | REMEMBERING)
 
     def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(raw, staticmethod):
+            return raw.__func__(*args, **kwargs)
+        if isinstance(raw, classmethod):
+            return raw.__func__(type(module), *args, **kwargs)
+        if isinstance(raw, functools.partialmethod) and isinstance(raw.func, types.FunctionType):
+            return raw.func(module, *raw.args, *args, **{**raw.keywords, **kwargs})
         if not is_function:
             return raw.__get__(module, type(module))(*args, **kwargs)
         now: Any = getattr(stock, name)  # somebody may have replaced it
@@ -187,7 +193,8 @@ class _OfInstances:
         self._method = method
 
     def __get__(self, module: Any, owner: type) -> Any:
-        return self._raw.__get__(None, owner) if module is None else types.MethodType(self._method, module)
+        # Dynamo traces no call of `types.MethodType`.
+        return self._raw.__get__(None, owner) if module is None else functools.partial(self._method, module)
 
 
 def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
