@@ -204,7 +204,7 @@ def _run_in_graph(call: Call) -> Any:
     if state.how == "tables":
         return _on_shown(call, marked=True)
     low = [name for name in state.pins if state.differs(name)]
-    lowered = not low and products.are_lowered(call) and not _does_more(module)
+    lowered = not low and _is_lowered_by_its_call(call)
     if not (low or lowered):
         return call.on(module)
     keeps = state.code.stores or bool(module._modules)

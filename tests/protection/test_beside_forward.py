@@ -72,3 +72,31 @@ def test_an_error_of_a_method_is_its_own_and_leaves_nothing_behind() -> None:
     with pytest.raises(AttributeError, match="shape"):
         module.tables(None)
     assert torch.equal(module.tables(X), TRUE)
+
+
+class Asks(nn.Module):
+    """Asks a child for tables in the dtype of what it is given, by a method and by an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables, self.counts = Tables(), Counts()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tables.low(x), self.counts(x.shape[1], x.dtype)
+
+
+class Counts(nn.Module):
+    """Counts in the dtype that it is given."""
+
+    def forward(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        rates = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=dtype) / DIM)
+        return torch.outer(torch.arange(count, dtype=dtype), rates).sin()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_computed_in_a_low_dtype_is_rounded_once_in_a_graph_too(compiled: bool) -> None:
+    with safe_rope.guard():
+        model: Any = Asks().bfloat16()
+    ask = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    for one in ask(X):
+        assert torch.equal(one, TRUE)
