@@ -103,7 +103,7 @@ def makers(cls: type) -> dict[str, bool]:
     Those that change what is kept between two calls, and are a part of the constructor, build a module's
     tables, and are none.
     """
-    own = dict(reversed([*_own(cls)]))
+    own = _by_name(cls)
     of_forward = set(_of_forward(cls))
     constructors = [function for name in _CONSTRUCTORS for function in _functions_of(own.get(name))]
     of_constructor = set(_reached(own, constructors, beside=True))
@@ -131,14 +131,14 @@ def turns_counts(function: Any) -> bool:
 
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
-    own = dict(reversed([*_own(cls)]))
+    own = _by_name(cls)
     functions = _reached(own, _functions_of(own.get("forward")), beside=False)
     return any(_changes_what_is_kept(function.__code__) for function in functions)
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
-    own = dict(reversed([*_own(cls)]))
+    own = _by_name(cls)
     return tuple(_reached(own, _functions_of(own.get("forward")), beside=True))
 
 
@@ -335,6 +335,10 @@ def _everything(cls: type, methods: list[types.FunctionType]) -> list[types.Func
     """The methods of a class, and its constructor with the functions that it reaches."""
     constructors = (_function_of(value) for name, value in _own(cls) if name in _CONSTRUCTORS)
     return [*methods, *_all_reached(constructors, {function.__code__ for function in methods})]
+
+
+def _by_name(cls: type) -> dict[str, Any]:
+    return dict(reversed([*_own(cls)]))
 
 
 def _own(cls: type) -> Iterator[tuple[str, Any]]:

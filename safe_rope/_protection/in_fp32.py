@@ -18,7 +18,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
 from safe_rope._base.torch_private import pytree
-from safe_rope._protection.shown import STATE, Shown, seen, seen_cache
+from safe_rope._protection.shown import STATE, seen, seen_cache, show
 from safe_rope._protection.stand_ins import (
     Call,
     Result,
@@ -31,7 +31,7 @@ from safe_rope._protection.stand_ins import (
 )
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.holdings import entries, get_table, is_inside, set_table
+from safe_rope._recognition.holdings import entries, get_table, set_table
 from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
@@ -191,9 +191,7 @@ def _note_caches(call: Call, stock: nn.Module | None, origins: dict[int, Origin]
             continue
         if value.dtype == torch.float32 and other.dtype in LOW:
             caches[name] = other.dtype, origins.get(id(value), Origin.NONE)
-            cls: Any = type(call.module)
-            if not (is_inside(name) or name in vars(cls) or hasattr(cls._safe_rope_stock, name)):
-                setattr(cls, name, Shown(name, seen_cache))
+            show(call.module, name, seen_cache)
         else:
             caches.pop(name, None)
 

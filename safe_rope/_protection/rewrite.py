@@ -24,10 +24,9 @@ from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
 from safe_rope._protection.rotary import RotaryState
-from safe_rope._protection.shown import STATE, Shown
+from safe_rope._protection.shown import STATE, show
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import LOST
-from safe_rope._recognition.holdings import is_inside
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 from safe_rope.errors import UnsupportedModelError
@@ -194,10 +193,8 @@ def _derived(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> A
 
 def _show_properties(module: Any) -> None:
     """Let whoever reads a table from outside see it so that it fits the rest of the model."""
-    cls = type(module)
     for name in state_of(module).names(module):
-        if not is_inside(name) and name not in vars(cls) and not hasattr(cls._safe_rope_stock, name):
-            setattr(cls, name, Shown(name))
+        show(module, name)
 
 
 def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
 from safe_rope._recognition.arguments import first_argument
-from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.holdings import get_table, is_inside
 from safe_rope._recognition.tables import is_frequency
 from safe_rope.rotation._cos_sin import CosSin
 
@@ -71,6 +71,13 @@ class Shown(property):
             del vars(module)[name]
 
         super().__init__(get, put, delete)
+
+
+def show(module: Any, name: str, see: Callable[[Any, str, Any], Any] | None = None) -> None:
+    """Make what a protected module has under ``name`` a property of its class, if the stock one has none."""
+    cls = type(module)
+    if not (is_inside(name) or name in vars(cls) or hasattr(cls._safe_rope_stock, name)):
+        setattr(cls, name, Shown(name, see))
 
 
 def seen_cache(module: Any, name: str, cache: Any) -> Any:
