@@ -56,6 +56,8 @@ try:
     _push_function_mode = torch._C._push_on_torch_function_stack
     _tracing_state = torch._C._get_tracing_state
     _innermost_transform = torch._C._functorch.peek_interpreter_stack
+    is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+    _unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
     _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     MODULE_HOOKS, PARAMETER_HOOKS = (
         "_global_module_registration_hooks",
@@ -107,6 +109,13 @@ def is_forward_mode() -> bool:
 def is_transformed() -> bool:
     """Whether this runs inside a transform of ``torch.func``."""
     return _innermost_transform() is not None
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often somebody has written to a tensor; vmap counts that of what it wraps alone."""
+    while is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor._version
 
 
 def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
 from safe_rope._base.torch_private import pytree
-from safe_rope._protection.shown import STATE, seen, seen_cache, show
+from safe_rope._protection.shown import STATE, seen, seen_cache, show, warn_rounded
 from safe_rope._protection.stand_ins import (
     Call,
     Result,
@@ -86,16 +86,19 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         runner.is_opaque = not call.watched
         return _run_unasked(call)
     if runner.as_stock:
-        _compare_remembered(call, given)
+        if not call.watched:
+            _compare_remembered(call, given)
+        elif call.has_low or call.autocast or any(map(call.state.differs, call.state.pins)):
+            tell_of_stock(call, "what it remembers is everybody's, and a transformation hides it")
         return on_twin(call, rounded)
     run = call.in_fp32 if learned is not None else lambda module: _follow_origins(call, module, origins)
     leaves, put_back = flattened(on_twin(call, as_it_is, run))
     if learned is None:
         learned = _compare(call, leaves, given, origins)
+        _note_caches(call, stock, origins)
         if not call.watched:
             _tell_of_rounded_counts(call)
             runner.learn(key, learned)
-            _note_caches(call, stock, origins)
     if learned is not None and len(learned) == len(leaves):
         leaves = [
             _as_in_stock(leaf, result, call.state.owner, applied, call.watched)
@@ -292,7 +295,8 @@ def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origi
         origin = origins.get(id(leaf), Origin.NONE)
         is_phase = bool(origin & Origin.COUNTED) and not origin & Origin.FINISHED
         is_phase &= leaf.is_floating_point()
-        same = (name for name in unfinished if is_phase and is_shared(get_table(call.module, name), leaf))
+        is_asked = is_phase and not call.watched  # a tensor of a transform has no memory to be asked for
+        same = (name for name in unfinished if is_asked and is_shared(get_table(call.module, name), leaf))
         found.append(Result(other.dtype, is_phase, next(same, None)))
     return tuple(found)
 
@@ -306,7 +310,10 @@ def _as_in_stock(
         return leaf
     if applied and leaf.dtype == torch.float32:
         return marked(leaf, result.dtype)
-    if result.is_phase and result.dtype in LOW and not watched:
+    if result.is_phase and result.dtype in LOW:
+        if watched:
+            warn_rounded(owner, "phases", result.dtype)
+            return leaf.to(result.dtype)
         phase = None if result.frequencies is None else f"{owner}.{result.frequencies}"
         return CosSin(leaf, result.dtype, faced=True, phase=phase)
     return leaf.to(result.dtype)

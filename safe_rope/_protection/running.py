@@ -22,7 +22,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection import in_fp32, products
-from safe_rope._protection.shown import STATE, sees
+from safe_rope._protection.shown import STATE, sees, warn_rounded
 from safe_rope._protection.stand_ins import (
     Call,
     as_it_is,
@@ -30,7 +30,6 @@ from safe_rope._protection.stand_ins import (
     marked_anew,
     on_twin,
     rounded,
-    warn_rounded,
 )
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
@@ -105,7 +104,7 @@ def _run(call: Call) -> Any:
     if state.runner.as_stock or _does_more(module):
         with products.noticed(call):
             return in_fp32.run_once(call)
-    if _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
+    if state.pins and _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)
 

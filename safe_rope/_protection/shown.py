@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -15,9 +16,11 @@ from safe_rope._base.bytecode import INITIALISING
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
+from safe_rope._base.torch_private import is_wrapped
 from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import get_table, is_inside
 from safe_rope._recognition.tables import is_frequency
+from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
 STATE = "_safe_rope"
@@ -108,6 +111,11 @@ def _seen(module: Any, name: str, table: Any) -> Any:
     frame = sys._getframe(2)
     if _is_from(frame, _MACHINERY):
         return table
+    phase = f"{class_name(type(module))}.{name}" if _is_turned(state, name) else None
+    if is_wrapped(table):
+        if phase is not None and nominal in LOW:
+            warn_rounded(class_name(type(module)), name, nominal)
+        return table.to(nominal)
     if frame.f_code.co_name in INITIALISING:
         return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
     if table.is_meta:
@@ -117,8 +125,18 @@ def _seen(module: Any, name: str, table: Any) -> Any:
     if nominal not in LOW and (nominal != table.dtype or first_argument(frame) is module):
         return table.to(nominal)
     # A module computes with it, and decides by its dtype what else it makes.
-    phase = f"{class_name(type(module))}.{name}" if _is_turned(state, name) else None
     return CosSin(table, nominal, faced=True, phase=phase)
+
+
+def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
+    """Warn that frequencies are rounded for once, as in the stock model."""
+    warnings.warn(
+        f"{owner} computes from {name} with weights of {dtype}, in a graph or under a transformation, where "
+        "nothing can follow its frequencies: they are rounded there, as in the stock model. Compute cos and "
+        "sin in a module of their own",
+        PrecisionWarning,
+        stacklevel=2,
+    )
 
 
 def _put_back(module: Any, name: str, table: torch.Tensor, frame: Any) -> Any:

@@ -7,7 +7,6 @@ Nothing of a call is kept in the module. A call that needs other tables than the
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -17,13 +16,12 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import arguments_flattened, arguments_mapped, mapped
-from safe_rope._base.torch_private import FakeTensor, is_only_faked, pytree
-from safe_rope._protection.shown import seen
+from safe_rope._base.torch_private import FakeTensor, is_only_faked, pytree, version_of
+from safe_rope._protection.shown import seen, warn_rounded
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.leads_back import Back, leads_back
 from safe_rope._recognition.reference import stock_class
-from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import without_autocast
 from safe_rope.rotation._cos_sin import CosSin, plain
 
@@ -76,11 +74,11 @@ class Call:
         raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
         def raise_(tensor: torch.Tensor) -> torch.Tensor:
-            if self.watched or tensor.dtype not in LOW:
-                return _raised(tensor)
+            if tensor.dtype not in LOW:
+                return tensor
             with torch.inference_mode(False):  # where no write is counted
                 higher = tensor.float()
-            raised.append((tensor, higher, higher._version))
+            raised.append((tensor, higher, version_of(higher)))
             return higher
 
         raised_arguments = arguments_mapped(raise_, self.args, self.kwargs)
@@ -91,7 +89,7 @@ class Call:
         kept = [(name, own_of[id(value)]) for name, value in vars(module).items() if id(value) in own_of]
         vars(module).update(kept)
         written = {
-            id(higher): own.copy_(higher) for own, higher, version in raised if higher._version > version
+            id(higher): own.copy_(higher) for own, higher, version in raised if version_of(higher) > version
         }
         if not written:
             return result
@@ -201,6 +199,8 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
     result = (run or call.on)(stand_in)
     if not call.watched:
         _adopt(call, stand_in, before, shown, versions)
+    elif any([get_table(stand_in, name) is not table for name, table in shown.items()]):
+        return result  # tables that are made under a transformation are not kept, nor what says that they are
     take_back(module, stand_in, state.pins)
     return result
 
@@ -274,17 +274,6 @@ def followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch
         warn_rounded(state.owner, name, state.nominal[name])
         return rounded(state, name, table, watched)
     return state.runner.view(name, table, CosSin, nominal, True, f"{state.owner}.{name}")  # type: ignore[no-any-return]
-
-
-def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
-    """Warn that frequencies are rounded for once, as in the stock model."""
-    warnings.warn(
-        f"{owner} computes from {name} with weights of {dtype}, in a graph or under a transformation, where "
-        "nothing can follow its frequencies: they are rounded there, as in the stock model. Compute cos and "
-        "sin in a module of their own",
-        PrecisionWarning,
-        stacklevel=2,
-    )
 
 
 # ---- what a forward makes of its tables ----------------------------------------------------------------

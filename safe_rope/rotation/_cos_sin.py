@@ -388,6 +388,9 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     """
     if is_dtype_the_mark():
         return tensor
+    in_graph = torch.compiler.is_dynamo_compiling()  # where nothing is wrapped
+    if nominal is not None and not in_graph and torch_private.is_wrapped(tensor):
+        return tensor.to(nominal)  # what a transform wraps cannot be computed with below it, where marks are
     if _is_exported():
         setattr(tensor, _MARK, True)  # the graph is the whole model, and returns plain tensors
         return tensor
