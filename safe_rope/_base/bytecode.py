@@ -57,6 +57,8 @@ class Conduct(NamedTuple):
     """As of `Facts`."""
     turns: bool
     """As of `Facts`."""
+    finishes: bool
+    """They take a sine, a cosine or an exponential."""
     stores: bool
     """They may change what is kept between two calls."""
     multiplies: bool
@@ -76,9 +78,12 @@ _MOVING = {
 
 
 def only_hands_out(cls: type) -> bool:
-    """Whether a class has no ``forward``, or one that computes nothing with what its module holds."""
+    """Whether a class has no ``forward``, or one that computes nothing with what its module holds.
+
+    An object that its module holds may be called there, and compute.
+    """
     function = next((_function_of(value) for name, value in _own(cls) if name == "forward"), None)
-    return function is None or _only_moves(function.__code__)
+    return function is None or (_only_moves(function.__code__) and not facts(cls).turns_counts)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -234,6 +239,7 @@ def _conduct(cls: Any) -> Conduct:
     with_helpers = [*codes, *(function.__code__ for function in helping)]
     return Conduct(
         *facts(cls)[:3],
+        finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(names | _all_names(helping)),
         stores=any(map(_changes_what_is_kept, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),

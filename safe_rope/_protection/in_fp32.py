@@ -17,7 +17,7 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
-from safe_rope._base.torch_private import pytree
+from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection.shown import STATE, seen, seen_cache, show, warn_rounded
 from safe_rope._protection.stand_ins import (
     Call,
@@ -39,6 +39,7 @@ from safe_rope._recognition.tables import FEWEST
 from safe_rope._recognition.untouched import Untouched
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
+from safe_rope.rotation._cos_sin import is_dtype_the_mark
 from safe_rope.rotation._cos_sin import rounded as rounded_once
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,23 @@ def apply_results(call: Call) -> Any:
     return pytree.tree_map_only(
         torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result
     )
+
+
+def in_graph(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
+    """Return a result in the stock model's dtype; a phase, that of the module ``phase``, is exact."""
+    if phase is None or dtype not in LOW or leaf.dtype != torch.float32:
+        return leaf.to(dtype)
+    if is_dtype_the_mark():
+        told_in_graph(phase, "phases", dtype)
+        return leaf.to(dtype)
+    return CosSin(leaf, dtype, faced=True, phase=phase)
+
+
+@constant_in_graphs
+def told_in_graph(owner: str, name: str, dtype: torch.dtype) -> bool:
+    """Warn while Dynamo traces, which runs this once and leaves no trace of it in the graph."""
+    warn_rounded(owner, name, dtype)
+    return True
 
 
 def run_in_fp32(call: Call, *, applied: bool) -> Any:
@@ -117,7 +135,7 @@ def _is_opaque(leaf: Any) -> bool:
 def run_once(call: Call) -> Any:
     """Run the call as stock, once, on frequencies that stay exact until they meet the model."""
     result = on_twin(call, rounded if call.state.runner.as_stock else followed)
-    return mapped(_as_returned, result)
+    return mapped(as_returned, result)
 
 
 def _run_unasked(call: Call) -> Any:
@@ -141,7 +159,8 @@ def tell_of_stock(call: Call, reason: str) -> None:
         )
 
 
-def _as_returned(table: torch.Tensor) -> torch.Tensor:
+def as_returned(table: torch.Tensor) -> torch.Tensor:
+    """Round what a forward returns once."""
     # A phase is never rounded: what is computed from it is.
     return rounded_once(table) if isinstance(table, CosSin) and table.phase is None else table
 

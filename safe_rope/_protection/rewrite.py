@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,8 +24,10 @@ from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
+from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.shown import STATE, show
+from safe_rope._protection.traced import is_traced, run_traced
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import LOST
 from safe_rope._recognition.reference import stock_class
@@ -137,7 +140,9 @@ def _take_over(module: nn.Module, kind: type[ProtectedModule], state: Any) -> No
 
 
 def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    before = type(module)
     object.__setattr__(module, "__class__", cls)  # a class's own __setattr__ may refuse
+    lead_to_its_class(module, before)
 
 
 def _acquire(module: nn.Module, state: Keeper) -> None:
@@ -218,6 +223,10 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
         state = state_of(self)
+        if not isinstance(position_ids, torch.Tensor) and is_traced((x, position_ids)):
+            asked = inner if layer_type is None else functools.partial(inner, layer_type=layer_type)
+            traced = functools.partial(asked, self, x, position_ids)
+            return run_traced(self, traced, traced)
         is_live = not is_watched()
         if _is_overruled(self, is_live, patched=stock.forward is not inner):
             given = (layer_type,) if by_layer_type else ()

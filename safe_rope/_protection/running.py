@@ -20,9 +20,9 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
-from safe_rope._base.torch_private import constant_in_graphs, pytree
+from safe_rope._base.torch_private import pytree
 from safe_rope._protection import in_fp32, products
-from safe_rope._protection.shown import STATE, sees, warn_rounded
+from safe_rope._protection.shown import STATE, sees
 from safe_rope._protection.stand_ins import (
     Call,
     as_it_is,
@@ -31,6 +31,7 @@ from safe_rope._protection.stand_ins import (
     on_twin,
     rounded,
 )
+from safe_rope._protection.traced import is_traced, run_traced
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
 
@@ -39,8 +40,16 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     """Run the stock ``forward`` of a pinned module."""
     state = module._safe_rope
     if torch.compiler.is_dynamo_compiling():
-        return _run_in_graph(Call(module, state, forward, args, kwargs, watched=False))
+        runner, is_within = state.runner, state.runner.runs_in_graph
+        runner.runs_in_graph = True
+        try:
+            return _run_in_graph(Call(module, state, forward, args, kwargs, watched=False))
+        finally:
+            runner.runs_in_graph = is_within
     call = Call(module, state, forward, args, kwargs, is_watched())
+    if not (args and isinstance(args[0], torch.Tensor)) and is_traced((*args, *kwargs.values())):
+        state.restore(module)
+        return run_traced(module, lambda: _run(call), lambda: call.on(module))
     if not call.watched:
         state.restore(module)
         if not state.pins and state.applied is None:
@@ -216,7 +225,7 @@ def _run_in_graph(call: Call) -> Any:
     if _does_more(module) or is_ready or tells_dtype:
         for name in low:
             if not state.pins[name].finished and state.nominal[name] in LOW:
-                _told_in_graph(state.owner, name, state.nominal[name])
+                in_fp32.told_in_graph(state.owner, name, state.nominal[name])
         return _on_shown(call, marked=False)
     if keeps:
         # It cannot be asked what it returns as stock without being changed by that.
@@ -226,22 +235,20 @@ def _run_in_graph(call: Call) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
     stock = pytree.tree_leaves(_on_shown(call, marked=False))
     leaves, structure = pytree.tree_flatten(call.in_fp32(module))
+    are_phases = (
+        bool(low) and not state.code.finishes and not any([state.pins[name].finished for name in low])
+    )
     leaves = [
-        leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else other
+        in_fp32.in_graph(leaf, other.dtype, state.owner if are_phases else None)
+        if isinstance(leaf, torch.Tensor)
+        else other
         for leaf, other in zip(leaves, stock, strict=True)
     ]
     return pytree.tree_unflatten(leaves, structure)
 
 
-@constant_in_graphs
-def _told_in_graph(owner: str, name: str, dtype: torch.dtype) -> bool:
-    """Warn while Dynamo traces, which runs this once and leaves no trace of it in the graph."""
-    warn_rounded(owner, name, dtype)
-    return True
-
-
 def _lowered(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return leaf.to(dtype) if leaf.dtype == torch.float32 else leaf
+    return leaf.to(dtype) if leaf.dtype == torch.float32 else in_fp32.as_returned(leaf)
 
 
 def _on_shown(call: Call, *, marked: bool) -> Any:

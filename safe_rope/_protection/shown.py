@@ -85,16 +85,20 @@ def show(module: Any, name: str, see: Callable[[Any, str, Any], Any] | None = No
 
 def seen_cache(module: Any, name: str, cache: Any) -> Any:
     """Return what a forward has made in FP32 and keeps, in the stock model's dtype for other code."""
-    if torch.compiler.is_compiling() or type(cache) is not torch.Tensor or cache.dtype != torch.float32:
+    state = module.__dict__.get(STATE)
+    if state is None or name not in state.caches or getattr(cache, "dtype", None) != torch.float32:
         return cache
-    state, frame = vars(module).get(STATE), sys._getframe(2)
-    is_own = first_argument(frame) is module or _is_from(frame, (*_MACHINERY, "safe_rope."))
-    return cache if is_own or state is None or name not in state.caches else cache.to(state.caches[name][0])
+    if torch.compiler.is_dynamo_compiling():
+        is_own = state.runner.runs_in_graph
+    else:
+        frame = sys._getframe(2)
+        is_own = first_argument(frame) is module or _is_from(frame, (*_MACHINERY, "safe_rope."))
+    return cache if is_own else cache.to(state.caches[name][0])
 
 
 def _seen(module: Any, name: str, table: Any) -> Any:
     if torch.compiler.is_compiling():
-        return table
+        return _seen_in_graph(module, name, table)
     state = vars(module).get(STATE)
     if state is None or type(table) is not torch.Tensor or name not in state.nominal:
         return table
@@ -102,7 +106,9 @@ def _seen(module: Any, name: str, table: Any) -> Any:
         table = _put_back(module, name, table, sys._getframe(2))
         if type(table) is not torch.Tensor or name not in state.nominal:
             return table
-    nominal = state.nominal[name]
+    nominal, pin = state.nominal[name], getattr(state, "pins", {}).get(name)
+    if pin is not None and table.dtype not in (pin.values.dtype, torch.float32):
+        return table  # which the module's own code has just made
     is_plain = nominal == table.dtype and not (table.is_meta or _is_lowered(state, name, table))
     if table.dtype in LOW or is_plain:
         return table
@@ -126,6 +132,18 @@ def _seen(module: Any, name: str, table: Any) -> Any:
         return table.to(nominal)
     # A module computes with it, and decides by its dtype what else it makes.
     return CosSin(table, nominal, faced=True, phase=phase)
+
+
+def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
+    """Return frequencies as they are, and to other code a finished table in the stock model's dtype."""
+    state = module.__dict__.get(STATE)  # Dynamo before torch 2.8 takes no ``vars`` of a module
+    pin = getattr(state, "pins", {}).get(name)
+    if pin is None or state.runner.runs_in_graph or table.dtype != torch.float32:
+        return table
+    # torch.export runs Python, and Dynamo reads nothing of a thread.
+    how = None if torch.compiler.is_dynamo_compiling() else _this_thread.sees
+    is_low = pin.finished if how is None else how == "as stock"
+    return table.to(state.nominal[name]) if is_low else table
 
 
 def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:

@@ -152,6 +152,7 @@ class Runner:
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
         self._back: Back | None = None
+        self.runs_in_graph = False  # whether Dynamo traces its forward now
         self.threads: list[int] = []  # those in which the module runs, one as often as it has begun
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 
@@ -215,9 +216,13 @@ def _on_itself(call: Call, show: Show, run: Callable[[nn.Module], Any] | None) -
     }
     for name, table in shown.items():
         set_table(module, name, table)
+    protected = type(module)
+    if state.code.asks_its_class:
+        object.__setattr__(module, "__class__", stock_class(module))
     try:
         return (run or call.on)(module)
     finally:
+        object.__setattr__(module, "__class__", protected)
         made = {name: get_table(module, name) for name in tables}
         for name, table in tables.items():
             set_table(module, name, table)

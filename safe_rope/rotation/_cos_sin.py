@@ -146,7 +146,8 @@ class CosSin(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Note a lower dtype; else as in torch."""
-        if not kwargs and len(args) == 1 and args[0] in LOW and args[0] != self.dtype and not _is_followed():
+        is_dtype = len(args) == 1 and not kwargs and type(args[0]) is torch.dtype
+        if is_dtype and args[0] in LOW and args[0] != self.dtype and not _is_followed():
             return CosSin(self.table.clone(), args[0], self.faced, self.phase)
         return super().to(*args, **kwargs)
 

@@ -1,0 +1,55 @@
+"""Lead what wraps a module's own ``forward`` to the one that its class has now.
+
+Hooks of accelerate, profilers and patches by hand put a function into the module itself. It holds the bound
+method of the class that the module had then.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+_DEEPEST = 4
+"""Wrappers around one another that are looked into."""
+
+
+def lead_to_its_class(module: nn.Module, before: type) -> None:
+    """Have what a module keeps, and that calls the ``forward`` of the class ``before``, call its class's."""
+    stale, own = getattr(before, "forward", None), vars(module)
+    for name, value in list(own.items()):
+        if callable(value) and (led := _led(value, module, stale, _DEEPEST)) is not value:
+            own[name] = led
+
+
+def _led(value: Any, module: nn.Module, stale: Any, depth: int) -> Any:
+    """Return what takes the place of ``value``: itself, where it is changed inside or needs no change."""
+    if isinstance(value, types.MethodType):
+        is_stale = value == stale or (value.__self__ is module and value.__func__ is stale)
+        return types.MethodType(type(module).forward, module) if is_stale else value
+    if depth == 0 or not callable(value) or isinstance(value, type | nn.Module):
+        return value
+    if isinstance(value, functools.partial):
+        parts = value.func, *value.args
+        function, *args = (_led(part, module, stale, depth - 1) for part in parts)
+        is_changed = any(map(operator.is_not, (function, *args), parts))
+        return functools.partial(function, *args, **value.keywords) if is_changed else value
+    for held, put in _held(value):
+        if (led := _led(held, module, stale, depth - 1)) is not held:
+            put(led)
+    return value
+
+
+def _held(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """Yield what a function or an object that is called holds, each with what puts another in its place."""
+    for cell in getattr(value, "__closure__", None) or ():
+        if cell != types.CellType():  # nothing may be in it yet
+            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        for name, held in list(attributes.items()):
+            yield held, functools.partial(operator.setitem, attributes, name)
