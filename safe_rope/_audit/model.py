@@ -19,6 +19,7 @@ from safe_rope._protection.plan import concerns
 from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._recognition.reference import References, own_class
 from safe_rope._recognition.specs import is_position_module
+from safe_rope._recognition.walk import parts
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
 
@@ -69,9 +70,10 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     )
     dtype, casts = compute_dtype(model), pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
-        references = References(inner)
+        everything = list(parts(inner))
+        references = {id(part.root): References(part.root) for part in everything}
         prefix = next(path for path, module in model.named_modules() if module is inner)
-        for path, module in inner.named_modules():
+        for path, module, _, root, within in everything:
             run_waiting()
             left = (
                 any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
@@ -79,7 +81,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
             kept = is_protected(module) or is_pinned(module) or left
             if kept or concerns(module) or is_position_module(module):
                 whole = ".".join(filter(None, (prefix, path)))
-                found = references.find(path), find(module), dtype, casts.get(module)
+                found = references[id(root)].find(within), find(module), dtype, casts.get(module)
                 ModuleAuditor(report, whole, module, *found).run(asked)
     return report
 

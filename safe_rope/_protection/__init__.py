@@ -21,10 +21,12 @@ from torch import nn
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
+from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.report import ProtectionReport, is_main_rank, warn_unprotected
 from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._protection.watch import ConstructionWatch
 from safe_rope._recognition.reference import References, stock_class
+from safe_rope._recognition.walk import parts
 from safe_rope.constructors import ConstructorGuard
 from safe_rope.errors import ConfigError, PrecisionWarning, UnsupportedModelError
 
@@ -226,13 +228,13 @@ def protect(
             "pass the model, not its name or config"
         )
     report = ProtectionReport(tables=tables, apply=apply)
-    references, options = References(model), Options(tables, apply, inv_freq)
+    options, everything = Options(tables, apply, inv_freq), list(parts(model))
+    references = {id(part.root): References(part.root) for part in everything}
     results = []
-    for path, module in model.named_modules():
+    for path, module, parent, root, within in everything:
         if concerns(module):
-            parent = model.get_submodule(path.rpartition(".")[0])
             around = (stock_class(parent).__module__,)
-            results.append((path, prepare(module, references.find(path), around, options)))
+            results.append((path, prepare(module, references[id(root)].find(within), around, options)))
     for path, result in results:
         if isinstance(result, Unprotectable):
             report.add_unprotected(path, result.module, result.reason)
@@ -250,8 +252,9 @@ def protect(
                     result._replace(reference=None).carry_out()
                 except UnsupportedModelError as error:
                     report.add_unprotected(path, result.module, str(error))
-    for path, module in model.named_modules():
+    for path, module, parent, *_ in everything:
         if is_protected(module) or is_pinned(module):
+            lead_to_its_class(module, stock_class(module), parent)
             report.add(path, module)
         for found in (*frozen_positions((module,)), *unseen_positions((module,))):
             report.add_frozen(path, found)

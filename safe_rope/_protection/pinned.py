@@ -229,7 +229,17 @@ def _bound_anew(raw: Any, inner: Any) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return running.run(self, bound, args, kwargs)
 
-    return functools.wraps(inner)(method) if callable(inner) else method
+    if not callable(inner):
+        return method
+    functools.wraps(inner)(method)
+    if isinstance(raw, staticmethod | classmethod):
+        vars(method)["__signature__"] = _with_self(inspect.signature(inner))
+    return method
+
+
+def _with_self(signature: inspect.Signature) -> inspect.Signature:
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    return signature.replace(parameters=[own, *signature.parameters.values()])
 
 
 def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:

@@ -18,9 +18,12 @@ _DEEPEST = 4
 """Wrappers around one another that are looked into."""
 
 
-def lead_to_its_class(module: nn.Module, before: type) -> None:
-    """Have what a module keeps, and that calls the ``forward`` of the class ``before``, call its class's."""
-    stale, own = getattr(before, "forward", None), vars(module)
+def lead_to_its_class(module: nn.Module, before: type, holder: nn.Module | None = None) -> None:
+    """Have what calls a module's ``forward`` of the class ``before`` call that of the class it has now.
+
+    ``holder`` is the module that keeps what calls it, by default itself.
+    """
+    stale, own = getattr(before, "forward", None), vars(holder or module)
     for name, value in list(own.items()):
         if callable(value) and (led := _led(value, module, stale, _DEEPEST)) is not value:
             own[name] = led

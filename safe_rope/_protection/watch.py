@@ -221,14 +221,17 @@ class ConstructionWatch:
             return
         if not bytecode.facts(type(module)).makes_waves:
             return
-        # What has no parent is looked at last, when a setting that its constructor reads may be another.
-        if all(owner is module for owner in _under_construction(frame)):
-            self._run_again(module, arguments, conditions, _key(type(module), arguments, conditions))
+        key = _key(type(module), arguments, conditions)
+        if key is not None:  # when it is looked at, a setting that its constructor reads may be another
+            self._run_again(module, arguments, conditions, key)
 
     def note_copy(self, module: nn.Module) -> None:
         """Remember that ``module`` is a copy, which no constructor has built."""
         if not isinstance(module, ProtectedModule) or _is_pinned_to_nothing(module):
             self._nothing_yet[module] = _Building()
+        for name, child in module._modules.items():  # registered in the original alone
+            if child is not None and child not in self._parents:
+                self._parents[child] = weakref.ref(module), name
 
     def _look_again(self) -> None:
         """Consider what has been filled since, by a parent or by a loader."""
@@ -362,10 +365,13 @@ class ConstructionWatch:
             if (above := parent()) is None:
                 return None
             owner = above
-        building = self._owners.get(owner)
-        if building is None or building.arguments is None or not bytecode.counts_positions(type(owner)):
+        building = self._owners.get(owner) or self._nothing_yet.get(owner)
+        if building is None or not bytecode.counts_positions(type(owner)):
             return None
-        return owner, ".".join(names), building, building.arguments
+        arguments = building.arguments
+        if arguments is None and building.thread is None:  # a copy
+            arguments = infer_arguments(owner, stock_class(owner))
+        return None if arguments is None else (owner, ".".join(names), building, arguments)
 
     def _reference_by_its_owner(self, module: nn.Module) -> Reference | None:
         """What the constructor of the module's owner puts into it."""

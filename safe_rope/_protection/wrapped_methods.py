@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 watches: list[ConstructionWatch] = []
 watches_lock = threading.RLock()
 _methods = Replaced()
-_USES = ("_apply", "train", "load_state_dict")
+_USES = ("_apply", "train", "load_state_dict", "state_dict")
 # What leads to ``_apply``: a class may have one of its own, and take its tables aside before torch's runs.
 _MOVES = (
     *("to", "to_empty", "type", "float", "double", "half", "bfloat16", "cpu", "cuda", "share_memory"),

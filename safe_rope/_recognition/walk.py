@@ -1,0 +1,68 @@
+"""The modules of a model, each once: those that compare equal too, and those that nobody has registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+
+class Part(NamedTuple):
+    """A module of a model.
+
+    Attributes:
+        path: where it is in the model.
+        module: what is there.
+        parent: what holds it; itself for a model that nothing holds.
+        root: the model, or what nobody has registered and it is in.
+        within: its path from there.
+
+    """
+
+    path: str
+    module: nn.Module
+    parent: nn.Module
+    root: nn.Module
+    within: str
+
+
+def parts(model: nn.Module) -> Iterator[Part]:
+    """Yield the parts of a model, and after them those without parameters that only a container has.
+
+    A list, tuple or dictionary is such a container: what is cast, moved or saved leaves it out.
+    """
+    seen: set[int] = set()
+    registered = list(_registered(model, model, model, "", "", seen))
+    yield from registered
+    for part in registered:
+        for name, kept in _kept(part.module):
+            if id(kept) not in seen and next(kept.parameters(), None) is None:
+                path = ".".join(filter(None, (part.path, name)))
+                yield from _registered(kept, part.module, kept, path, "", seen)
+
+
+def _registered(
+    module: nn.Module, parent: nn.Module, root: nn.Module, path: str, within: str, seen: set[int]
+) -> Iterator[Part]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield Part(path, module, parent, root, within)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _registered(child, module, root, _below(path, name), _below(within, name), seen)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _kept(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, value in list(vars(module).items()):
+        if name != "_modules" and type(value) in (list, tuple, dict):
+            yield from ((f"{name}.{key}", one) for key, one in _items(value) if isinstance(one, nn.Module))
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    yield from value.items() if isinstance(value, dict) else enumerate(value)
