@@ -61,6 +61,8 @@ class Conduct(NamedTuple):
     """They take a sine, a cosine or an exponential."""
     stores: bool
     """They may change what is kept between two calls."""
+    writes: bool
+    """They may write to what they are given."""
     multiplies: bool
     """They take products of matrices, which autocast lowers."""
     attends: bool
@@ -241,6 +243,7 @@ def _conduct(cls: Any) -> Conduct:
         *facts(cls)[:3],
         finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(names | _all_names(helping)),
         stores=any(map(_changes_what_is_kept, codes)),
+        writes=any(map(_writes_to_arguments, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
@@ -323,6 +326,22 @@ def _changes_what(code: types.CodeType, first: str) -> bool:
         if variable == first and (by_attribute or one.attribute is None):
             return True
         if variable is not None and one.attribute is None and variable not in own:
+            return True
+    return False
+
+
+def _writes_to_arguments(code: types.CodeType) -> bool:
+    """Whether a function changes in place what it is given, as ``q.mul_(cos)``, ``q *= cos`` or ``out=``."""
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if "out" in own or any("out" in one for one in code.co_consts if isinstance(one, tuple)):
+        return True
+    done = instructions.steps(code)
+    writing = {one.attribute for one in done if one.attribute is not None and _writes(one.attribute)}
+    for at, one in enumerate(done):
+        whole = instructions.changed(done, at, writing)
+        if whole is not None and instructions.source(done, whole)[0] in own:
+            return True
+        if instructions.is_in_place(one) and at + 1 < len(done) and done[at + 1].value in own:
             return True
     return False
 

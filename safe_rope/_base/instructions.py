@@ -15,6 +15,14 @@ from typing import Any, NamedTuple
 
 _LOCAL = re.compile(r"(?:LOAD|STORE)_FAST")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
+_OPERATORS = ("+", "-", "*", "@", "/", "//", "%", "**", "&", "|", "^", "<<", ">>")
+_PLAIN = {
+    one.arg or 0
+    for operator in _OPERATORS
+    for one in dis.get_instructions(compile(f"a {operator} b", "", "eval"))
+    if one.opname == "BINARY_OP"
+}
+"""Arguments of BINARY_OP that change nothing, other than those for ``a += b`` and its kin."""
 _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD")
 _TAKING = ("POP_", "STORE_", "DELETE_")
 _BESIDE = {"STORE_ATTR": 0, "DELETE_ATTR": 0, "STORE_SUBSCR": 1, "DELETE_SUBSCR": 1, "STORE_SLICE": 2}
@@ -68,6 +76,13 @@ def _steps(code: types.CodeType) -> Iterator[Step]:
         yield Step(one.opname, one.argval, one.offset, depth, is_part)
         if one.opname.startswith(_AWAY):
             depth = 0
+
+
+def is_in_place(step: Step) -> bool:
+    """Whether a step may change its left operand in place: ``a += b`` and its kin."""
+    return step.name.startswith("INPLACE") or (
+        step.name == "BINARY_OP" and not step.is_part and step.value not in _PLAIN
+    )
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -64,6 +64,12 @@ def apply_results(call: Call) -> Any:
     )
 
 
+def cloned(call: Call) -> tuple[Any, Any]:
+    """Return a call's arguments in a graph with copies of its tensors."""
+    copies: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
+    return copies
+
+
 def in_graph(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
     """Return a result in the stock model's dtype; a phase, that of the module ``phase``, is exact."""
     if phase is None or dtype not in LOW or leaf.dtype != torch.float32:

@@ -32,7 +32,7 @@ def noticed(call: Call) -> contextlib.AbstractContextManager[Any]:
     """
     state = call.state
     frequencies = [name for name, pin in state.pins.items() if not pin.finished]
-    if call.watched or not frequencies:
+    if not frequencies:
         return contextlib.nullcontext()
     multiplies = are_lowered(call) and not state.runner.knows_its_products
     may_count_low = state.code.counts and (call.has_low or call.autocast)

@@ -23,7 +23,7 @@ def lead_to_its_class(module: nn.Module, before: type, holder: nn.Module | None 
 
     ``holder`` is the module that keeps what calls it, by default itself.
     """
-    stale, own = getattr(before, "forward", None), vars(holder or module)
+    stale, own = getattr(before, "forward", None), vars(module if holder is None else holder)
     for name, value in list(own.items()):
         if callable(value) and (led := _led(value, module, stale, _DEEPEST)) is not value:
             own[name] = led

@@ -233,7 +233,8 @@ def _run_in_graph(call: Call) -> Any:
         if dtype is None:
             return result
         return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
-    stock = pytree.tree_leaves(_on_shown(call, marked=False))
+    asked = call if not state.code.writes else call.with_arguments(*in_fp32.cloned(call))
+    stock = pytree.tree_leaves(_on_shown(asked, marked=False))
     leaves, structure = pytree.tree_flatten(call.in_fp32(module))
     are_phases = (
         bool(low) and not state.code.finishes and not any([state.pins[name].finished for name in low])

@@ -67,10 +67,17 @@ class Call:
     def in_fp32(self, module: nn.Module) -> Any:
         """Run the forward on ``module`` in FP32: its arguments, those that are dtypes, and no autocast."""
         if torch.compiler.is_dynamo_compiling():
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _raised, (self.args, self.kwargs))
+            own, structure = pytree.tree_flatten((self.args, self.kwargs))
+            higher = [_raised(one) if isinstance(one, torch.Tensor) else one for one in own]
+            args, kwargs = pytree.tree_unflatten(higher, structure)
             args, kwargs = [*map(_raised_dtype, args)], {n: _raised_dtype(one) for n, one in kwargs.items()}
             with without_autocast(self.device):
-                return self.forward(module, *args, **kwargs)
+                result = self.forward(module, *args, **kwargs)
+            if self.state.code.writes:
+                for one, other in zip(own, higher, strict=True):
+                    if isinstance(one, torch.Tensor) and one.dtype in LOW:
+                        one.copy_(other)
+            return result
         raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
         def raise_(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,8 @@ def leads_back(module: nn.Module) -> Back:
     """
     found, seen = Back.NOT, set[tuple[int, bool]]()
     author = package(type(module).__module__)
-    waiting = [(value, False) for one in module.modules() for value in vars(one).values()]
+    kept = (item for one in module.modules() for item in vars(one).items())
+    waiting = [(value, False) for name, value in kept if name != "forward"]  # which wraps the class's
     waiting += [
         (value, True) for value in named_by_forward(stock_class(module)) if isinstance(value, _KEEPERS)
     ]
@@ -81,7 +82,7 @@ def _held(value: Any, author: str) -> Iterator[tuple[Any, bool]]:
         if _is_of(value.func, author):
             yield from ((one, False) for one in (value.func, value.args, value.keywords))
     elif isinstance(value, types.MethodType):
-        if _is_of(value, author):
+        if _is_of(value, author) and value.__name__ != "forward":  # which nobody calls inside itself
             yield from ((one, False) for one in (value.__self__, value.__func__))
     elif isinstance(value, types.FunctionType):
         if _is_of(value, author):

@@ -147,6 +147,34 @@ def through_data(model: nn.Module) -> nn.Module:
     return model
 
 
+def over_samples(model: nn.Module) -> Callable[..., Any]:
+    """Return the model in BF16, called under vmap for two samples that are alike."""
+    model = model.to(torch.bfloat16)
+
+    def call(*args: Any) -> Any:
+        floating = [
+            i for i, one in enumerate(args) if isinstance(one, torch.Tensor) and one.is_floating_point()
+        ]
+
+        def one(*samples: torch.Tensor) -> Any:
+            own = dict(zip(floating, samples, strict=True))
+            return model(*(own.get(i, arg) for i, arg in enumerate(args)))
+
+        pairs = (torch.stack([args[i], args[i]]) for i in floating)
+        results = torch.vmap(one, randomness="same")(*pairs)
+        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda result: result[0], results)
+
+    return call
+
+
+def wrapped(model: nn.Module) -> nn.Module:
+    """Put the forward of every module of the model in BF16 into a function, as hooks and patches do."""
+    for module in model.to(torch.bfloat16).modules():
+        if not isinstance(module, nn.Linear):
+            module.forward = functools.partial(lambda inner, *args: inner(*args), module.forward)
+    return model
+
+
 def inference(model: nn.Module) -> Callable[..., Any]:
     """Return the model in BF16, called in inference mode."""
     return torch.inference_mode()(model.to(torch.bfloat16))
@@ -167,7 +195,12 @@ ASSIGNED = LoadPath("assigned", torch.bfloat16, load=assigned)
 INFERENCE = LoadPath("inference mode", torch.bfloat16, load=inference)
 THROUGH_DATA = LoadPath("through .data", torch.bfloat16, load=through_data)
 PATHS = (PLAIN, ZERO_INIT, CAST, DEFAULT_DTYPE, HALF_AND_BACK, META, ZERO_2, ZERO_3)
-MORE = (AUTOCAST, ASSIGNED, INFERENCE, THROUGH_DATA)
+OVER_SAMPLES = LoadPath("vmap", torch.bfloat16, load=over_samples)
+WRAPPED = LoadPath("wrapped", torch.bfloat16, load=wrapped)
+HELD_UNDER_AUTOCAST = LoadPath(
+    "autocast, held", torch.float32, load=autocast, computes=torch.bfloat16, held=True
+)
+MORE = (AUTOCAST, ASSIGNED, INFERENCE, THROUGH_DATA, OVER_SAMPLES, WRAPPED, HELD_UNDER_AUTOCAST)
 
 
 @contextlib.contextmanager

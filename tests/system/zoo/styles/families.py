@@ -27,7 +27,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.matmul(functional.softmax(scores, dim=-1), v[:, :, :SEEN]).transpose(1, 2).flatten(2)
 
 
-@style("family", "unharmed", "ntk", inv_freq="inv_freq")
+@style("family", "unharmed", "ntk", inv_freq="inv_freq", not_on=("vmap",))
 class QwenOne(nn.Module):
     """Qwen's first: list of two tables [1, length, 1, dim], another base for longer sequences."""
 

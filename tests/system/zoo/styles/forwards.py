@@ -13,7 +13,7 @@ from styles.formulas import Pair, rates, turned
 from styles.registry import DIM, style
 
 
-@style()
+@style(not_on=("wrapped",))
 class IsStatic(nn.Module):
     """Takes nothing of the module; computes in the dtype of what it is given."""
 

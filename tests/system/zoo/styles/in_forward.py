@@ -181,7 +181,7 @@ class TimestepSinusoids(nn.Module):
         return torch.cat([emb.cos(), emb.sin()], dim=-1).to(x.dtype)
 
 
-@style("in forward", "parent", shows="output", inv_freq="rope.inv_freq")
+@style("in forward", "parent", shows="output", inv_freq="rope.inv_freq", not_on=("vmap",))
 class CountedByTheParent(nn.Module):
     """Transformer-XL: the parent counts backwards in the dtype of x, and its child turns that into sines."""
 

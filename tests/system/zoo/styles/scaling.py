@@ -200,7 +200,7 @@ class NtkByParts(Rope):
         self.register_buffer("inv_freq", blended, persistent=False)
 
 
-@style("scaling", "dynamic ntk", inv_freq="inv_freq")
+@style("scaling", "dynamic ntk", inv_freq="inv_freq", not_on=("vmap",))
 class DynamicNtk(nn.Module):
     """A longer sequence has another base."""
 

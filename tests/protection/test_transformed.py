@@ -1,0 +1,206 @@
+"""Protected modules under torch.func, torch.jit.trace and torch.fx: as in stock, and exact or told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch.func import functional_call, stack_module_state
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import safe_rope
+from safe_rope.errors import PrecisionWarning
+
+LENGTH, DIM = 300, 16
+X = (torch.arange(LENGTH * 2 * DIM) % 17 - 8).reshape(1, LENGTH, 2 * DIM).bfloat16() / 8
+
+
+def rates() -> torch.Tensor:
+    return 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM)
+
+
+class Tables(nn.Module):
+    """Counts in the dtype of its frequencies, and keeps what it made last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", rates(), persistent=False)
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.outer(torch.arange(x.shape[1]).type_as(self.inv_freq), self.inv_freq)
+        self.last = phase.cos()
+        return self.last.to(x.dtype)
+
+
+class ReadsWhatIsKept(nn.Module):
+    """Reads what its child keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Tables()
+        self.proj = nn.Linear(2 * DIM, 2 * DIM)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.rotary(x)
+        return self.rotary.last
+
+
+class Turns(nn.Module):
+    """Turns what it is given in place, by angles in its dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", rates(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> None:
+        phase = torch.outer(torch.arange(x.shape[1]).to(x.dtype), self.inv_freq.to(x.dtype)).repeat(1, 4)
+        x.mul_(phase.cos())
+
+
+class TurnsInPlace(nn.Module):
+    """Has a child turn what it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary, self.one = Turns(), nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.one.weight
+        self.rotary(y)
+        return y
+
+
+class Phases(nn.Module):
+    """Returns phases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", rates(), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.outer(torch.arange(length, dtype=self.inv_freq.dtype), self.inv_freq)
+
+
+class TakesSines(nn.Module):
+    """Takes sines of its child's phases, as the vision tower of Qwen2-VL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Phases()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rotary(x.shape[1]).sin().to(x.dtype)
+
+
+class Holder(nn.Module):
+    """Holds a table that another module reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(LENGTH).float(), rates()).repeat(1, 4)
+        self.register_buffer("cos_cached", phase.cos(), persistent=False)
+
+    def forward(self) -> torch.Tensor:
+        return self.cos_cached
+
+
+class ReadsATable(nn.Module):
+    """Reads the buffer of a child, and multiplies matrices of one dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Holder()
+        self.proj = nn.Linear(2 * DIM, 2 * DIM, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x * self.rotary.cos_cached[: x.shape[1]])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def _weights(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        nn.init.eye_(parameter) if parameter.dim() == 2 else nn.init.zeros_(parameter)
+    return model
+
+
+def plain(make: Callable[[], nn.Module]) -> torch.Tensor:
+    """What the FP32 model gives without the library, rounded once."""
+    result: torch.Tensor = _weights(make())(X.float())
+    return result.detach().bfloat16()
+
+
+def guarded(make: Callable[[], nn.Module]) -> nn.Module:
+    with safe_rope.guard():
+        model = make()
+    return _weights(model).bfloat16().eval().requires_grad_(False)
+
+
+def stacked(model: nn.Module) -> Any:
+    """Two models, whose buffers are what vmap runs over."""
+    parameters, buffers = stack_module_state([model, model])
+
+    def one(parameters: Any, buffers: Any) -> Any:
+        return functional_call(model, (parameters, buffers), (X,))
+
+    return torch.vmap(one)(parameters, buffers)[0]
+
+
+def differentiated(model: nn.Module) -> Any:
+    """Gradients of each sample, beside its result."""
+
+    def loss(x: torch.Tensor) -> Any:
+        result = model(x)
+        return result.float().sum(), result
+
+    return torch.vmap(torch.func.grad(loss, has_aux=True))(torch.stack([X, X]))[1][0]
+
+
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "vmap over samples": lambda model: torch.vmap(model)(torch.stack([X, X]))[0],
+    "vmap over models": stacked,
+    "gradients of each sample": differentiated,
+    "jit.trace": lambda model: torch.jit.trace(model, (X,), check_trace=False)(X),
+    "make_fx": lambda model: make_fx(model)(X)(X),
+    "torch.compile": lambda model: torch.compile(model, backend="eager", fullgraph=True)(X),
+}
+MODELS = (ReadsWhatIsKept, TurnsInPlace, TakesSines, ReadsATable)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_exact_or_told_of(
+    way: str, make: Callable[[], nn.Module], recwarn: pytest.WarningsRecorder
+) -> None:
+    model = guarded(make)
+    if (way, make) == ("torch.compile", ReadsWhatIsKept):
+        pytest.skip("nobody asks in a graph which dtype what is kept has in stock")
+    result, true = WAYS[way](model), plain(make)
+    assert result.dtype == torch.bfloat16
+    off = float((result.float() - true.float()).abs().max())
+    told = [warning for warning in recwarn if issubclass(warning.category, PrecisionWarning)]
+    assert off <= 2**-6 * float(true.float().abs().max()) or (told and make is TakesSines)
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_what_is_asked_afterwards_is_as_before(make: Callable[[], nn.Module]) -> None:
+    model = guarded(make)
+    before = model(X)
+    torch.vmap(model)(torch.stack([X, X]))
+    assert torch.equal(model(X), before)
+
+
+def test_what_fx_traces_is_told_of() -> None:
+    model = guarded(TakesSines)
+    with pytest.warns(PrecisionWarning, match=r"torch\.fx traces .*Phases"):
+        torch.fx.symbolic_trace(model)

@@ -1,0 +1,174 @@
+"""What wraps a module's forward, keeps it, or holds the module where nothing is registered, is protected."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from torch import nn
+
+import safe_rope
+
+LENGTH, DIM = 300, 16
+X = torch.zeros(1, LENGTH, DIM, dtype=torch.bfloat16)
+
+
+class Low(nn.Module):
+    """Computes all of it in the dtype of its argument."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rates = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=x.dtype) / DIM)
+        return torch.outer(torch.arange(x.shape[1], dtype=x.dtype), rates).sin()
+
+
+class Static(nn.Module):
+    """Has a forward that takes no self."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rates = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=x.dtype) / DIM)
+        return torch.outer(torch.arange(x.shape[1], dtype=x.dtype), rates).sin()
+
+
+class Model(nn.Module):
+    """Calls a child, which ``hold`` puts where it belongs."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.rotary = child
+        self.proj = nn.Linear(DIM, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.rotary(x)
+        return result
+
+
+class KeepsTheMethod(Model):
+    """Calls what it has taken of its child."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__(child)
+        self.turn = child.forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.turn(x)
+        return result
+
+
+class InAList(nn.Module):
+    """Holds its child in a list, which keeps it out of its state."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.proj = nn.Linear(DIM, DIM)
+        self.held = [child, self.proj]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.held[0](x)
+        return result
+
+
+TRUE = Low()(X.float()).bfloat16()
+
+
+def by_a_lambda(module: Any) -> None:
+    inner = module.forward
+    module.forward = lambda *args: inner(*args)
+
+
+def by_a_decorator(module: Any) -> None:
+    module.forward = torch.no_grad()(torch.inference_mode(False)(module.forward))
+
+
+def by_a_partial(module: Any) -> None:
+    module.forward = functools.partial(module.forward)
+
+
+def by_its_method(module: Any) -> None:
+    module.forward = types.MethodType(type(module).forward, module)
+
+
+class Called:
+    """An object around a function, as accelerate's that converts outputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def by_an_object(module: Any) -> None:
+    module.forward = Called(module.forward)
+
+
+WRAPPERS = (by_a_lambda, by_a_decorator, by_a_partial, by_its_method, by_an_object)
+
+
+@pytest.mark.parametrize("make", [Model, KeepsTheMethod, InAList])
+@pytest.mark.parametrize("wrap", [None, *WRAPPERS], ids=lambda wrap: getattr(wrap, "__name__", "as it is"))
+def test_protect_reaches_it(
+    make: Callable[[nn.Module], nn.Module], wrap: Callable[[Any], None] | None
+) -> None:
+    child = Low()
+    if wrap is not None:
+        wrap(child)
+    model = make(child).bfloat16()
+    assert not torch.equal(model(X), TRUE)
+    report = safe_rope.protect(model)
+    assert not report.unprotected
+    assert torch.equal(model(X), TRUE)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_what_wraps_a_protected_one_is_as_before(wrap: Callable[[Any], None]) -> None:
+    with safe_rope.guard():
+        model = Model(Low())
+    wrap(model.rotary)
+    assert torch.equal(model.bfloat16()(X), TRUE)
+
+
+def test_hooks_of_accelerate_call_the_protected_one() -> None:
+    model = Model(Low()).bfloat16()
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    safe_rope.protect(model)
+    assert torch.equal(model(X), TRUE)
+
+
+def test_the_method_of_a_base_stays_that_of_the_base() -> None:
+    class Louder(Low):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    model = Model(Louder()).bfloat16()
+    model.rotary.forward = types.MethodType(Low.forward, model.rotary)  # type: ignore[method-assign]
+    before = model(X)
+    safe_rope.protect(model)
+    assert torch.equal(model(X), before)
+
+
+def test_a_static_forward_has_the_signature_of_stock() -> None:
+    model = safe_rope.protect(module := Static()) and module
+    assert list(inspect.signature(model.forward).parameters) == ["x"]
+    assert torch.equal(model(x=X), TRUE)
+
+
+def test_the_audit_measures_what_a_list_holds() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("inv_freq", 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).sin().to(x.dtype)
+
+    model = InAList(Held())
+    assert safe_rope.audit(model).verdict == "ok"
+    model.held[0].bfloat16()
+    assert safe_rope.audit(model).verdict == "damaged"
