@@ -47,7 +47,8 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
         finally:
             runner.runs_in_graph = is_within
     call = Call(module, state, forward, args, kwargs, is_watched())
-    if not (args and isinstance(args[0], torch.Tensor)) and is_traced((*args, *kwargs.values())):
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    if not isinstance(first, torch.Tensor) and is_traced((*args, *kwargs.values())):
         state.restore(module)
         return run_traced(module, lambda: _run(call), lambda: call.on(module))
     if not call.watched:

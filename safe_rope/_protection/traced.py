@@ -1,4 +1,4 @@
-"""What torch.fx traces: the graph has the tables as tensors of its own, which nobody protects."""
+"""Calls that torch.fx traces: nobody protects the tables that its graph keeps."""
 
 from __future__ import annotations
 
