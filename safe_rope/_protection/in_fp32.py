@@ -111,7 +111,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         return _run_unasked(call)
     if runner.as_stock:
         if not call.watched:
-            _compare_remembered(call, given)
+            compare_remembered(call, given)
         elif call.has_low or call.autocast or any(map(call.state.differs, call.state.pins)):
             tell_of_stock(call, "what it remembers is everybody's, and a transformation hides it")
         return on_twin(call, rounded)
@@ -273,9 +273,16 @@ def _is_exact(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _compare_remembered(call: Call, given: Any) -> None:
-    """Warn where a class whose results are remembered outside of its modules computes them too coarsely."""
-    stock = stock_class(call.module)
+def compare_remembered(call: Call, given: Any) -> None:
+    """Warn where a class whose results are remembered outside of its modules computes them too coarsely.
+
+    A call that has twice as much to count as any before is looked at anew.
+    """
+    stock, runner = stock_class(call.module), call.state.runner
+    size = max((leaf.numel() for leaf in call.leaves), default=1)
+    if call.watched or "forward" in call.state.notes or size < 2 * runner.compared:
+        return
+    runner.compared = max(size, 1)
     try:
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
         with torch.no_grad(), random_states_kept(call.device), Untouched(stock):

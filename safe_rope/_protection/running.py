@@ -113,7 +113,10 @@ def _run(call: Call) -> Any:
             return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
         with products.noticed(call):
-            return in_fp32.run_once(call)
+            result = in_fp32.run_once(call)
+        if state.runner.as_stock:
+            in_fp32.compare_remembered(call, result)
+        return result
     if state.pins and _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
         return on_twin(call, rounded)
     return in_fp32.run_in_fp32(call, applied=False)

@@ -156,6 +156,7 @@ class Runner:
         self.results: dict[Hashable, Results] = {}
         self.knows_its_products = False  # whether its matrix products have been looked at under autocast
         self.counted = 0  # the largest argument of a call whose counts have been looked at; -1: told
+        self.compared = 0  # the largest argument of a call whose remembered results have been compared
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
         self._back: Back | None = None
