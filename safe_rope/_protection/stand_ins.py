@@ -75,7 +75,7 @@ class Call:
                 result = self.forward(module, *args, **kwargs)
             if self.state.code.writes:
                 for one, other in zip(own, higher, strict=True):
-                    if isinstance(one, torch.Tensor) and one.dtype in LOW:
+                    if isinstance(one, torch.Tensor) and one.dtype in LOW and _may_be_written_to(one):
                         one.copy_(other)
             return result
         raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
@@ -338,6 +338,11 @@ def _made_in_fp32(
         logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)
         return made
     return {name: table for name, table in again.items() if isinstance(table, torch.Tensor)}
+
+
+def _may_be_written_to(tensor: torch.Tensor) -> bool:
+    """Whether autograd lets somebody write to a tensor; a forward that has written to it knows."""
+    return not (torch.is_grad_enabled() and tensor.requires_grad and tensor.is_leaf)
 
 
 def _raised_dtype(argument: Any) -> Any:
