@@ -81,6 +81,7 @@ class Placed(NamedTuple):
 class Keeper:
     """What a protected module knows of its tables; kept by the module and copied with it."""
 
+    is_shown = False  # whether each of its tables is a property of its class
     applied: Applications | None = None  # how its positions are applied in FP32, where they are
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
 from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.rotary import RotaryState
-from safe_rope._protection.shown import STATE, show
+from safe_rope._protection.shown import STATE, is_shown, show
 from safe_rope._protection.traced import is_traced, run_traced
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import LOST
@@ -198,8 +198,10 @@ def _derived(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> A
 
 def _show_properties(module: Any) -> None:
     """Let whoever reads a table from outside see it so that it fits the rest of the model."""
-    for name in state_of(module).names(module):
+    state = state_of(module)
+    for name in state.names(module):
         show(module, name)
+    state.is_shown = all(is_shown(module, name) for name in state.names(module))
 
 
 def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:

@@ -35,17 +35,21 @@ from safe_rope._protection.traced import is_traced, run_traced
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
 
+_CONTAINERS = (list, dict)
+
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run the stock ``forward`` of a pinned module."""
     state = module._safe_rope
     if torch.compiler.is_dynamo_compiling():
+        # No ``finally``: Dynamo leaves a function alone whose graph ends inside of one.
         runner, is_within = state.runner, state.runner.runs_in_graph
         runner.runs_in_graph = True
-        try:
-            return _run_in_graph(Call(module, state, forward, args, kwargs, watched=False))
-        finally:
-            runner.runs_in_graph = is_within
+        result = _run_in_graph(Call(module, state, forward, args, kwargs, watched=False))
+        runner.runs_in_graph = is_within
+        return result
+    if state.runner.runs_in_graph:
+        state.runner.runs_in_graph, state.runner.shows_in_graph = False, ""  # a graph's forward has raised
     call = Call(module, state, forward, args, kwargs, is_watched())
     first = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(first, torch.Tensor) and is_traced((*args, *kwargs.values())):
@@ -237,6 +241,11 @@ def _run_in_graph(call: Call) -> Any:
         if dtype is None:
             return result
         return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
+    if state.code.writes and any(
+        [isinstance(one, _CONTAINERS) for one in (*call.args, *call.kwargs.values())]
+    ):
+        in_fp32.told_in_graph(state.owner, "tables", torch.bfloat16 if dtype is None else dtype)
+        return _on_shown(call, marked=False)
     asked = call if not state.code.writes else call.with_arguments(*in_fp32.cloned(call))
     stock = pytree.tree_leaves(_on_shown(asked, marked=False))
     leaves, structure = pytree.tree_flatten(call.in_fp32(module))
@@ -260,6 +269,12 @@ def _on_shown(call: Call, *, marked: bool) -> Any:
     """Run a call on the tables of the stock model's dtypes, or on marked ones; put the true ones back."""
     # No context manager: Dynamo before torch 2.5 takes none that is made of a generator.
     module, state = call.module, call.state
+    if torch.compiler.is_dynamo_compiling() and state.is_shown and not state.code.stores:
+        # Dynamo takes no change of a module inside of `torch.utils.checkpoint`.
+        state.runner.shows_in_graph = "marked" if marked else "stock"
+        result = call.on(module)
+        state.runner.shows_in_graph = ""
+        return result
     tables = {name: get_table(module, name) for name in state.pins}
     shown = {}
     for name, table in tables.items():

@@ -83,6 +83,11 @@ def show(module: Any, name: str, see: Callable[[Any, str, Any], Any] | None = No
         setattr(cls, name, Shown(name, see))
 
 
+def is_shown(module: Any, name: str) -> bool:
+    """Whether what a protected module has under ``name`` is a property of its class."""
+    return isinstance(vars(type(module)).get(name), Shown)
+
+
 def seen_cache(module: Any, name: str, cache: Any) -> Any:
     """Return what a forward has made in FP32 and keeps, in the stock model's dtype for other code."""
     state = module.__dict__.get(STATE)
@@ -138,7 +143,13 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
     """Return frequencies as they are, and to other code a finished table in the stock model's dtype."""
     state = module.__dict__.get(STATE)  # Dynamo before torch 2.8 takes no ``vars`` of a module
     pin = getattr(state, "pins", {}).get(name)
-    if pin is None or state.runner.runs_in_graph or table.dtype != torch.float32:
+    if pin is None or table.dtype != torch.float32:
+        return table
+    if state.runner.shows_in_graph == "stock":
+        return table.to(state.nominal[name])
+    if state.runner.shows_in_graph == "marked":
+        return state.marked.get(name, table)
+    if state.runner.runs_in_graph:
         return table
     # torch.export runs Python, and Dynamo reads nothing of a thread.
     how = None if torch.compiler.is_dynamo_compiling() else _this_thread.sees

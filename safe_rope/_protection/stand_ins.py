@@ -161,6 +161,7 @@ class Runner:
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
         self._back: Back | None = None
         self.runs_in_graph = False  # whether Dynamo traces its forward now
+        self.shows_in_graph = ""  # how it sees its tables there: "stock", "marked", or as they are
         self.threads: list[int] = []  # those in which the module runs, one as often as it has begun
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 

@@ -11,6 +11,7 @@ import torch._dynamo
 from torch import nn
 from torch.func import functional_call, stack_module_state
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import safe_rope
 from safe_rope.errors import PrecisionWarning
@@ -204,3 +205,47 @@ def test_what_fx_traces_is_told_of() -> None:
     model = guarded(TakesSines)
     with pytest.warns(PrecisionWarning, match=r"torch\.fx traces .*Phases"):
         torch.fx.symbolic_trace(model)
+
+
+class Checkpointed(nn.Module):
+    """Calls its child in a checkpoint, which Dynamo lets change nothing outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TakesSinesItself()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return result
+
+
+class TakesSinesItself(nn.Module):
+    """Has a rotary module beside weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary, self.proj = Sines(), nn.Linear(2 * DIM, DIM // 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x) * self.rotary(x)
+
+
+class Sines(nn.Module):
+    """Counts in the dtype of its frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", rates(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).type_as(self.inv_freq), self.inv_freq).sin().to(x.dtype)
+
+
+def test_a_checkpoint_is_in_one_graph_with_what_it_calls() -> None:
+    model = guarded(Checkpointed).requires_grad_(True)
+    x = X.clone().requires_grad_()
+    result = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(result, model(x))
+    result.float().sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
