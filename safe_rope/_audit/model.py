@@ -71,7 +71,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     dtype, casts = compute_dtype(model), pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
         everything = list(parts(inner))
-        references = {id(part.root): References(part.root) for part in everything}
+        references = {id(part.root): References(part.root) for part in everything if not part.within}
         prefix = next(path for path, module in model.named_modules() if module is inner)
         for path, module, _, root, within in everything:
             run_waiting()

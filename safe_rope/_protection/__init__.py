@@ -229,7 +229,7 @@ def protect(
         )
     report = ProtectionReport(tables=tables, apply=apply)
     options, everything = Options(tables, apply, inv_freq), list(parts(model))
-    references = {id(part.root): References(part.root) for part in everything}
+    references = {id(part.root): References(part.root) for part in everything if not part.within}
     results = []
     for path, module, parent, root, within in everything:
         if concerns(module):

@@ -159,12 +159,13 @@ class ConstructionWatch:
             self._consider(module)
 
     @uninterrupted()
-    def before_use(self, used: nn.Module | None = None) -> None:
+    def before_use(self, used: nn.Module | None = None, *, is_read: bool = False) -> None:
         """Protect what this thread has built, before something is called, cast or moved: the last moment.
 
         Args:
             used: what is cast, moved or loaded, with all that is in it; None where it is not known, in a
                 call. A loader may use each module by itself: nothing else is looked at then.
+            is_read: its state is read, which nothing that is still empty is used for.
 
         """
         me = threading.get_ident()
@@ -182,6 +183,8 @@ class ConstructionWatch:
         among = None if used is None else list(used.modules())
         seen = _alive(self._seen) if among is None else [one for one in among if one in self._seen]
         settle(module for module in seen if not isinstance(module, ProtectedModule))
+        if is_read:
+            return
         if used is None:
             self._is_new &= bool(unfinished)
         # An engine that takes a finished model is under construction, and fills nothing in it.

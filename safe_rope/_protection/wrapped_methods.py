@@ -132,7 +132,7 @@ def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         if own and name == "_apply" and not hasattr(stock, "_safe_rope_stock"):
             return inner(self, *args, **kwargs)  # the class's own runs, and is not to begin again
         for watch in tuple(watches):  # each has seen others being built
-            watch.before_use(self)
+            watch.before_use(self, is_read=name == "state_dict")
         _this_thread.uses = True  # its children are about to get here, each by itself
         try:
             # What has just been protected may have a method of its own; one of its class's runs already.

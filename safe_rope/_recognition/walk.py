@@ -38,8 +38,7 @@ def parts(model: nn.Module) -> Iterator[Part]:
     for part in registered:
         for name, kept in _kept(part.module):
             if id(kept) not in seen and next(kept.parameters(), None) is None:
-                path = ".".join(filter(None, (part.path, name)))
-                yield from _registered(kept, part.module, kept, path, "", seen)
+                yield from _registered(kept, part.module, kept, _below(part.path, name), "", seen)
 
 
 def _registered(

@@ -37,7 +37,7 @@ class Static(nn.Module):
 
 
 class Model(nn.Module):
-    """Calls a child, which ``hold`` puts where it belongs."""
+    """Calls a child beside weights."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
