@@ -15,6 +15,8 @@ from safe_rope.rotation._cos_sin import CosSin
 from safe_rope.rotation.kernels import Form, _few
 
 ROWS = 64
+_TOGETHER = 8
+"""Rows that are marked at a time: one alone costs more, and all those that nobody asks for, too."""
 
 
 class Ahead:
@@ -35,7 +37,7 @@ class Ahead:
         split = (torch.split(table.expand(shape), 1, -2) for table in (cos, sin))
         self._rows = list(zip(*split, strict=True))
         self._strides = self._rows[0][0].clone(memory_format=torch.contiguous_format).stride()
-        self._made = [self._make(index) for index in range(ROWS)]
+        self._made: list[tuple[CosSin, CosSin] | None] = []
         self._spread: dict[tuple[Form, bool], list[tuple[Tensor, ...]]] = {}
 
     def row(self, position: int) -> tuple[CosSin, CosSin] | None:
@@ -43,10 +45,13 @@ class Ahead:
         index = position - self.start
         if not 0 <= index < ROWS:
             return None
+        while (first := len(self._made)) <= index:
+            # Another thread may do the same.
+            self._made[first : first + _TOGETHER] = [self._make(first + more) for more in range(_TOGETHER)]
         made, self._made[index] = self._made[index], None
         return made or self._make(index)  # each is handed out once: it is its holder's to write to
 
-    def _make(self, index: int) -> tuple[CosSin, CosSin] | None:
+    def _make(self, index: int) -> tuple[CosSin, CosSin]:
         cos, sin = (CosSin(table, self.nominal, strides=self._strides) for table in self._rows[index])
         cos.lent = sin.lent = True
         cos.row = sin.row = Row(self, index, id(cos))

@@ -193,11 +193,15 @@ class Body:
                 self._arranged.clear()  # of earlier steps, most of them
             self._arranged[self._equals(cos, sin, args, kinds)] = *kept, plan
             return
+        self._note(cos, sin, args, kinds, (*arranged, plan))
+
+    def _note(self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any, found: Any) -> None:
+        """Keep with a table what calls with the same objects find."""
         if cos.ready is None or len(cos.ready) >= _KEPT:
             cos.ready = {}
         # The ids of what comes with them are the key: sin, which stays alive by that, and numbers.
         key = (self, written(), *map(id, args[self.states :]), *kinds)
-        cos.ready[key] = *arranged, plan, sin
+        cos.ready[key] = *found[:3], sin
 
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
@@ -213,10 +217,12 @@ class Body:
         kinds = _kinds(xs)
         if table.row is not None:
             found = self._in_row(table, args, kinds)
-        elif table.ready is not None:
-            found = table.ready.get((self, written(), *map(id, args[self.states :]), *kinds))
         else:
-            found = self._equal(table, args, kinds)
+            found = None
+            if table.ready is not None:
+                found = table.ready.get((self, written(), *map(id, args[self.states :]), *kinds))
+            if found is None:
+                found = self._equal(table, args, kinds)
         if found is None or (found[2] is None and kinds[0]):
             return None
         return self._whole(given, self._turned(xs, *found[:3]))
@@ -238,7 +244,10 @@ class Body:
             return None
         if cos.numel() > _LARGEST_COMPARED or cos.shape != sin.shape:
             return None
-        return self._arranged.get(self._equals(table, other, args, kinds))
+        found = self._arranged.get(self._equals(table, other, args, kinds))
+        if found is not None:
+            self._note(table, other, args, kinds, found)
+        return found
 
     def _equals(self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         """Return what calls have in common that rotate by the same."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from safe_rope.rotation import fp32_application
 from safe_rope.rotation._cos_sin import CosSin, plain
 
 
@@ -66,3 +67,22 @@ def test_a_copy_is_read_without_being_made() -> None:
     assert plain(copy).data_ptr() == values.data_ptr()
     assert plain(table.repeat(2, 1, 1)).data_ptr() != values.data_ptr()
     assert copy.contiguous() is copy
+
+
+@pytest.mark.parametrize("written", ["cos", "sin", "source"])
+def test_the_same_tables_turn_by_what_was_written_to_them_meanwhile(written: str) -> None:
+    def stock(tensor: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+        sin, cos = (torch.repeat_interleave(table[:, :, None, :], 2, 3) for table in (sin, cos))
+        return tensor * cos + torch.stack((-tensor[..., 1::2], tensor[..., ::2]), -1).flatten(-2) * sin
+
+    torch.manual_seed(0)
+    turn, x, table = fp32_application(stock), torch.randn(1, 1, 4, 16).bfloat16(), torch.randn(1, 1, 16)
+    for _ in range(2):  # the second tables are found to be equal to the first
+        both = CosSin(table.clone(), torch.bfloat16)
+        sin, cos = both.split(8, -1)
+        before = turn(x, sin, cos)
+        assert torch.equal(before, turn(x, sin, cos))
+        {"cos": cos, "sin": sin, "source": both}[written].mul_(2)
+        exact = stock(x.float(), plain(sin), plain(cos)).bfloat16()
+        assert torch.equal(turn(x, sin, cos), exact)
+        assert not torch.equal(before, exact)

@@ -121,7 +121,7 @@ def _partners(x: Tensor, order: str) -> Tensor:
     if order == "half":
         return x.roll(x.shape[-1] // 2, -1)
     if _may_choose(x):
-        return x.index_select(-1, _sources(_swapped, x.shape[-1]))
+        return x.gather(-1, _sources(_swapped, x.shape))
     return _swapped(x)
 
 
@@ -136,7 +136,7 @@ def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tenso
 def _paired_otherwise(x: Tensor, out: str) -> Tensor:
     """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``out``."""
     place = _apart if out == "half" else _joined
-    return x.index_select(-1, _sources(place, x.shape[-1])) if _may_choose(x) else place(x)
+    return x.gather(-1, _sources(place, x.shape)) if _may_choose(x) else place(x)
 
 
 def _may_choose(x: Tensor) -> bool:
@@ -144,11 +144,11 @@ def _may_choose(x: Tensor) -> bool:
     return type(x) is Tensor and not (x.requires_grad and torch.is_grad_enabled())
 
 
-@functools.cache
-def _sources(place: Callable[[Tensor], Tensor], width: int) -> Tensor:
-    """Return the index of each element that ``place`` gives of ``width`` of them."""
+@functools.lru_cache(maxsize=256)
+def _sources(place: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor:
+    """Return the index in its row of each element that ``place`` gives; it has memory for one row."""
     with torch.inference_mode(False):
-        return place(originals.arange(width, dtype=torch.int64, device="cpu"))
+        return place(originals.arange(shape[-1], dtype=torch.int64, device="cpu")).expand(shape)
 
 
 def _swapped(x: Tensor) -> Tensor:
