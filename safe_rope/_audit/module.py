@@ -25,6 +25,7 @@ from safe_rope._audit.tables import (
     is_replayed,
     rounded_lists,
 )
+from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
@@ -38,9 +39,11 @@ from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
 from safe_rope._recognition.tables import (
     UNREAD,
+    has_position_name,
     is_empty_table,
     is_finished,
     is_frequency,
+    is_readable,
     is_table_of,
     may_be_turned,
     unreadable,
@@ -101,7 +104,8 @@ class ModuleAuditor:
             convention = None  # more than a rotary module: it cannot be asked alone
         named = [found for found in frozen_positions((self.module,)) if found.name not in tables]
         unread = unreadable(self.module)
-        untold = {n: said for n, said in _rounded_or_empty(self.module) if n not in tables}
+        left = (*_rounded_or_empty(self.module), *_of_one_number(self.module, self.reference))
+        untold = {name: said for name, said in left if name not in tables}
         if not (tables or named or unread or untold) and convention is None:
             return
         self._check_application()
@@ -372,6 +376,26 @@ def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
             yield found.name, "it holds no values, and its constructor does not give them again"
         elif (low := low_dtype_of(buffer.cpu())) is not None:
             yield found.name, f"{dtype_name(low)}-rounded values, which its constructor does not give again"
+
+
+def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
+    """Yield the buffers that are called like tables and hold one number everywhere, as fresh memory does."""
+    if reference.rebuilt is not None or is_protected(module) or is_pinned(module):
+        return  # the constructor tells what they should hold
+    stock = stock_class(module)
+    fills = bytecode.conduct(stock).stores
+    for name, buffer in module._buffers.items():
+        if buffer is None or buffer.is_meta or not buffer.is_floating_point() or "mask" in name.lower():
+            continue
+        turned = is_frequency(name) and bytecode.facts(stock).turns
+        if not (turned or has_position_name(name)) or (fills and not is_frequency(name)):
+            continue
+        values = plain(buffer).detach().reshape(-1) if is_readable(buffer) else buffer.new_empty(0)
+        if values.numel() < 2 or not bool((values == values[0]).all()):
+            continue
+        is_first_row = values.numel() == buffer.shape[-1] and not is_frequency(name) and "slope" not in name
+        if not is_first_row:
+            yield name, f"each of its numbers is {values[0].item():g}, as in memory that nobody has filled"
 
 
 def _as_settled(module: nn.Module) -> nn.Module:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from safe_rope._base import instructions
@@ -332,10 +333,12 @@ def _changes_what(code: types.CodeType, first: str) -> bool:
 
 def _writes_to_arguments(code: types.CodeType) -> bool:
     """Whether a function changes in place what it is given, as ``q.mul_(cos)``, ``q *= cos`` or ``out=``."""
-    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    has_more = bool(code.co_flags & inspect.CO_VARARGS)
+    own: Collection[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_more]
     if "out" in own or any("out" in one for one in code.co_consts if isinstance(one, tuple)):
         return True
     done = instructions.steps(code)
+    own = instructions.views(done, own)
     writing = {one.attribute for one in done if one.attribute is not None and _writes(one.attribute)}
     for at, one in enumerate(done):
         whole = instructions.changed(done, at, writing)

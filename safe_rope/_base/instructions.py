@@ -25,6 +25,13 @@ _PLAIN = {
 """Arguments of BINARY_OP that change nothing, other than those for ``a += b`` and its kin."""
 _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD")
 _TAKING = ("POP_", "STORE_", "DELETE_")
+_VIEWING = {
+    *("view", "reshape", "chunk", "split", "unbind", "unflatten", "transpose", "narrow", "squeeze"),
+    *("unsqueeze", "permute", "flatten", "select", "tensor_split", "swapaxes", "movedim", "view_as"),
+    *("view_as_real", "view_as_complex", "mT", "T", "data", "detach"),
+}
+"""What gives a view of a tensor."""
+_EACH = {"zip", "enumerate", "reversed", "list", "tuple"}
 _BESIDE = {"STORE_ATTR": 0, "DELETE_ATTR": 0, "STORE_SUBSCR": 1, "DELETE_SUBSCR": 1, "STORE_SLICE": 2}
 """What changes an attribute or a part, and how much of what says which lies on what is changed."""
 
@@ -102,6 +109,49 @@ def rebound(done: tuple[Step, ...]) -> Iterator[tuple[int, str]]:
             inner[one.value] = one.depth - 1  # in place of what it goes through
         elif one.name.startswith(("STORE_FAST", "DELETE_FAST", "STORE_DEREF")) and one.value not in inner:
             yield at, one.value
+
+
+def views(done: tuple[Step, ...], names: Collection[str]) -> set[str]:
+    """Return ``names`` and the variables that hold what they hold, or a view of it.
+
+    Those of ``for x in (q, k)``, of ``first, second = q.chunk(2, -1)`` and of ``part = q[..., :64]``.
+    """
+    found = {*names}
+    for at, one in enumerate(done):
+        if one.name.startswith("STORE_FAST"):
+            before = at - 1
+            while done[before].name.startswith("STORE_FAST"):
+                before -= 1  # what is unpacked goes to several
+            if not found.isdisjoint(_held(done, before)):
+                found.add(one.value)
+    return found
+
+
+def _held(done: tuple[Step, ...], at: int | None) -> set[Any]:
+    """Return the variables of which what step ``at`` leaves is a view, or one of several things."""
+    if at is None or at < 0:
+        return set()
+    step = done[at]
+    if step.loads is not None:
+        return {step.loads}
+    if step.name.startswith(("UNPACK", "GET_ITER", "FOR_ITER")) or step.attribute in _VIEWING:
+        return _held(done, at - 1)
+    if step.is_part:
+        return _held(done, _left(done, at, step.depth))
+    if step.name in ("BUILD_TUPLE", "BUILD_LIST"):
+        items = range(step.depth, step.depth + step.value)
+        return set().union(*(_held(done, _left(done, at, depth)) for depth in items))
+    if not step.name.startswith("CALL") or "INTRINSIC" in step.name:
+        return set()
+    begins = 1 + next(
+        index for index in reversed(range(-1, at)) if index < 0 or done[index].depth < step.depth
+    )
+    called = done[begins : begins + 3]
+    of_module = called[0].name == "LOAD_GLOBAL" and any(one.attribute in _VIEWING for one in called)
+    if of_module or any(one.loads in _EACH for one in called[:2]):
+        return {one.loads for one in done[begins:at]}
+    holder = _left(done, at, step.depth)
+    return _held(done, holder) if holder is not None and done[holder + 1].attribute in _VIEWING else set()
 
 
 def changed(done: tuple[Step, ...], at: int, methods: Collection[str | None] = ()) -> int | None:

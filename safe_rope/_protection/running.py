@@ -36,6 +36,8 @@ from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.reference import stock_class
 
 _CONTAINERS = (list, dict)
+_SEEN_THROUGH = (torch.Tensor, torch.dtype, torch.device, torch.Size, bool, int, float, str, type(None))
+"""What hides no tensor from whoever raises arguments and rounds results in a graph."""
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -249,6 +251,9 @@ def _run_in_graph(call: Call) -> Any:
     asked = call if not state.code.writes else call.with_arguments(*in_fp32.cloned(call))
     stock = pytree.tree_leaves(_on_shown(asked, marked=False))
     leaves, structure = pytree.tree_flatten(call.in_fp32(module))
+    given = pytree.tree_leaves((call.args, call.kwargs))
+    if any([not isinstance(one, _SEEN_THROUGH) for one in (*given, *stock)]):
+        in_fp32.told_in_graph(state.owner, "tables", torch.bfloat16 if dtype is None else dtype)
     are_phases = (
         bool(low) and not state.code.finishes and not any([state.pins[name].finished for name in low])
     )

@@ -232,3 +232,70 @@ def test_a_class_is_asked_for_in_a_comprehension_too() -> None:
     assert conduct(AsksInAComprehension).asks_its_class
     assert conduct(AsksThroughAnAttribute).asks_its_class
     assert not conduct(InItsResult).asks_its_class
+
+
+def _loop(q, k, cos):  # type: ignore[no-untyped-def]
+    for x in (q, k):
+        x.copy_(x * cos)
+
+
+def _numbered(q, k):  # type: ignore[no-untyped-def]
+    for index, x in enumerate([q, k]):
+        x[..., index] = 0
+
+
+def _paired(q, k, cos):  # type: ignore[no-untyped-def]
+    for x, table in zip((q, k), cos, strict=True):
+        x.mul_(table)
+
+
+def _all_given(*states):  # type: ignore[no-untyped-def]
+    for state in states:
+        state.mul_(2)
+
+
+def _halves(q, cos):  # type: ignore[no-untyped-def]
+    first, second = q.chunk(2, -1)
+    kept = first.clone()
+    first.mul_(cos).sub_(second)
+    return kept
+
+
+def _halves_by_function(q):  # type: ignore[no-untyped-def]
+    first, second = torch.chunk(q, 2, -1)
+    first.add_(second)
+
+
+def _part_of_a_view(q):  # type: ignore[no-untyped-def]
+    part = q.view(2, -1).transpose(0, 1)[..., : q.shape[-1] // 2]
+    part *= 2
+
+
+def _product(q):  # type: ignore[no-untyped-def]
+    product = q * 2
+    product.mul_(2)
+    return product
+
+
+def _made_here(x, lengths):  # type: ignore[no-untyped-def]
+    parts = []
+    for length in lengths:
+        row = torch.arange(length).float()
+        row.mul_(2)
+        parts.append(row)
+    return torch.cat(parts).to(x.dtype)
+
+
+def _size(x):  # type: ignore[no-untyped-def]
+    size = x.shape[1]
+    size += 1
+    return torch.zeros_like(x).add_(size)
+
+
+WRITING = (_loop, _numbered, _paired, _all_given, _halves, _halves_by_function, _part_of_a_view)
+
+
+@pytest.mark.parametrize("forward", [*WRITING, _product, _made_here, _size])
+def test_what_is_written_to_arguments(forward: Any) -> None:
+    cls = type("Module", (nn.Module,), {"forward": forward})
+    assert conduct(cls).writes == (forward in WRITING)

@@ -76,6 +76,53 @@ class TurnsInPlace(nn.Module):
         return y
 
 
+class TurnsBoth(Turns):
+    """Turns q and k in place, one after the other."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> None:  # type: ignore[override]
+        for x in (q, k):
+            phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).repeat(1, 4)
+            x.copy_((x.float() * phase.cos()).to(x.dtype))
+
+
+class TurnsBothInPlace(TurnsInPlace):
+    """Has a child turn two of what it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = TurnsBoth()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = x * self.one.weight, -x * self.one.weight
+        self.rotary(q, k)
+        return q - k
+
+
+class Pairs:
+    """Cos, and whatever is done with it."""
+
+    def __init__(self, cos: torch.Tensor) -> None:
+        self.cos = cos
+
+
+class ReturnsAnObject(nn.Module):
+    """Returns an object, into which nothing in a graph can look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Wrapped()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos: torch.Tensor = self.rotary(x).cos
+        return cos
+
+
+class Wrapped(Turns):
+    def forward(self, x: torch.Tensor) -> Pairs:  # type: ignore[override]
+        phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())
+        return Pairs(phase.cos().to(x.dtype))
+
+
 class Phases(nn.Module):
     """Returns phases."""
 
@@ -174,7 +221,7 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "make_fx": lambda model: make_fx(model)(X)(X),
     "torch.compile": lambda model: torch.compile(model, backend="eager", fullgraph=True)(X),
 }
-MODELS = (ReadsWhatIsKept, TurnsInPlace, TakesSines, ReadsATable)
+MODELS = (ReadsWhatIsKept, TurnsInPlace, TurnsBothInPlace, TakesSines, ReadsATable)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -249,3 +296,9 @@ def test_a_checkpoint_is_in_one_graph_with_what_it_calls() -> None:
     result.float().sum().backward()
     assert x.grad is not None
     assert bool(x.grad.isfinite().all())
+
+
+def test_an_object_that_a_graph_cannot_look_into_is_told_of() -> None:
+    torch._dynamo.reset()
+    with pytest.warns(PrecisionWarning, match="Wrapped computes from tables"):
+        torch.compile(guarded(ReturnsAnObject), backend="eager")(X)

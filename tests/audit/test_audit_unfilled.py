@@ -1,0 +1,94 @@
+"""audit() names tables that hold one number everywhere where no constructor tells what they should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+
+DIM, ROWS = 32, 64
+
+
+def phases(dim: int) -> torch.Tensor:
+    return torch.outer(torch.arange(ROWS).float(), 10000.0 ** -(torch.arange(0, dim, 2).float() / dim))
+
+
+class Frequencies(nn.Module):
+    """Its arguments are kept nowhere: nobody can run its constructor again."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer(
+            "inv_freq", 10000.0 ** -(torch.arange(0, dim, 2).float() / dim), persistent=False
+        )
+
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.outer(torch.arange(length).type_as(self.inv_freq), self.inv_freq).repeat(1, 2)
+
+
+class Kept(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("cos_cached", phases(dim).cos(), persistent=False)
+        self.register_buffer("sin_cached", phases(dim).sin(), persistent=False)
+
+    def forward(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cos_cached[:length], self.sin_cached[:length]
+
+
+class Slopes(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", 2.0 ** -(torch.arange(1, dim + 1) * 8 / dim), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return self.slopes[:, None, None] * torch.arange(length)
+
+
+class FillsLater(nn.Module):
+    """What is empty is filled by the first forward, and is meant so."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("cos_table", torch.zeros(ROWS, dim // 2), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        self.cos_table = phases(2 * self.cos_table.shape[-1]).cos()
+        return self.cos_table[:length]
+
+
+class FirstRow(nn.Module):
+    """The cosines of position 0 are 1."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("cos", torch.zeros(dim).cos(), persistent=False)
+        self.register_buffer("attention_mask", torch.ones(4, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.cos
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-30, 1.0])
+@pytest.mark.parametrize("make", [Frequencies, Kept, Slopes])
+def test_what_nobody_has_filled_is_named(make: Callable[[int], nn.Module], number: float) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(make(DIM))
+    model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.fill_(number)
+    report = safe_rope.audit(model)
+    assert not report.ok
+    names = [name for name, _ in model[0].named_buffers()]
+    assert [(found.what, found.severity) for found in report.findings] == [(n, "unknown") for n in names]
+    assert f"each of its numbers is {number:g}" in report.findings[0].source
+
+
+@pytest.mark.parametrize("make", [FillsLater, FirstRow])
+def test_what_is_meant_so_is_not(make: Callable[[int], nn.Module]) -> None:
+    report = safe_rope.audit(nn.Sequential(make(DIM)))
+    assert not [found for found in report.findings if "each of its numbers" in found.source], str(report)
