@@ -59,7 +59,9 @@ class Conduct(NamedTuple):
     turns: bool
     """As of `Facts`."""
     finishes: bool
-    """They take a sine, a cosine or an exponential."""
+    """``forward``, and what it calls, takes a sine, a cosine or an exponential."""
+    widens: bool
+    """``forward``, and what it calls, asks for FP32, and for the dtype of nothing else."""
     stores: bool
     """They may change what is kept between two calls."""
     writes: bool
@@ -240,9 +242,11 @@ def _conduct(cls: Any) -> Conduct:
     names, codes = _all_names(methods), [function.__code__ for function in methods]
     helping = [one for helper in _helpers(_everything(cls, methods)) for one in _methods(helper)]
     with_helpers = [*codes, *(function.__code__ for function in helping)]
+    called = _all_names([*_all_reached([_function_of(_by_name(cls).get("forward"))])]) | _all_names(helping)
     return Conduct(
         *facts(cls)[:3],
-        finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(names | _all_names(helping)),
+        finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(called),
+        widens=bool(called & {"float", "float32"}) and called.isdisjoint({"type_as", "dtype"}),
         stores=any(map(_changes_what_is_kept, codes)),
         writes=any(map(_writes_to_arguments, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),

@@ -194,10 +194,12 @@ def _tell_of_rounded_counts(call: Call) -> None:
 def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
     provenance = Provenance()
     for module in stand_in.modules():
-        for name, pin in getattr(vars(module).get(STATE), "pins", {}).items():
+        state: Any = vars(module).get(STATE)
+        for name, pin in getattr(state, "pins", {}).items():
             table = get_table(module, name)
             if isinstance(table, torch.Tensor):
-                provenance.note(table, Origin.FINISHED if pin.finished else Origin.COUNTED)
+                finished = pin.finished and not state.is_scale(name)
+                provenance.note(table, Origin.FINISHED if finished else Origin.COUNTED)
     for name, (_, origin) in call.state.caches.items():
         cache = get_table(stand_in, name)
         if isinstance(cache, torch.Tensor):

@@ -84,6 +84,11 @@ class PinnedState(Keeper):
         """Whether the stock model has the table in another dtype than the true values."""
         return self.nominal[name] != self.pins[name].values.dtype
 
+    def is_scale(self, name: str) -> bool:
+        """Whether a finished table may scale phases: a row of numbers beside frequencies."""
+        beside = any(not pin.finished for pin in self.pins.values())
+        return beside and self.pins[name].finished and self.pins[name].values.dim() < 2
+
     # ------------------------------------------------------------------ the tables
 
     def names(self, module: nn.Module) -> Iterable[str]:
@@ -125,6 +130,13 @@ class PinnedState(Keeper):
             self.nominal[name] = table.dtype
         self.adopt(module, name, table)
         self.replace_placed(name)
+
+    def keep_new(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
+        """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""
+        self.pins[name] = Pin(buffer, finished=False)  # phases, for all that is known
+        self.nominal[name] = buffer.dtype
+        self.adopt(module, name, buffer)
+        self.put(module, name, buffer)
 
     # ------------------------------------------------------------------ forward
 

@@ -174,13 +174,27 @@ def _run_as_it_is(call: Call) -> Any:
     if not state.pins or call.watched:
         return call.on(module)
     tables = {name: get_table(module, name) for name in state.pins}
+    before = _filled(module) if state.code.stores else {}
     result = call.on(module)
     for name, table in tables.items():
         current = get_table(module, name)
         if current is not table and type(current) is torch.Tensor and not current.is_meta:
             state.keep_made(module, name, current)
+    for name, (buffer, version) in (_filled(module) if state.code.stores else {}).items():
+        was, written = before.get(name, (None, 0))
+        if name not in state.pins and (was is not buffer or version != written):
+            state.keep_new(module, name, buffer)
     state.restore(module)
     return result
+
+
+def _filled(module: Any) -> dict[str, tuple[torch.Tensor, int]]:
+    """The buffers in FP32 that are more than a number, and how often somebody has written to each."""
+    return {
+        name: (buffer, 0 if buffer.is_inference() else buffer._version)
+        for name, buffer in module._buffers.items()
+        if type(buffer) is torch.Tensor and buffer.dtype == torch.float32 and buffer.numel() > 1
+    }
 
 
 def _is_lowered_by_its_call(call: Call) -> bool:
@@ -237,12 +251,16 @@ def _run_in_graph(call: Call) -> Any:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 in_fp32.told_in_graph(state.owner, name, state.nominal[name])
         return _on_shown(call, marked=False)
+    are_phases = bool(low) and _are_phases(state, low)
     if keeps:
         # It cannot be asked what it returns as stock without being changed by that.
         result = call.on(module)
-        if dtype is None:
+        nominal = [state.nominal[name] for name in low if state.nominal[name] in LOW]
+        if state.code.widens or not (dtypes or nominal):
             return result
-        return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, dtype), result)
+        given = dtypes[0] if dtypes else nominal[0]
+        phase = state.owner if are_phases else None
+        return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, given, phase), result)
     if state.code.writes and any(
         [isinstance(one, _CONTAINERS) for one in (*call.args, *call.kwargs.values())]
     ):
@@ -254,9 +272,6 @@ def _run_in_graph(call: Call) -> Any:
     given = pytree.tree_leaves((call.args, call.kwargs))
     if any([not isinstance(one, _SEEN_THROUGH) for one in (*given, *stock)]):
         in_fp32.told_in_graph(state.owner, "tables", torch.bfloat16 if dtype is None else dtype)
-    are_phases = (
-        bool(low) and not state.code.finishes and not any([state.pins[name].finished for name in low])
-    )
     leaves = [
         in_fp32.in_graph(leaf, other.dtype, state.owner if are_phases else None)
         if isinstance(leaf, torch.Tensor)
@@ -266,8 +281,15 @@ def _run_in_graph(call: Call) -> Any:
     return pytree.tree_unflatten(leaves, structure)
 
 
-def _lowered(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return leaf.to(dtype) if leaf.dtype == torch.float32 else in_fp32.as_returned(leaf)
+def _are_phases(state: Any, low: list[str]) -> bool:
+    """Whether a forward returns angles: it multiplies frequencies, if by a scale, and takes no sine."""
+    finished = [name for name in low if state.pins[name].finished and not state.is_scale(name)]
+    return not (state.code.finishes or finished) and any([not state.pins[name].finished for name in low])
+
+
+def _lowered(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
+    is_exact = leaf.dtype == torch.float32
+    return in_fp32.in_graph(leaf, dtype, phase) if is_exact else in_fp32.as_returned(leaf)
 
 
 def _on_shown(call: Call, *, marked: bool) -> Any:
