@@ -242,17 +242,25 @@ def _conduct(cls: Any) -> Conduct:
     names, codes = _all_names(methods), [function.__code__ for function in methods]
     helping = [one for helper in _helpers(_everything(cls, methods)) for one in _methods(helper)]
     with_helpers = [*codes, *(function.__code__ for function in helping)]
-    called = _all_names([*_all_reached([_function_of(_by_name(cls).get("forward"))])]) | _all_names(helping)
+    called = _all_names([*_all_reached(_called(cls))]) | _all_names(helping)
     return Conduct(
         *facts(cls)[:3],
         finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(called),
-        widens=bool(called & {"float", "float32"}) and called.isdisjoint({"type_as", "dtype"}),
+        widens=bool(called & {"float", "float32"}) and names.isdisjoint({"type_as", "dtype"}),
         stores=any(map(_changes_what_is_kept, codes)),
         writes=any(map(_writes_to_arguments, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
     )
+
+
+def _called(cls: type) -> Iterator[types.FunctionType | None]:
+    """Yield ``forward``, and the functions of properties, which it may read."""
+    for name, value in _own(cls):
+        is_method = isinstance(value, types.FunctionType | staticmethod | classmethod)
+        if name == "forward" or not is_method:
+            yield _function_of(value)
 
 
 def _turns(function: types.FunctionType) -> bool:
