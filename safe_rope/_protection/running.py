@@ -174,13 +174,14 @@ def _run_as_it_is(call: Call) -> Any:
     if not state.pins or call.watched:
         return call.on(module)
     tables = {name: get_table(module, name) for name in state.pins}
-    before = _filled(module) if state.code.stores else {}
+    fills = state.code.stores and not _does_more(module)
+    before = _filled(module) if fills else {}
     result = call.on(module)
     for name, table in tables.items():
         current = get_table(module, name)
         if current is not table and type(current) is torch.Tensor and not current.is_meta:
             state.keep_made(module, name, current)
-    for name, (buffer, version) in (_filled(module) if state.code.stores else {}).items():
+    for name, (buffer, version) in (_filled(module) if fills else {}).items():
         was, written = before.get(name, (None, 0))
         if name not in state.pins and (was is not buffer or version != written):
             state.keep_new(module, name, buffer)
