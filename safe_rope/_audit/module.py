@@ -43,9 +43,9 @@ from safe_rope._recognition.tables import (
     is_empty_table,
     is_finished,
     is_frequency,
-    is_readable,
     is_table_of,
     may_be_turned,
+    own_tensors,
     unreadable,
 )
 from safe_rope._recognition.truths import tables_of
@@ -384,14 +384,14 @@ def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[st
         return  # the constructor tells what they should hold
     stock = stock_class(module)
     fills = bytecode.conduct(stock).stores
-    for name, buffer in module._buffers.items():
-        if buffer is None or buffer.is_meta or not buffer.is_floating_point() or "mask" in name.lower():
+    for name, buffer in own_tensors(module):
+        if name not in module._buffers or buffer.is_meta or not buffer.is_floating_point():
             continue
         turned = is_frequency(name) and bytecode.facts(stock).turns
         if not (turned or has_position_name(name)) or (fills and not is_frequency(name)):
             continue
-        values = plain(buffer).detach().reshape(-1) if is_readable(buffer) else buffer.new_empty(0)
-        if values.numel() < 2 or not bool((values == values[0]).all()):
+        values = plain(buffer).detach().reshape(-1)
+        if "mask" in name.lower() or values.numel() < 2 or not bool((values == values[0]).all()):
             continue
         is_first_row = values.numel() == buffer.shape[-1] and not is_frequency(name) and "slope" not in name
         if not is_first_row:

@@ -59,9 +59,9 @@ class Conduct(NamedTuple):
     turns: bool
     """As of `Facts`."""
     finishes: bool
-    """``forward``, and what it calls, takes a sine, a cosine or an exponential."""
+    """``forward``, or what it calls or reads, takes a sine, a cosine or an exponential."""
     widens: bool
-    """``forward``, and what it calls, asks for FP32, and for the dtype of nothing else."""
+    """``forward``, or what it calls, asks for FP32, and no method for the dtype of anything."""
     stores: bool
     """They may change what is kept between two calls."""
     writes: bool

@@ -252,7 +252,7 @@ def _run_in_graph(call: Call) -> Any:
             if not state.pins[name].finished and state.nominal[name] in LOW:
                 in_fp32.told_in_graph(state.owner, name, state.nominal[name])
         return _on_shown(call, marked=False)
-    are_phases = bool(low) and _are_phases(state, low)
+    are_phases = _are_phases(state, low)
     if keeps:
         # It cannot be asked what it returns as stock without being changed by that.
         result = call.on(module)

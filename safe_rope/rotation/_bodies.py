@@ -199,9 +199,12 @@ class Body:
         """Keep with a table what calls with the same objects find."""
         if cos.ready is None or len(cos.ready) >= _KEPT:
             cos.ready = {}
-        # The ids of what comes with them are the key: sin, which stays alive by that, and numbers.
-        key = (self, written(), *map(id, args[self.states :]), *kinds)
-        cos.ready[key] = *found[:3], sin
+        # sin stays alive by that: its id is in the key.
+        cos.ready[self._noted(args, kinds)] = *found, sin
+
+    def _noted(self, args: tuple[Any, ...], kinds: Any) -> Any:
+        """Return what calls with the same objects have in common, until somebody writes to a table."""
+        return (self, written(), *map(id, args[self.states :]), *kinds)
 
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
@@ -218,11 +221,8 @@ class Body:
         if table.row is not None:
             found = self._in_row(table, args, kinds)
         else:
-            found = None
-            if table.ready is not None:
-                found = table.ready.get((self, written(), *map(id, args[self.states :]), *kinds))
-            if found is None:
-                found = self._equal(table, args, kinds)
+            noted = None if table.ready is None else table.ready.get(self._noted(args, kinds))
+            found = noted or self._equal(table, args, kinds)
         if found is None or (found[2] is None and kinds[0]):
             return None
         return self._whole(given, self._turned(xs, *found[:3]))

@@ -88,7 +88,18 @@ def test_what_nobody_has_filled_is_named(make: Callable[[int], nn.Module], numbe
     assert f"each of its numbers is {number:g}" in report.findings[0].source
 
 
-@pytest.mark.parametrize("make", [FillsLater, FirstRow])
+class HasNoShape(nn.Module):
+    """The first forward of a lazy module says what shape its table has."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", nn.UninitializedBuffer(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(x, self.inv_freq).sin()
+
+
+@pytest.mark.parametrize("make", [FillsLater, FirstRow, HasNoShape])
 def test_what_is_meant_so_is_not(make: Callable[[int], nn.Module]) -> None:
     report = safe_rope.audit(nn.Sequential(make(DIM)))
     assert not [found for found in report.findings if "each of its numbers" in found.source], str(report)
