@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     decoding.add_argument("--threads", type=int, default=1, help="for torch on CPU (default: %(default)s)")
     decoding.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    decoding.add_argument("--again", action="store_true", help="add to the file of --json, as a second run")
     decoding.add_argument("--page", action="store_true", help="run nothing; print the page of the record")
     decoding.add_argument("--only", metavar="NAMES", help="comma-separated model types")
     decoding.add_argument("--batches", default="1,16", help="sequences at a time (default: %(default)s)")

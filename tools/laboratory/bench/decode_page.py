@@ -19,11 +19,10 @@ model takes turns with them; its ratio stands in brackets and says what such a f
 step calls, stock and guarded; nothing else that runs on the machine changes them. *MB* is by how much a
 process grows that builds one of the two and calls it, stock and guarded.
 """
-ELSEWHERE = """\
-## On another processor
+AGAIN = """\
+## A second run
 
-Two whose bodies stand above as encoders decode here: ModernBERT's decoder, and RoFormer as one. DeepSeek-V3
-and GPT-J were measured a second time, with fewer operators.
+Decoding was measured twice (`--again`), the second time alone. The difference is that of the two ratios.
 """
 OWN_WIDTH = """\
 ## At their own width
@@ -43,24 +42,21 @@ CASES = {
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the page as Markdown: a section for each processor, and one for models of their own width."""
+    """Return the page as Markdown: two levels, the second run, and models of their own width."""
     lines = [TITLE]
     rows = found["rows"]
     measured = [row for row in rows if any("ratio" in case for case in row.get("cases", ()))]
     small = [row for row in measured if row["here"]["width"] == "small"]
-    first = small[0]["here"]["processor"]
     lines += [*_where(small[0]), ""]
     for title, level, target in (
         ("Fully protected", False, FULLY),
         ("Pinned", True, PINNED),
     ):
-        some = [r for r in small if bool(r["pinned"]) == level and r["here"]["processor"] == first]
+        some = [row for row in small if bool(row["pinned"]) == level]
         lines += [f"## {title}", "", *_summary(some, target), "", *_table(some), ""]
-    elsewhere = [row for row in small if row["here"]["processor"] != first]
+    lines += [AGAIN, *_agreement(small, found["again"]), ""]
     own = [row for row in measured if row["here"]["width"] == "own"]
-    for title, some in ((ELSEWHERE, elsewhere), (OWN_WIDTH, own)):
-        if some:
-            lines += [title, *_where(some[0]), "", *_table(some), ""]
+    lines += [OWN_WIDTH, *_where(own[0]), "", *_table(own), ""]
     absent = [(row["model_type"], _reason(row)) for row in rows if row not in measured]
     if absent:
         lines += ["## Not measured", "", "| model | reason |", "|---|---|"]
@@ -94,6 +90,29 @@ def _summary(rows: list[dict[str, Any]], target: float) -> list[str]:
         ratio, control = (statistics.median(c[key] for _, c in found) for key in ("ratio", "control"))
         lines.append(
             f"| {CASES[what, batch]} | {len(found)} | {ratio:.3f} | {control:.3f} | {', '.join(late)} |"
+        )
+    return lines
+
+
+def _agreement(rows: list[dict[str, Any]], again: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| | models | median difference | largest difference | above the target both times |",
+        "|---|---|---|---|---|",
+    ]
+    seconds = {row["model_type"]: row for row in again}
+    for batch in (1, 16):
+        differences, late = {}, []
+        for row in rows:
+            case = _case(row, "decode", batch)
+            second = _case(seconds.get(row["model_type"], {"cases": ()}), "decode", batch)
+            if case is not None and second is not None:
+                differences[row["model_type"]] = abs(case["ratio"] - second["ratio"])
+                if is_late(row, case) and is_late(row, second):
+                    late.append(row["model_type"])
+        name = max(differences, key=lambda n: differences[n])
+        cells = CASES["decode", batch], len(differences), f"{statistics.median(differences.values()):.3f}"
+        lines.append(
+            f"| {' | '.join(map(str, cells))} | {differences[name]:.3f} ({name}) | {', '.join(late)} |"
         )
     return lines
 
