@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
+from safe_rope._base.by_identity import ByIdentity
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.ask import UnansweredError, ask, copied, cos_and_sin, undisturbed
@@ -43,7 +43,7 @@ class _Answer(NamedTuple):
     remembers_length: bool = True
 
 
-_found: MutableMapping[nn.Module, _Answer | None] = WeakIdKeyDictionary()
+_found = ByIdentity[nn.Module, _Answer | None]()
 
 
 def full_state(

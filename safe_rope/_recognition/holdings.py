@@ -12,7 +12,7 @@ import functools
 import types
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,6 +40,24 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
             for key, inner in _items(value):
                 if isinstance(inner, torch.Tensor):
                     yield f"{name}.{key}", inner
+
+
+def attributes(module: nn.Module) -> list[Any]:
+    """Return what a module keeps besides what torch does: parameters, buffers, modules and hooks."""
+    return [value for name, value in list(vars(module).items()) if name not in _OF_TORCH]
+
+
+def keeps_nothing(module: nn.Module) -> bool:
+    """Whether the types of what a module keeps say that `entries` and `unfilled` are empty."""
+    held, cls = vars(module), cast(Any, type(module))
+    return not module._buffers and _keep_nothing(cls, tuple(held), tuple(map(type, held.values())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _keep_nothing(cls: Any, names: tuple[str, ...], types: tuple[Any, ...]) -> bool:
+    kinds = [(name, kind) for name, kind in zip(names, types, strict=False) if name not in _OF_TORCH]
+    holds = (_kind(kind) is not None and not _is_closed(cls, name, kind) for name, kind in kinds)
+    return not any(kind is type(None) for _, kind in kinds) and not any(holds)
 
 
 def has_no_shape(value: torch.Tensor | None) -> bool:
@@ -181,9 +199,13 @@ def _kind(cls: Any) -> _Kind | None:
 def _may_be_looked_into(module: nn.Module, name: str, value: Any, kind: _Kind) -> bool:
     if kind is _Kind.CONTAINER:
         return 0 < len(value) <= _LONGEST
-    # An object from the same file, which is no configuration. Engines and wrappers hold whole optimizers.
-    own = not name.endswith("config") and type(value).__module__ == type(module).__module__
-    return own or kind is _Kind.NAMESPACE
+    return not _is_closed(type(module), name, type(value))
+
+
+def _is_closed(holder: Any, name: str, cls: Any) -> bool:
+    """Whether an object is none from the same file as its holder, or a configuration."""
+    # Engines and wrappers hold whole optimizers.
+    return _kind(cls) is _Kind.OBJECT and (name.endswith("config") or cls.__module__ != holder.__module__)
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

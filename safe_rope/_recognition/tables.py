@@ -12,7 +12,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._recognition.holdings import entries, has_no_shape, unfilled
+from safe_rope._recognition.holdings import entries, has_no_shape, keeps_nothing, unfilled
 from safe_rope._recognition.provenance import Origin
 
 FEWEST = 8
@@ -116,7 +116,9 @@ def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
     if is_library_module(module):
         return False
-    held = list(entries(module))  # each module of a model is asked, three times
+    if keeps_nothing(module):  # each module of a model is asked, three times
+        return False
+    held = list(entries(module))
     if any(not _is_no_position(name) for name, _ in own_tensors(module, held)):
         return True
     return bool(made_later(module) or uninitialized(module) or unreadable(module, held))
