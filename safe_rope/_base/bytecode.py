@@ -19,7 +19,7 @@ _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
 PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot"}
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
 _STORING = {"register_buffer", "setattr", "__dict__", "vars"}
-_CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}
+CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}
 INITIALISING = (
     "_init_weights",
     "_initialize_weights",
@@ -212,12 +212,12 @@ def counts_positions(cls: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _facts(cls: Any) -> Facts:
-    methods = _methods(cls)
+    methods = methods_of(cls)
     names, own = _all_names(methods), _everything(cls, methods)
     reached = _of_forward(cls)
     everywhere, later = _all_names(own), _all_names(reached)
     for helper in _helpers(own):
-        of_helper = _methods(helper)
+        of_helper = methods_of(helper)
         later |= _all_names(of_helper)
         everywhere |= _all_names(_everything(helper, of_helper))
     counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
@@ -238,21 +238,25 @@ def conduct(cls: Any) -> Conduct:
 
 @functools.lru_cache(maxsize=4096)
 def _conduct(cls: Any) -> Conduct:
-    methods = _methods(cls)
+    methods = methods_of(cls)
     names, codes = _all_names(methods), [function.__code__ for function in methods]
-    helping = [one for helper in _helpers(_everything(cls, methods)) for one in _methods(helper)]
+    helping = [one for helper in _helpers(_everything(cls, methods)) for one in methods_of(helper)]
     with_helpers = [*codes, *(function.__code__ for function in helping)]
     called = _all_names([*_all_reached(_called(cls))]) | _all_names(helping)
     return Conduct(
         *facts(cls)[:3],
         finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(called),
         widens=bool(called & {"float", "float32"}) and names.isdisjoint({"type_as", "dtype"}),
-        stores=any(map(_changes_what_is_kept, codes)),
-        writes=any(map(_writes_to_arguments, codes)),
+        stores=any(map(_changes_what_is_kept, codes)) or _keeps_properties(cls),
+        writes=any(map(writes_to_arguments, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
     )
+
+
+def _keeps_properties(cls: type) -> bool:
+    return any(isinstance(value, functools.cached_property) for _, value in _own(cls))
 
 
 def _called(cls: type) -> Iterator[types.FunctionType | None]:
@@ -328,7 +332,7 @@ def _changes_what_is_kept(code: types.CodeType) -> bool:
 def _changes_what(code: types.CodeType, first: str) -> bool:
     """Whether code assigns an attribute, changes what ``first`` holds or a container that it has not made."""
     done, own = instructions.steps(code), {*code.co_varnames, *code.co_cellvars}
-    writing = {one.attribute for one in done if one.attribute is not None and _writes(one.attribute)}
+    writing = {one.attribute for one in done if one.attribute is not None and is_writing(one.attribute)}
     for at, one in enumerate(done):
         if one.name == "STORE_ATTR":
             return True
@@ -343,7 +347,7 @@ def _changes_what(code: types.CodeType, first: str) -> bool:
     return False
 
 
-def _writes_to_arguments(code: types.CodeType) -> bool:
+def writes_to_arguments(code: types.CodeType) -> bool:
     """Whether a function changes in place what it is given, as ``q.mul_(cos)``, ``q *= cos`` or ``out=``."""
     has_more = bool(code.co_flags & inspect.CO_VARARGS)
     own: Collection[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_more]
@@ -351,7 +355,7 @@ def _writes_to_arguments(code: types.CodeType) -> bool:
         return True
     done = instructions.steps(code)
     own = instructions.views(done, own)
-    writing = {one.attribute for one in done if one.attribute is not None and _writes(one.attribute)}
+    writing = {one.attribute for one in done if one.attribute is not None and is_writing(one.attribute)}
     for at, one in enumerate(done):
         whole = instructions.changed(done, at, writing)
         if whole is not None and instructions.source(done, whole)[0] in own:
@@ -361,17 +365,18 @@ def _writes_to_arguments(code: types.CodeType) -> bool:
     return False
 
 
-def _writes(method: str) -> bool:
+def is_writing(method: str) -> bool:
     """Whether a method of this name changes what it is of: a container's, or torch's in place."""
-    return method in _CHANGING or (method.endswith("_") and not method.endswith("__"))
+    return method in CHANGING or (method.endswith("_") and not method.endswith("__"))
 
 
-def _methods(cls: type) -> list[types.FunctionType]:
+@functools.lru_cache(maxsize=4096)
+def methods_of(cls: type) -> tuple[types.FunctionType, ...]:
     """The methods of a class but its constructor, and the functions that they reach."""
-    return list(_all_reached(_function_of(value) for name, value in _own(cls) if name not in _CONSTRUCTORS))
+    return tuple(_all_reached(_function_of(value) for name, value in _own(cls) if name not in _CONSTRUCTORS))
 
 
-def _everything(cls: type, methods: list[types.FunctionType]) -> list[types.FunctionType]:
+def _everything(cls: type, methods: tuple[types.FunctionType, ...]) -> list[types.FunctionType]:
     """The methods of a class, and its constructor with the functions that it reaches."""
     constructors = (_function_of(value) for name, value in _own(cls) if name in _CONSTRUCTORS)
     return [*methods, *_all_reached(constructors, {function.__code__ for function in methods})]
@@ -429,6 +434,11 @@ def _function_of(value: Any) -> types.FunctionType | None:
     while hasattr(value, "__wrapped__"):
         value = value.__wrapped__
     return value if isinstance(value, types.FunctionType) else None
+
+
+def names_in(function: types.FunctionType) -> frozenset[str]:
+    """Names of the globals and attributes in a function, and in the functions in it."""
+    return _names(function.__code__)
 
 
 @functools.lru_cache(maxsize=4096)

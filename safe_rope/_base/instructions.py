@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import re
+import sys
 import types
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ class Step(NamedTuple):
     """How many values are on the stack after it."""
     is_part: bool
     """Whether it takes a part: an index or a slice."""
+    is_method: bool = False
+    """Whether it takes an attribute to call it."""
 
     @property
     def loads(self) -> Any:
@@ -80,9 +83,15 @@ def _steps(code: types.CodeType) -> Iterator[Step]:
             continue
         depth += dis.stack_effect(one.opcode, one.arg, jump=False)
         is_part = one.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or one.argrepr == "[]"
-        yield Step(one.opname, one.argval, one.offset, depth, is_part)
+        yield Step(one.opname, one.argval, one.offset, depth, is_part, _is_method(one))
         if one.opname.startswith(_AWAY):
             depth = 0
+
+
+def _is_method(one: dis.Instruction) -> bool:
+    if sys.version_info < (3, 12):
+        return one.opname == "LOAD_METHOD"
+    return one.opname in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and bool((one.arg or 0) & 1)
 
 
 def is_in_place(step: Step) -> bool:

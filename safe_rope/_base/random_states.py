@@ -11,16 +11,28 @@ from typing import Any
 import torch
 
 
+def random_states() -> tuple[Any, Any, torch.Tensor]:
+    """Return the random states of Python, of NumPy where that is there, and of torch on CPU."""
+    numpy: Any = sys.modules.get("numpy.random")
+    return random.getstate(), numpy.get_state() if numpy is not None else None, torch.get_rng_state()
+
+
+def set_random_states(states: tuple[Any, Any, torch.Tensor]) -> None:
+    """Put back what `random_states` has returned."""
+    random.setstate(states[0])
+    if states[1] is not None:
+        numpy: Any = sys.modules["numpy.random"]
+        numpy.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
 @contextlib.contextmanager
 def random_states_kept(device: str = "cpu") -> Iterator[None]:
     """Put the random states of torch, Python and NumPy back at the end."""
-    numpy: Any = sys.modules.get("numpy.random")
-    before = random.getstate(), numpy.get_state() if numpy is not None else None
+    before = random_states()
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        random.setstate(before[0])
-        if numpy is not None:
-            numpy.set_state(before[1])
+        set_random_states(before)

@@ -17,7 +17,7 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
-from safe_rope._base.torch_private import constant_in_graphs, pytree
+from safe_rope._base.torch_private import pytree
 from safe_rope._protection.shown import STATE, seen, seen_cache, show, warn_rounded
 from safe_rope._protection.stand_ins import (
     Call,
@@ -31,15 +31,15 @@ from safe_rope._protection.stand_ins import (
 )
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.holdings import entries, get_table, set_table
+from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.leads_back import Back
+from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import FEWEST
 from safe_rope._recognition.untouched import Untouched
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
-from safe_rope.rotation._cos_sin import is_dtype_the_mark
 from safe_rope.rotation._cos_sin import rounded as rounded_once
 
 logger = logging.getLogger(__name__)
@@ -52,39 +52,6 @@ def rotate(call: Call, module: nn.Module) -> Any:
     """Run a method that takes q and k on ``module`` in FP32; round q and k to the dtypes they came in."""
     dtypes = [leaf.dtype for leaf in call.leaves if leaf.is_floating_point()]
     return round_results(call.in_fp32(module), dtypes)
-
-
-def apply_results(call: Call) -> Any:
-    """Run a forward in a graph, whose cos and sin stay in FP32, marked for the application function."""
-    result = call.in_fp32(call.module)
-    if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
-        return CosSin(result)  # phases have to go through cos and sin first
-    return pytree.tree_map_only(
-        torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result
-    )
-
-
-def cloned(call: Call) -> tuple[Any, Any]:
-    """Return a call's arguments in a graph with copies of its tensors."""
-    copies: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
-    return copies
-
-
-def in_graph(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
-    """Return a result in the stock model's dtype; a phase, that of the module ``phase``, is exact."""
-    if phase is None or dtype not in LOW or leaf.dtype != torch.float32:
-        return leaf.to(dtype)
-    if is_dtype_the_mark():
-        told_in_graph(phase, "phases", dtype)
-        return leaf.to(dtype)
-    return CosSin(leaf, dtype, faced=True, phase=phase)
-
-
-@constant_in_graphs
-def told_in_graph(owner: str, name: str, dtype: torch.dtype) -> bool:
-    """Warn while Dynamo traces, which runs this once and leaves no trace of it in the graph."""
-    warn_rounded(owner, name, dtype)
-    return True
 
 
 def run_in_fp32(call: Call, *, applied: bool) -> Any:
@@ -247,14 +214,17 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
     if call.state.runner.leads_back(call.module) is Back.SHARED:
         raise UnansweredError("what it holds leads back to it, from a copy, too")
     stand_in, _ = stand_in_for(call, rounded, watched=True)
-    remembered = Untouched(stock_class(call.module))
+    try:
+        remembered = Untouched(stock_class(call.module), attributes(call.module))
+    except OutOfReachError as error:
+        raise UnansweredError(str(error)) from error
     asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
     before = pytree.tree_leaves((asked.args, asked.kwargs))
     stand_in = twin_alone(stand_in, type(stand_in), call.module)
     _show_caches(call.state, stand_in)
     try:
         with torch.no_grad(), random_states_kept(call.device), remembered, seen("as stock"):
-            given = asked.on(stand_in)
+            given = remembered.run(asked.on, stand_in)
     except Exception as error:
         logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
         if call.state.runner.leads_back(call.module) is not Back.NOT:
@@ -287,8 +257,9 @@ def compare_remembered(call: Call, given: Any) -> None:
     runner.compared = max(size, 1)
     try:
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
-        with torch.no_grad(), random_states_kept(call.device), Untouched(stock):
-            true = asked.in_fp32(twin_alone(call.module, stock))
+        untouched = Untouched(stock, attributes(call.module))
+        with torch.no_grad(), random_states_kept(call.device), untouched:
+            true = untouched.run(asked.in_fp32, twin_alone(call.module, stock))
     except Exception:
         logger.info("%s cannot be run in FP32", stock.__name__, exc_info=True)
         true = None

@@ -23,15 +23,16 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.effects import acts
 from safe_rope._base.text import class_name
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.explained import LOST
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import only_makes_positions
-from safe_rope._recognition.untouched import REMEMBERING
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
@@ -68,9 +69,10 @@ class PinnedState(Keeper):
         self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = class_name(type(module))
-        stock = stock_class(module)
+        stock: Any = stock_class(module)
         code = bytecode.conduct(stock)  # Dynamo cannot read bytecode
         self.code = code._replace(computes=code.computes or only_makes_positions(module, stock))
+        self.acts = acts(stock)
         self.runner = stand_ins.Runner()
         self.patch: Callable[..., Any] | None = None  # the forward that somebody has put into its class since
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes

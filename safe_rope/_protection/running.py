@@ -20,8 +20,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
-from safe_rope._base.torch_private import pytree
-from safe_rope._protection import in_fp32, products
+from safe_rope._protection import in_fp32, in_graphs, products
 from safe_rope._protection.shown import STATE, sees
 from safe_rope._protection.stand_ins import (
     Call,
@@ -32,12 +31,10 @@ from safe_rope._protection.stand_ins import (
     rounded,
 )
 from safe_rope._protection.traced import is_traced, run_traced
-from safe_rope._recognition.holdings import get_table, set_table
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
 
 _CONTAINERS = (list, dict)
-_SEEN_THROUGH = (torch.Tensor, torch.dtype, torch.device, torch.Size, bool, int, float, str, type(None))
-"""What hides no tensor from whoever raises arguments and rounds results in a graph."""
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -140,7 +137,7 @@ def _run_on_itself(call: Call) -> Any:
     """Run a forward that no twin can run, as it is found by its identity; raise what it raises itself."""
     state = call.state
     try:
-        result = _on_shown(call, marked=False)
+        result = in_graphs.on_shown(call, marked=False)
     except Exception as own:
         raise own from None
     finally:
@@ -228,89 +225,27 @@ def _is_ready(state: Any, names: Any) -> bool:
 
 
 def _run_in_graph(call: Call) -> Any:
-    """Run a call while Dynamo traces it: one thread, whose writes to the module are recorded."""
+    """Run a call while Dynamo traces it (`safe_rope._protection.in_graphs`)."""
     module, state = call.module, call.state
     if state.rotates("forward"):
         return in_fp32.rotate(call, module)
     if state.how == "results":
-        return in_fp32.apply_results(call)
+        return in_graphs.apply_results(call)
     if state.how == "tables":
-        return _on_shown(call, marked=True)
+        return in_graphs.on_shown(call, marked=True)
     low = [name for name in state.pins if state.differs(name)]
-    lowered = not low and _is_lowered_by_its_call(call)
-    if not (low or lowered):
+    if not low and not _is_lowered_by_its_call(call):
         return call.on(module)
-    keeps = state.code.stores or bool(module._modules)
-    # Lists: Dynamo before torch 2.7 knows neither next() with a default nor all() of a generator.
-    dtypes = [leaf.dtype for leaf in call.leaves if leaf.dtype in LOW]
-    dtype = dtypes[0] if dtypes else None
-    is_ready = low and _is_ready(state, low) and (keeps or _meets_its_dtype(call))
+    once = not in_graphs.may_run_twice(call)
+    is_ready = low and _is_ready(state, low) and (once or _meets_its_dtype(call))
     # Numbers in tensors may be there for their dtype, which nothing else tells then.
-    tells_dtype = keeps and dtype is None and all([state.pins[name].values.numel() == 1 for name in low])
+    are_numbers = all([state.pins[name].values.numel() == 1 for name in low])
+    tells_dtype = once and are_numbers and not any([leaf.dtype in LOW for leaf in call.leaves])
     if _does_more(module) or is_ready or tells_dtype:
-        for name in low:
-            if not state.pins[name].finished and state.nominal[name] in LOW:
-                in_fp32.told_in_graph(state.owner, name, state.nominal[name])
-        return _on_shown(call, marked=False)
-    are_phases = _are_phases(state, low)
-    if keeps:
-        # It cannot be asked what it returns as stock without being changed by that.
-        result = call.on(module)
-        nominal = [state.nominal[name] for name in low if state.nominal[name] in LOW]
-        if state.code.widens or not (dtypes or nominal):
-            return result
-        given = dtypes[0] if dtypes else nominal[0]
-        phase = state.owner if are_phases else None
-        return pytree.tree_map_only(torch.Tensor, lambda leaf: _lowered(leaf, given, phase), result)
+        return in_graphs.run_as_stock(call, low)
     if state.code.writes and any(
         [isinstance(one, _CONTAINERS) for one in (*call.args, *call.kwargs.values())]
     ):
-        in_fp32.told_in_graph(state.owner, "tables", torch.bfloat16 if dtype is None else dtype)
-        return _on_shown(call, marked=False)
-    asked = call if not state.code.writes else call.with_arguments(*in_fp32.cloned(call))
-    stock = pytree.tree_leaves(_on_shown(asked, marked=False))
-    leaves, structure = pytree.tree_flatten(call.in_fp32(module))
-    given = pytree.tree_leaves((call.args, call.kwargs))
-    if any([not isinstance(one, _SEEN_THROUGH) for one in (*given, *stock)]):
-        in_fp32.told_in_graph(state.owner, "tables", torch.bfloat16 if dtype is None else dtype)
-    leaves = [
-        in_fp32.in_graph(leaf, other.dtype, state.owner if are_phases else None)
-        if isinstance(leaf, torch.Tensor)
-        else other
-        for leaf, other in zip(leaves, stock, strict=True)
-    ]
-    return pytree.tree_unflatten(leaves, structure)
-
-
-def _are_phases(state: Any, low: list[str]) -> bool:
-    """Whether a forward returns angles: it multiplies frequencies, if by a scale, and takes no sine."""
-    finished = [name for name in low if state.pins[name].finished and not state.is_scale(name)]
-    return not (state.code.finishes or finished) and any([not state.pins[name].finished for name in low])
-
-
-def _lowered(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
-    is_exact = leaf.dtype == torch.float32
-    return in_fp32.in_graph(leaf, dtype, phase) if is_exact else in_fp32.as_returned(leaf)
-
-
-def _on_shown(call: Call, *, marked: bool) -> Any:
-    """Run a call on the tables of the stock model's dtypes, or on marked ones; put the true ones back."""
-    # No context manager: Dynamo before torch 2.5 takes none that is made of a generator.
-    module, state = call.module, call.state
-    if torch.compiler.is_dynamo_compiling() and state.is_shown and not state.code.stores:
-        # Dynamo takes no change of a module inside of `torch.utils.checkpoint`.
-        state.runner.shows_in_graph = "marked" if marked else "stock"
-        result = call.on(module)
-        state.runner.shows_in_graph = ""
-        return result
-    tables = {name: get_table(module, name) for name in state.pins}
-    shown = {}
-    for name, table in tables.items():
-        shown[name] = state.marked.get(name, table) if marked else table.to(state.nominal[name])
-        set_table(module, name, shown[name])
-    try:
-        return call.on(module)
-    finally:
-        for name, table in tables.items():
-            if get_table(module, name) is shown[name]:
-                set_table(module, name, table)
+        in_graphs.tell(state.owner, "tables", torch.bfloat16)
+        return in_graphs.on_shown(call, marked=False)
+    return in_graphs.run_once(call, low) if once else in_graphs.run_twice(call, low)

@@ -67,17 +67,7 @@ class Call:
     def in_fp32(self, module: nn.Module) -> Any:
         """Run the forward on ``module`` in FP32: its arguments, those that are dtypes, and no autocast."""
         if torch.compiler.is_dynamo_compiling():
-            own, structure = pytree.tree_flatten((self.args, self.kwargs))
-            higher = [_raised(one) if isinstance(one, torch.Tensor) else one for one in own]
-            args, kwargs = pytree.tree_unflatten(higher, structure)
-            args, kwargs = [*map(_raised_dtype, args)], {n: _raised_dtype(one) for n, one in kwargs.items()}
-            with without_autocast(self.device):
-                result = self.forward(module, *args, **kwargs)
-            if self.state.code.writes:
-                for one, other in zip(own, higher, strict=True):
-                    if isinstance(one, torch.Tensor) and one.dtype in LOW and _may_be_written_to(one):
-                        one.copy_(other)
-            return result
+            return self._in_fp32_in_graph(module)
         raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
         def raise_(tensor: torch.Tensor) -> torch.Tensor:
@@ -90,8 +80,8 @@ class Call:
 
         raised_arguments = arguments_mapped(raise_, self.args, self.kwargs)
         with raised_arguments as (args, kwargs), without_autocast(self.device), seen("exact"):
-            args, kwargs = [*map(_raised_dtype, args)], {n: _raised_dtype(one) for n, one in kwargs.items()}
-            result = self.forward(module, *args, **kwargs)
+            kwargs = {n: _raised_dtype(one) for n, one in kwargs.items()}
+            result = self.forward(module, *map(_raised_dtype, args), **kwargs)
         own_of = {id(higher): own for own, higher, _ in raised}
         kept = [(name, own_of[id(value)]) for name, value in vars(module).items() if id(value) in own_of]
         vars(module).update(kept)
@@ -101,6 +91,18 @@ class Call:
         if not written:
             return result
         return mapped(lambda leaf: written.get(id(leaf), leaf), result)
+
+    def _in_fp32_in_graph(self, module: nn.Module) -> Any:
+        raised = [*map(_raised_in, self.args)], {name: _raised_in(one) for name, one in self.kwargs.items()}
+        own, higher = pytree.tree_leaves((self.args, self.kwargs)), pytree.tree_leaves(raised)
+        kwargs = {name: _raised_dtype(one) for name, one in raised[1].items()}
+        with without_autocast(self.device):
+            result = self.forward(module, *map(_raised_dtype, raised[0]), **kwargs)
+        for one, other in zip(own, higher, strict=True):
+            is_raised = isinstance(one, torch.Tensor) and one.dtype in LOW
+            if is_raised and self.state.code.writes and _may_be_written_to(one):
+                one.copy_(other)
+        return result
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -348,6 +350,17 @@ def _may_be_written_to(tensor: torch.Tensor) -> bool:
 
 def _raised_dtype(argument: Any) -> Any:
     return torch.float32 if isinstance(argument, torch.dtype) and argument in LOW else argument
+
+
+def _holds_low(argument: Any) -> bool:
+    """Whether an argument is, or holds, a tensor of low precision: what holds one is not raised in place."""
+    low = [one.dtype in LOW for one in pytree.tree_leaves(argument) if isinstance(one, torch.Tensor)]
+    return any(low)
+
+
+def _raised_in(argument: Any) -> Any:
+    """Return an argument in FP32: itself where nothing in it is of low precision, else another container."""
+    return pytree.tree_map_only(torch.Tensor, _raised, argument) if _holds_low(argument) else argument
 
 
 def _raised(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,21 +8,22 @@ when something is called, cast or moved, or when the guard closes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from safe_rope import constructors
 from safe_rope._base import bytecode
+from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.registrations import on_module
 from safe_rope._base.torch_private import between_compilations
 from safe_rope._base.uninterrupted import uninterrupted
@@ -45,15 +46,18 @@ from safe_rope._recognition.arguments import (
     Arguments,
     arguments_in,
     first_argument,
+    has_called,
     has_no_constructor,
     infer_arguments,
 )
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
+from safe_rope._recognition.outside import OutOfReachError, is_followed
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope._recognition.reference import Again, Reference, corresponds, stock_class
 from safe_rope._recognition.tables import may_hold_positions
+from safe_rope._recognition.untouched import Before
 from safe_rope.constructors import _shadow
 from safe_rope.errors import UnsupportedModelError
 
@@ -98,23 +102,25 @@ class ConstructionWatch:
         self._options = options
         self._built = built
         self._thread = threading.get_ident()
-        self._building: MutableMapping[nn.Module, _Building] = WeakIdKeyDictionary()
+        self._building = ByIdentity[nn.Module, _Building]()
         # How each that was looked at was built: it may have put something into another one.
-        self._owners: MutableMapping[nn.Module, _Building] = WeakIdKeyDictionary()
+        self._owners = ByIdentity[nn.Module, _Building]()
         # What held nothing when it was looked at; its parent may have filled it since.
-        self._nothing_yet: MutableMapping[nn.Module, _Building] = WeakIdKeyDictionary()
-        self._looked_at: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
+        self._nothing_yet = ByIdentity[nn.Module, _Building]()
+        self._looked_at = ByIdentity[nn.Module, None]()
         self._again: dict[Hashable, tuple[Arguments, Again]] = {}
+        self._before = ByIdentity[nn.Module, tuple[Before, bool]]()
+        self._again_of = ByIdentity[nn.Module, tuple[Arguments, Again]]()
         self._states: dict[Hashable, _Known] = {}
-        self._seen: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
-        self._refused: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
-        self._asked: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
-        self._parents: MutableMapping[nn.Module, tuple[weakref.ref[nn.Module], str]] = WeakIdKeyDictionary()
+        self._seen = ByIdentity[nn.Module, None]()
+        self._refused = ByIdentity[nn.Module, str]()
+        self._asked = ByIdentity[nn.Module, None]()
+        self._parents = ByIdentity[nn.Module, tuple[weakref.ref[nn.Module], str]]()
         # As they were when they were last told: what outlives its model keeps its name.
-        self._paths: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
+        self._paths = ByIdentity[nn.Module, str]()
         self._stop_hearing: Callable[[], None] = lambda: None
         # When the constructor of each module had got to that of nn.Module.
-        self._numbers: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
+        self._numbers = ByIdentity[nn.Module, int]()
         self._begun = itertools.count(1)
         self._is_new = False  # something was built since what was empty has been looked at
         self.has_seen_a_module = False
@@ -133,8 +139,8 @@ class ConstructionWatch:
         try:
             self.catch_up()
             self._look_again()
-            settle(_alive(self._seen))
-            for module in _alive(self._seen):
+            settle(self._seen)
+            for module in self._seen:
                 state_of(module).replays = None
         finally:
             with between_compilations(_COMPILATION), watches_lock:
@@ -143,19 +149,21 @@ class ConstructionWatch:
                 constructors.before_exit.remove(self._before_exit)
                 if not watches:
                     unwrap_methods()
-            looked_at = [*_alive(self._parents), *_alive(self._nothing_yet)]
-            self._looked_at = WeakIdKeyDictionary()
+            looked_at = [*self._parents, *self._nothing_yet]
+            self._looked_at.clear()
             for module in looked_at:
                 self._looked_at[module] = None
             self._nothing_yet.clear()
             self._owners.clear()
             self._building.clear()
             self._again.clear()
+            self._again_of.clear()
+            self._before.clear()
             self._states.clear()
 
     def catch_up(self) -> None:
         """Protect what was built and never got a parent."""
-        for module in _alive(self._building):
+        for module in self._building:
             self._consider(module)
 
     @uninterrupted()
@@ -171,7 +179,7 @@ class ConstructionWatch:
         me = threading.get_ident()
         waiting = [
             module
-            for module in _alive(self._building)
+            for module in self._building
             if (building := self._building.get(module)) is not None and building.thread == me
         ]
         if used is None and not waiting and not self._is_new:
@@ -181,7 +189,7 @@ class ConstructionWatch:
             if module not in unfinished:
                 self._consider(module)
         among = None if used is None else list(used.modules())
-        seen = _alive(self._seen) if among is None else [one for one in among if one in self._seen]
+        seen = list(self._seen) if among is None else [one for one in among if one in self._seen]
         settle(module for module in seen if not isinstance(module, ProtectedModule))
         if is_read:
             return
@@ -190,7 +198,7 @@ class ConstructionWatch:
         # An engine that takes a finished model is under construction, and fills nothing in it.
         first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
         self._look_at_what_was_empty(among, until=first)
-        for module in _alive(self._refused) if among is None else among:
+        for module in self._refused if among is None else among:
             if module in self._refused and module not in self._asked and self._owner_of(module) is not None:
                 self._asked[module] = None
                 self._consider(module, self._owners.get(module), looked=True)
@@ -202,8 +210,8 @@ class ConstructionWatch:
         # What zero.Init would have made of a tensor is known as long as its constructors stand.
         if watch_of_this_thread() is self:
             self.catch_up()
-            settle(_alive(self._seen))
-            for owner in {*_alive(self._owners), *_alive(self._parents)}:
+            settle(self._seen)
+            for owner in {*self._owners, *self._parents}:
                 for module in owner.children():
                     if type(module) is nn.Module:  # it may have got its buffers since it was registered
                         _give_stock_dtypes(module)
@@ -220,13 +228,18 @@ class ConstructionWatch:
         self._is_new = True
         wrap_call()
         conditions = building.conditions
-        if conditions is None or conditions.device != "meta" or arguments is None:
+        if conditions is None or conditions.plain or arguments is None:
             return
         if not bytecode.facts(type(module)).makes_waves:
             return
         key = _key(type(module), arguments, conditions)
-        if key is not None:  # when it is looked at, a setting that its constructor reads may be another
-            self._run_again(module, arguments, conditions, key)
+        if conditions.device == "meta":
+            if key is not None:  # when it is looked at, a setting that its constructor reads may be another
+                again = self._run_again(module, arguments, conditions, key)
+                again.certain &= not (again.moves and has_called(module, frame))
+        elif is_followed(type(module)):
+            with contextlib.suppress(OutOfReachError):
+                self._before[module] = Before(type(module), arguments.held()), has_called(module, frame)
 
     def note_copy(self, module: nn.Module) -> None:
         """Remember that ``module`` is a copy, which no constructor has built."""
@@ -238,7 +251,7 @@ class ConstructionWatch:
 
     def _look_again(self) -> None:
         """Consider what has been filled since, by a parent or by a loader."""
-        for module in _alive(self._refused):
+        for module in self._refused:
             if concerns(module) and not any(_is_meta(value) for _, value in entries(module)):
                 self._consider(module, _Building(is_filled=True))
         self._look_at_what_was_empty(loaded=True)
@@ -247,7 +260,7 @@ class ConstructionWatch:
         self, among: list[nn.Module] | None = None, *, loaded: bool = False, until: int | None = None
     ) -> None:
         """Consider what has been filled since it was built, of what was begun before the module ``until``."""
-        for module in _alive(self._nothing_yet) if among is None else among:
+        for module in self._nothing_yet if among is None else among:
             building = self._nothing_yet.get(module)
             if building is None:
                 continue
@@ -342,6 +355,8 @@ class ConstructionWatch:
             state = known.state.of_another(module)
             return Protection(module, state, reference=known.reference)
         again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
+        if again is not None and not again.made(module):
+            again = None
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
         plain &= not building.is_used
         early = not building.is_filled and module not in self._nothing_yet
@@ -350,7 +365,8 @@ class ConstructionWatch:
         result = prepare(module, reference, around, self._options)
         if not isinstance(result, Protection) and (owned := self._reference_by_its_owner(module)) is not None:
             result = prepare(module, owned, around, self._options) or result
-        if isinstance(result, Protection) and result.state and seen and not result.notes:
+        moves = again is not None and again.moves
+        if isinstance(result, Protection) and result.state and seen and not (result.notes or moves):
             built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
             self._states[key, around] = _Known(copy.deepcopy(result.state), built, reference)
         return result
@@ -384,7 +400,7 @@ class ConstructionWatch:
         owner, path, building, arguments = found
         key = _key(type(owner), arguments, building.conditions)
         again = self._run_again(owner, arguments, building.conditions, key)
-        if again.rebuilt is None or not corresponds(again.rebuilt, path, module):
+        if again.rebuilt is None or not again.made(owner) or not corresponds(again.rebuilt, path, module):
             return None
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
         return Reference(again, path, plain=plain and not building.is_used)
@@ -393,16 +409,21 @@ class ConstructionWatch:
         self, module: nn.Module, arguments: Arguments, conditions: Conditions | None, key: Hashable | None
     ) -> Again:
         known = self._again.get(key) if key is not None else None
+        if known is not None and known[1].moves:
+            known = self._again_of.get(module)  # another call of the constructor makes something else
         if known is None:
             possible = Conditions.usual() if conditions is None else conditions.variants()
-            known = (arguments, Again(type(module), arguments, possible))
+            before, has_moved = self._before.get(module, (None, False))
+            again = Again(type(module), arguments, possible, before)
+            again.certain &= not (again.moves and has_moved)
+            known = self._again_of[module] = (arguments, again)
             if key is not None:
-                self._again[key] = known  # the arguments stay alive with it, so that ids stay theirs
+                self._again.setdefault(key, known)  # the arguments stay alive, so that ids stay theirs
         return known[1]
 
     def has_seen_a_model(self) -> bool:
         """Whether a module was built that does more than to hold an unprotected one from before the guard."""
-        built = _alive(self._numbers)
+        built = list(self._numbers)
         return self.has_seen_a_module and not (built and all(map(self._only_wraps, built)))
 
     def _only_wraps(self, module: nn.Module) -> bool:
@@ -416,15 +437,13 @@ class ConstructionWatch:
 
     def complete(self, report: ProtectionReport) -> None:
         """Add every position module that was built and still exists to ``report``, ordered by path."""
-        entries = sorted(
-            ((self._path(module), module) for module in _alive(self._seen)), key=lambda entry: entry[0]
-        )
+        entries = sorted(((self._path(module), module) for module in self._seen), key=lambda entry: entry[0])
         for path, module in entries:
             report.add(path, module)
         for module, reason in self._refused.items():
             report.add_unprotected(self._path(module), module, reason)
-        known = {*_alive(self._parents), *_alive(self._nothing_yet), *_alive(self._looked_at)}
-        known |= {*_alive(self._seen), *_alive(self._refused)}
+        known = {*self._parents, *self._nothing_yet, *self._looked_at}
+        known |= {*self._seen, *self._refused}
         for found in (*frozen_positions(known), *unseen_positions(known)):
             report.add_frozen(self._path(found.module), found)
 
@@ -493,8 +512,3 @@ def _give_stock_dtypes(module: nn.Module) -> None:
         dtype = _shadow.shadow_dtype(value) if isinstance(value, torch.Tensor) and name not in kept else None
         if dtype is not None and not isinstance(value, nn.Parameter):
             set_table(module, name, value.to(dtype))
-
-
-def _alive(modules: Any) -> list[nn.Module]:
-    """Return the modules that are alive; other threads may add to them meanwhile, which no iterator bears."""
-    return [module for reference in modules.keyrefs() if (module := reference()) is not None]

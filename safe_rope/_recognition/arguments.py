@@ -43,6 +43,11 @@ class Arguments(NamedTuple):
         """
         return tuple(map(_revived, self.args)), {name: _revived(value) for name, value in self.kwargs.items()}
 
+    def held(self) -> list[Any]:
+        """Return what was given, each object itself."""
+        given = (*self.args, *self.kwargs.values())
+        return [one.value if isinstance(one, Kept) else one for one in given]
+
     def key(self) -> Hashable | None:
         """Return what two calls that make the same tables have in common; None where that cannot be said."""
         values = (*self.args, *self.kwargs.values())
@@ -71,6 +76,18 @@ def arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None
             outermost = frame
         frame = frame.f_back
     return None if outermost is None else _call_of(outermost)
+
+
+def has_called(module: nn.Module, frame: FrameType | None) -> bool:
+    """Whether a constructor of ``module`` that runs has called anything but its base's, up to its frame."""
+    while frame is not None and first_argument(frame) is module:
+        # The last of them runs.
+        done = [step for step in steps(frame.f_code) if step.offset <= frame.f_lasti][:-1]
+        calls = [step for step in done if step.name.startswith("CALL") and "INTRINSIC" not in step.name]
+        if len(calls) > sum(step.loads == "super" for step in done):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def has_no_constructor(cls: type[nn.Module]) -> bool:
@@ -177,6 +194,7 @@ def _copied(value: Any) -> Any:
 def _revived(value: Any) -> Any:
     if isinstance(value, Kept):
         duplicate = copy.copy(value.value)
+        vars(duplicate).clear()  # of what has come since
         vars(duplicate).update({name: _copied(held) for name, held in value.attributes.items()})
         return duplicate
     if isinstance(value, Iterator):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import sys
 import threading
 import warnings
@@ -27,9 +28,10 @@ from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.holdings import entries
+from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors, rises_or_falls
-from safe_rope._recognition.untouched import REMEMBERING, Untouched
+from safe_rope._recognition.untouched import Before, Untouched
 
 _thread = threading.local()
 
@@ -47,6 +49,8 @@ class Rebuilt(NamedTuple):
     origins: dict[tuple[str, str], Origin]
     elsewhere: bool = False
     """Whether the constructor has made tables that no module in it holds: on a class, in a closure."""
+    moves: bool = False
+    """Whether it has changed anything outside, so that the next time it may make something else."""
 
     def has_tables(self) -> bool:
         """Whether any module in it holds position tables."""
@@ -106,24 +110,30 @@ def unwatched() -> Iterator[None]:
 
 
 @uninterrupted()
-def rebuild(cls: type[nn.Module], arguments: Arguments, conditions: Conditions | None = None) -> Rebuilt:
+def rebuild(
+    cls: type[nn.Module],
+    arguments: Arguments,
+    conditions: Conditions | None = None,
+    before: Before | None = None,
+) -> Rebuilt:
     """Build a ``cls`` from ``arguments`` with nothing intercepted, or replay what ``conditions`` did to it.
 
-    Parameters are on the meta device. A class that makes no tables then is built with real ones.
+    Parameters are on the meta device. A class that makes no tables then is built with real ones. ``before``
+    is what its constructor could get at when it ran, where that is known.
 
     Raises:
         Exception: whatever the constructor raises.
 
     """
     try:
-        rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=True)
+        rebuilt = _rebuild(cls, arguments, conditions, before, _parameters_on_meta, anew=True)
     except Exception:  # noqa: BLE001 - a foreign constructor
         try:
-            rebuilt = _rebuild(cls, arguments, conditions, _parameters_on_meta, anew=False)
+            rebuilt = _rebuild(cls, arguments, conditions, before, _parameters_on_meta, anew=False)
         except RuntimeError:  # it computes with its parameters, or sets them
-            rebuilt = _rebuild(cls, arguments, conditions, _few_parameters, anew=True)
+            rebuilt = _rebuild(cls, arguments, conditions, before, _few_parameters, anew=True)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
-        return _rebuild(cls, arguments, conditions, contextlib.nullcontext, anew=True)
+        return _rebuild(cls, arguments, conditions, before, contextlib.nullcontext, anew=True)
     return rebuilt
 
 
@@ -136,6 +146,7 @@ def _rebuild(
     cls: type[nn.Module],
     arguments: Arguments,
     conditions: Conditions | None,
+    before: Before | None,
     parameters: Callable[[], contextlib.AbstractContextManager[None]],
     *,
     anew: bool,
@@ -153,7 +164,13 @@ def _rebuild(
         stack.enter_context(constructors.unpartitioned())
         stack.enter_context(parameters())
         stack.enter_context(_nothing_remembered(cls))
-        stack.enter_context(Untouched(cls, anew=anew))
+        held = (*args, *kwargs.values())
+        if before is not None:
+            stack.enter_context(Untouched(cls, arguments.held()))
+            before.put_back()
+        context = None if before is None else before.context
+        untouched = stack.enter_context(Untouched(cls, held, anew=anew, context=context))
+        drawn = random.getstate()
         if conditions is not None:
             stack.enter_context(replaying(conditions))
         stack.enter_context(provenance)
@@ -161,15 +178,16 @@ def _rebuild(
         kwargs = {name: _without_device(value) for name, value in kwargs.items()}
         if kwargs.get("device") is not None:
             kwargs["device"] = None
-        module = cls(*args, **kwargs)
+        module = untouched.run(cls, *args, **kwargs)
         elsewhere = _keeps_elsewhere(module, provenance)
+        draws = random.getstate() != drawn
     origins = {
         (path, name): provenance.origin(tensor)
         for path, part in module.named_modules()
         for name, tensor in (*entries(part), *part._parameters.items())
         if tensor is not None
     }
-    return Rebuilt(module, origins, elsewhere)
+    return Rebuilt(module, origins, elsewhere, moves=untouched.moved or draws)
 
 
 def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:

@@ -21,6 +21,7 @@ from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.rebuild import Rebuilt, rebuild
 from safe_rope._recognition.tables import is_library_module
+from safe_rope._recognition.untouched import Before
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +58,40 @@ def own_class(cls: type) -> type:
 class Again:
     """A constructor that can be run again: as its authors meant it, and as it ran."""
 
-    def __init__(self, cls: type[nn.Module], arguments: Arguments, conditions: Iterable[Conditions]) -> None:
+    def __init__(
+        self,
+        cls: type[nn.Module],
+        arguments: Arguments,
+        conditions: Iterable[Conditions],
+        before: Before | None = None,
+    ) -> None:
+        self._before = before
         self.certain = arguments.certain
         self._cls = cls
         self._arguments = arguments
         self._conditions = tuple(conditions)
         self._replays: list[Rebuilt] | None = None
         try:
-            self.rebuilt: Rebuilt | None = rebuild(cls, arguments)
+            self.rebuilt: Rebuilt | None = rebuild(cls, arguments, before=before)
         except Exception:
             logger.info("%s cannot be built again", cls.__name__, exc_info=True)
             self.rebuilt = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether running it has changed what it depends on, so that two calls make two things."""
+        return self.rebuilt is not None and self.rebuilt.moves
+
+    def made(self, module: nn.Module) -> bool:
+        """Whether it makes what ``module`` is: what has moved on between the two shows in its numbers."""
+        if self.rebuilt is None or not self.rebuilt.moves:
+            return True
+        own, other = vars(module), vars(self.rebuilt.module)
+        return all(
+            own[name] == value
+            for name, value in other.items()
+            if isinstance(value, bool | int | float | str) and isinstance(own.get(name), type(value))
+        )
 
     def replays(self) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in."""
@@ -75,7 +99,7 @@ class Again:
             self._replays = []
             for conditions in self._conditions:
                 try:
-                    self._replays.append(rebuild(self._cls, self._arguments, conditions))
+                    self._replays.append(rebuild(self._cls, self._arguments, conditions, self._before))
                 except Exception:
                     logger.info("%s cannot be replayed", self._cls.__name__, exc_info=True)
         return self._replays

@@ -6,19 +6,22 @@ tables in a dictionary of their Python module.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
-import functools
-import itertools
+import os
 import sys
 import types
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
 
-REMEMBERING = type(functools.lru_cache(lambda: None))
-"""The class of a function that remembers its results."""
-_CONTAINERS = (dict, list, set, deque)
+from safe_rope._base.random_states import random_states, set_random_states
+from safe_rope._recognition.outside import CONTAINERS, REMEMBERING, Outside, Place, outside, place_of
+
 _PLAIN = (bool, int, float, str, type(None))
 _LONGEST = 4096
 
@@ -26,75 +29,185 @@ _LONGEST = 4096
 class Untouched:
     """While open, notes what a class's code keeps on classes and in its Python modules, and undoes it.
 
+    So it does with what the code can get at `outside` of them: closures, default values, global objects.
+
     Args:
         cls: the class whose code runs.
-        anew: hide the tables that are kept there already, so that they are made again.
+        held: what a module of that class holds.
+        anew: hide the tables that are kept on the classes and in their modules already, so that they are
+            made again.
+        context: the context variables to `run` with, those of now by default.
 
-    ``changed`` tells afterwards whether a table was kept there.
+    ``changed`` tells afterwards whether a table was kept there, ``moved`` whether anything was changed.
+
+    Raises:
+        OutOfReachError: the code takes from a generator, which nobody can put back.
+
     """
 
-    def __init__(self, cls: type, *, anew: bool = False) -> None:
-        self._anew = anew
+    def __init__(
+        self,
+        cls: type,
+        held: Iterable[Any] = (),
+        *,
+        anew: bool = False,
+        context: contextvars.Context | None = None,
+    ) -> None:
+        self._anew, self._context = anew, context
         bases = [b for b in cls.__mro__ if b is not object and not b.__module__.startswith("torch.")]
         modules = [sys.modules.get(base.__module__) for base in bases]
-        places = [place for place in dict.fromkeys([*bases, *modules]) if place is not None]
+        owners = [place for place in dict.fromkeys([*bases, *modules]) if place is not None]
         functions = [
             value
-            for place in places
+            for place in owners
             for value in vars(place).values()
             if isinstance(value, types.FunctionType) and vars(value)
         ]
-        self._places: list[Any] = [*places, *functions]
+        self._own = [place_of(owner) for owner in (*owners, *functions)]
+        self._outside: Outside = outside(cls, held)
         self._containers: list[tuple[Any, Any]] = []
-        self._values: list[tuple[Any, str, Any]] = []
-        self._counters: list[tuple[Any, str, Any]] = []
+        self._values: list[tuple[Place, str, Any]] = []
+        self._names: list[tuple[Place, set[str]]] = []
+        self._iterators: list[tuple[Place, str, Any]] = []
         self._functions: list[tuple[Any, int]] = []
-        self.changed = False
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._environment: dict[str, str] | None = None
+        self._arrays: list[tuple[Any, Any]] = []
+        self.changed = self.moved = False
 
     def __enter__(self) -> Untouched:
-        for place in self._places:
-            for name, value in list(vars(place).items()):
-                if name.startswith("__"):
-                    continue
-                function = getattr(value, "__func__", value)
-                if isinstance(function, REMEMBERING):
-                    self._functions.append((function, function.cache_info().currsize))
-                elif type(value) in _CONTAINERS and len(value) <= _LONGEST:
-                    self._containers.append((value, value.copy()))
-                elif type(value) in _PLAIN or _holds_tables(value):
-                    self._values.append((place, name, value))
-                elif isinstance(value, itertools.count):
-                    self._counters.append((place, name, copy.copy(value)))
+        for place in self._own:
+            self._note(place)
+        kept = self._containers[:], self._values[:]
+        for place in self._outside.places:
+            self._note(place)
+        for container in self._outside.containers:
+            self._containers.append((container, container.copy()))
+        for cell in self._outside.cells:
+            self._cells.append((cell, cell.cell_contents))
+        for function in self._outside.remembering:
+            self._functions.append((function, function.cache_info().currsize))
+        with torch.no_grad():
+            self._tensors = [(one, one._version, one.clone()) for one in self._outside.tensors]
+        self._arrays = [(one, one.copy()) for one in self._outside.arrays]
+        self._generators = [(one, one.get_state()) for one in self._outside.generators]
+        if "environ" in self._outside.names:
+            self._environment = dict(os.environ)
         if self._anew:
-            for container, before in self._containers:
-                if _holds_tables(before):
-                    container.clear()
-            for place, name, value in self._values:
-                if isinstance(place, types.FunctionType) and _holds_tables(value):
-                    delattr(place, name)
-                elif isinstance(value, torch.Tensor) and isinstance(place, type):
-                    setattr(place, name, None)
+            self._hide(*kept)
         return self
+
+    def run(self, called: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call something; the context variables that it sets are set for it alone."""
+        context = contextvars.copy_context() if self._context is None else self._context.copy()
+        before = dict(context)
+        try:
+            return context.run(called, *args, **kwargs)
+        finally:
+            self.moved |= any(before.get(variable, self) is not value for variable, value in context.items())
+
+    def _note(self, place: Place) -> None:
+        self._names.append((place, set(place.held)))
+        for name, value in place.items():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, REMEMBERING):
+                self._functions.append((function, function.cache_info().currsize))
+            elif type(value) in CONTAINERS and len(value) <= _LONGEST:
+                self._containers.append((value, value.copy()))
+            elif type(value) in _PLAIN or _holds_tables(value):
+                self._values.append((place, name, value))
+            elif isinstance(value, Iterator) and not isinstance(value, types.GeneratorType):
+                with contextlib.suppress(TypeError):  # a file
+                    self._iterators.append((place, name, copy.copy(value)))
+
+    @staticmethod
+    def _hide(containers: list[tuple[Any, Any]], values: list[tuple[Place, str, Any]]) -> None:
+        for container, before in containers:
+            if _holds_tables(before):
+                container.clear()
+        for place, name, value in values:
+            if isinstance(place.owner, types.FunctionType) and _holds_tables(value):
+                delattr(place.owner, name)
+            elif isinstance(value, torch.Tensor) and isinstance(place.owner, type):
+                place.put(name, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Put back what was noted."""
         for container, before in self._containers:
             if not _is_as_before(container, before):
-                self.changed |= _holds_tables(container)
+                self._tell(container)
                 container.clear()
                 (container.extend if isinstance(container, list | deque) else container.update)(before)
         for place, name, value in self._values:
-            now = vars(place).get(name, self)
+            now = place.held.get(name, self)
             if now is not value:
-                self.changed |= _holds_tables(now)
-                setattr(place, name, value)
-        for place, name, counter in self._counters:
-            setattr(place, name, counter)
+                self._tell(now)
+                place.put(name, value)
+        for place, names in self._names:
+            for name in self._outside.names.intersection(place.held) - names:
+                self._tell(place.held[name])
+                place.drop(name)
+        for place, name, iterator in self._iterators:
+            self.moved |= repr(place.held.get(name)) != repr(iterator) or not isinstance(iterator, count)
+            place.put(name, copy.copy(iterator))
         for function, size in self._functions:
             if function.cache_info().currsize != size:
                 self.changed = True
                 function.cache_clear()
+        for cell, value in self._cells:
+            if cell.cell_contents is not value:
+                self._tell(cell.cell_contents)
+                cell.cell_contents = value
+        with torch.no_grad():
+            for tensor, version, values in self._tensors:
+                if tensor._version != version:
+                    self.moved = True
+                    tensor.copy_(values)
+        for array, numbers in self._arrays:
+            if array.tobytes() != numbers.tobytes():
+                self.moved = True
+                array[...] = numbers
+        for generator, state in self._generators:
+            self.moved |= not torch.equal(generator.get_state(), state)
+            generator.set_state(state)
+        if self._environment is not None and self._environment != dict(os.environ):
+            self.moved = True
+            os.environ.clear()
+            os.environ.update(self._environment)
+
+    def _tell(self, value: Any) -> None:
+        self.moved = True
+        self.changed |= _holds_tables(value)
+
+
+class Before:
+    """What the code of a class can get at, as it was when this was made, for code that runs later.
+
+    Args:
+        cls: the class whose code is to run.
+        held: what its constructor is given.
+
+    Raises:
+        OutOfReachError: as for `Untouched`.
+
+    """
+
+    def __init__(self, cls: type, held: Iterable[Any]) -> None:
+        self._untouched = Untouched(cls, held).__enter__()
+        self._states = random_states()
+        self.context = contextvars.copy_context()
+
+    def put_back(self) -> None:
+        """Let everything be as it was; `Untouched` and `random_states_kept` undo this."""
+        self._untouched.put_back()
+        set_random_states(self._states)
 
 
 def _holds_tables(value: Any) -> bool:

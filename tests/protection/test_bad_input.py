@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 import warnings
@@ -69,16 +70,15 @@ def _functions() -> dict[str, int]:
     }
 
 
-class ImpatientRotaryEmbedding(nn.Module):
-    """A rotary module whose constructor works only once, so that nobody can tell what it should have been."""
+TICKETS = (number for number in itertools.count())
 
-    built = 0
+
+class ImpatientRotaryEmbedding(nn.Module):
+    """A rotary module whose constructor takes what nobody can put back, and is not to be run again."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        type(self).built += 1
-        if self.built > 1:
-            raise RuntimeError("once is enough")
+        self.number = next(TICKETS)
         self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, dim, 2) / dim))
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,6 @@ class ImpatientRotaryEmbedding(nn.Module):
 
 
 def _build_unsupported() -> Any:
-    ImpatientRotaryEmbedding.built = 0
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
