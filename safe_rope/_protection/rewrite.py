@@ -27,7 +27,7 @@ from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_f
 from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.shown import STATE, is_shown, show
-from safe_rope._protection.traced import is_traced, run_traced
+from safe_rope._protection.traced import is_traced, run_traced, scripted
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import LOST
 from safe_rope._recognition.reference import stock_class
@@ -366,6 +366,9 @@ class ProtectedModule(_Module):
         attributes[STATE] = copy.deepcopy(attributes[STATE])  # a shallow copy goes its own way
         kind = ProtectedRotary if isinstance(self, ProtectedRotary) else PinnedPositions
         return _rebuild, (self._safe_rope_stock, kind), attributes
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        return scripted(self, state_of(self))
 
     def _replicate_for_data_parallel(self) -> Any:
         # Each replica has buffers on a device of its own, and a thread.

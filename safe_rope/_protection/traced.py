@@ -1,4 +1,4 @@
-"""Calls that torch.fx traces: nobody protects the tables that its graph keeps."""
+"""What torch.fx traces and torch.jit.script compiles: nobody protects the tables that are kept there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from safe_rope._base.text import class_name
+from safe_rope._protection.shown import STATE
+from safe_rope._recognition.holdings import get_table, set_table, twin
 from safe_rope._recognition.reference import stock_class
 from safe_rope.errors import PrecisionWarning
 
@@ -34,3 +37,22 @@ def run_traced(module: Any, run: Callable[[], Any], as_stock: Callable[[], Any])
     except Exception:
         logger.info("%s is traced as stock", type(module).__name__, exc_info=True)
         return as_stock()
+
+
+def scripted(module: nn.Module, state: Any) -> nn.Module:
+    """Return what torch.jit.script compiles: a stock module, which it puts into the model as well."""
+    stock = stock_class(module)
+    warnings.warn(
+        f"torch.jit.script compiles {class_name(stock)} as it is without safe_rope, and leaves the model "
+        "with it: nothing protects its tables from here on. Script a model in torch.float32, or use "
+        "torch.compile",
+        PrecisionWarning,
+        stacklevel=2,
+    )
+    other = twin(module, stock, state.names(module))
+    del vars(other)[STATE]
+    for name in state.names(module):
+        table = get_table(other, name)
+        if isinstance(table, torch.Tensor):
+            set_table(other, name, state.saved(name, table))
+    return other
