@@ -46,7 +46,7 @@ from safe_rope._recognition.arguments import (
     Arguments,
     arguments_in,
     first_argument,
-    has_called,
+    has_moved,
     has_no_constructor,
     infer_arguments,
 )
@@ -236,10 +236,10 @@ class ConstructionWatch:
         if conditions.device == "meta":
             if key is not None:  # when it is looked at, a setting that its constructor reads may be another
                 again = self._run_again(module, arguments, conditions, key)
-                again.certain &= not (again.moves and has_called(module, frame))
+                again.certain &= not (again.moves and has_moved(module, frame))
         elif is_followed(type(module)):
             with contextlib.suppress(OutOfReachError):
-                self._before[module] = Before(type(module), arguments.held()), has_called(module, frame)
+                self._before[module] = Before(type(module), arguments.held()), has_moved(module, frame)
 
     def note_copy(self, module: nn.Module) -> None:
         """Remember that ``module`` is a copy, which no constructor has built."""
@@ -413,9 +413,9 @@ class ConstructionWatch:
             known = self._again_of.get(module)  # another call of the constructor makes something else
         if known is None:
             possible = Conditions.usual() if conditions is None else conditions.variants()
-            before, has_moved = self._before.get(module, (None, False))
+            before, moved = self._before.get(module, (None, False))
             again = Again(type(module), arguments, possible, before)
-            again.certain &= not (again.moves and has_moved)
+            again.certain &= not (again.moves and moved)
             known = self._again_of[module] = (arguments, again)
             if key is not None:
                 self._again.setdefault(key, known)  # the arguments stay alive, so that ids stay theirs

@@ -26,6 +26,9 @@ _CONTAINERS = (list, tuple, set, dict)
 _AS_THEY_ARE = (*_PLAIN, torch.Tensor, nn.Module, type)
 _CHANGING = {"pop", "popitem", "update", "setdefault", "clear", "append", "extend", "insert", "remove"}
 
+_MOVING = ("CALL", "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "STORE_DEREF")
+"""What may change something that others hold."""
+
 
 class Arguments(NamedTuple):
     """What a constructor was called with, and whether it is certain that it was."""
@@ -78,13 +81,18 @@ def arguments_in(module: nn.Module, frame: FrameType | None) -> Arguments | None
     return None if outermost is None else _call_of(outermost)
 
 
-def has_called(module: nn.Module, frame: FrameType | None) -> bool:
-    """Whether a constructor of ``module`` that runs has called anything but its base's, up to its frame."""
+def has_moved(module: nn.Module, frame: FrameType | None) -> bool:
+    """Whether a constructor of ``module`` has called or changed anything before that of its base runs."""
     while frame is not None and first_argument(frame) is module:
+        if is_deepspeeds(frame.f_globals):  # zero.Init's wrapper around it
+            frame = frame.f_back
+            continue
         # The last of them runs.
         done = [step for step in steps(frame.f_code) if step.offset <= frame.f_lasti][:-1]
-        calls = [step for step in done if step.name.startswith("CALL") and "INTRINSIC" not in step.name]
-        if len(calls) > sum(step.loads == "super" for step in done):
+        moves = [step for step in done if step.name.startswith(_MOVING) and "INTRINSIC" not in step.name]
+        supers = [step for step in done if step.loads == "super"]
+        inlined = [step for step in done if step.name.startswith("LOAD_SUPER")]  # from CPython 3.12 on
+        if len(moves) > len(supers) - len(inlined):
             return True
         frame = frame.f_back
     return False

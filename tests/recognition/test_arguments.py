@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from torch import nn
 
-from safe_rope._recognition.arguments import Arguments, arguments_in
+from safe_rope._recognition.arguments import Arguments, arguments_in, has_moved
 
 pytestmark = pytest.mark.contract
 
@@ -117,3 +117,66 @@ def test_what_changes_an_argument_makes_all_uncertain(cls: Callable[..., Constru
     module = made(cls)
     assert module.before
     assert not module.after
+
+
+class _Base(nn.Module):
+    moved: bool
+
+    def __init__(self, *given: Any) -> None:
+        nn.Module.__init__(self)
+        self.moved = has_moved(self, sys._getframe(1))
+
+
+class _BeginsAtOnce(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = len(repr(self))
+
+
+class _NamesItsBase(_Base):
+    def __init__(self) -> None:
+        super(_NamesItsBase, self).__init__()  # noqa: UP008 - an older way
+
+
+class _Calculates(_Base):
+    def __init__(self, size: int = 2) -> None:
+        double = size * 2
+        super().__init__(double)
+
+
+class _Calls(_Base):
+    def __init__(self) -> None:
+        number = len("text")
+        super().__init__()
+        self.number = number
+
+
+class _CallsForAnArgument(_Base):
+    def __init__(self) -> None:
+        super().__init__(len("text"))
+
+
+class _Assigns(_Base):
+    count = 0
+
+    def __init__(self) -> None:
+        _Assigns.count += 1
+        super().__init__()
+
+
+class _Puts(_Base):
+    counts: ClassVar[dict[str, int]] = {}
+
+    def __init__(self) -> None:
+        _Puts.counts["all"] = 1
+        super().__init__()
+
+
+@pytest.mark.parametrize("cls", [_BeginsAtOnce, _NamesItsBase, _Calculates])
+def test_nothing_has_moved_before_a_base_begins(cls: type[_Base]) -> None:
+    assert not cls().moved
+
+
+@pytest.mark.parametrize("cls", [_Calls, _CallsForAnArgument, _Assigns, _Puts])
+def test_what_is_done_before_a_base_begins_may_have_moved_anything(cls: type[_Base]) -> None:
+    assert cls().moved
