@@ -242,10 +242,11 @@ def _conduct(cls: Any) -> Conduct:
     names, codes = _all_names(methods), [function.__code__ for function in methods]
     helping = [one for helper in _helpers(_everything(cls, methods)) for one in methods_of(helper)]
     with_helpers = [*codes, *(function.__code__ for function in helping)]
-    called = _all_names([*_all_reached(_called(cls))]) | _all_names(helping)
+    called = _all_names(_called(cls)) | _all_names(helping)
+    hands_on = called.isdisjoint(_COUNTING) and bool(makers(cls))  # a method that it keeps counts for it
     return Conduct(
         *facts(cls)[:3],
-        finishes=not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(called),
+        finishes=hands_on or not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(called),
         widens=bool(called & {"float", "float32"}) and names.isdisjoint({"type_as", "dtype"}),
         stores=any(map(_changes_what_is_kept, codes)) or _keeps_properties(cls),
         writes=any(map(writes_to_arguments, codes)),
@@ -259,12 +260,15 @@ def _keeps_properties(cls: type) -> bool:
     return any(isinstance(value, functools.cached_property) for _, value in _own(cls))
 
 
-def _called(cls: type) -> Iterator[types.FunctionType | None]:
-    """Yield ``forward``, and the functions of properties, which it may read."""
-    for name, value in _own(cls):
-        is_method = isinstance(value, types.FunctionType | staticmethod | classmethod)
-        if name == "forward" or not is_method:
-            yield _function_of(value)
+def _called(cls: type) -> Iterator[types.FunctionType]:
+    """Yield ``forward``, the functions of properties, which it may read, and what they call."""
+    named = [
+        value
+        for name, value in _own(cls)
+        if name == "forward" or not isinstance(value, types.FunctionType | staticmethod | classmethod)
+    ]
+    functions = [function for value in named for function in _functions_of(value)]
+    return _reached(_by_name(cls), functions, beside=True)
 
 
 def _turns(function: types.FunctionType) -> bool:

@@ -121,7 +121,16 @@ def version_of(tensor: torch.Tensor) -> int:
 def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Do what ``torch.compiler.assume_constant_result`` does, which takes a second: it imports Dynamo."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    # torch 2.4 puts what it returns into the globals of the code that it compiles, under this name.
+    name = f"_{function.__module__}.{function.__name__}".replace(".", "_")
+    function.__code__ = function.__code__.replace(co_name=name)
     return function
+
+
+def forget_compiled(function: Callable[..., Any]) -> None:
+    """Take away from a wrapper what tells Dynamo to compile, or to leave alone, what it wraps instead."""
+    for name in [name for name in vars(function) if name.startswith("_torchdynamo")]:
+        delattr(function, name)
 
 
 def is_exporting() -> bool:

@@ -65,12 +65,10 @@ def run_once(call: Call, low: list[str]) -> Any:
     dtype = _given(call, nominal[0] if nominal else None)
     if state.code.widens or dtype is None:
         return result
-    phase = _phase(state, low)
-
-    def lowered(leaf: torch.Tensor) -> torch.Tensor:
-        return _as_stock(leaf, dtype, phase) if leaf.dtype == torch.float32 else as_returned(leaf)
-
-    return pytree.tree_map_only(torch.Tensor, lowered, result)
+    phase = _phase(call, low)
+    leaves, structure = pytree.tree_flatten(result)
+    leaves = [_lowered(leaf, dtype, phase) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return pytree.tree_unflatten(leaves, structure)
 
 
 def run_twice(call: Call, low: list[str]) -> Any:
@@ -90,7 +88,7 @@ def run_twice(call: Call, low: list[str]) -> Any:
     leaves, structure = pytree.tree_flatten(call.in_fp32(call.module))
     if hides_tensors(stock):
         tell(state.owner, "tables", _given(call, torch.bfloat16))
-    phase = _phase(state, low)
+    phase = _phase(call, low)
     leaves = [
         _as_stock(leaf, other.dtype, phase) if isinstance(leaf, torch.Tensor) else other
         for leaf, other in zip(leaves, stock, strict=True)
@@ -143,11 +141,12 @@ def _given(call: Call, other: Any) -> Any:
     return dtypes[0] if dtypes else other
 
 
-def _phase(state: Any, low: list[str]) -> str | None:
+def _phase(call: Call, low: list[str]) -> str | None:
     """The module's name if its forward returns angles: it multiplies frequencies, and takes no sine."""
+    state = call.state
     finished = [name for name in low if state.pins[name].finished and not state.is_scale(name)]
     turned = any([not state.pins[name].finished for name in low])
-    return state.owner if turned and not (state.code.finishes or finished) else None
+    return state.owner if turned and not (call.beside or state.code.finishes or finished) else None
 
 
 def _as_stock(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
@@ -158,3 +157,7 @@ def _as_stock(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torc
         tell(phase, "phases", dtype)
         return leaf.to(dtype)
     return CosSin(leaf, dtype, faced=True, phase=phase)
+
+
+def _lowered(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
+    return _as_stock(leaf, dtype, phase) if leaf.dtype == torch.float32 else as_returned(leaf)

@@ -25,6 +25,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
 from safe_rope._base.text import class_name
+from safe_rope._base.torch_private import forget_compiled
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
@@ -196,6 +197,7 @@ def pinned_attribute(stock: type[nn.Module], name: str, *, of_forward: bool) -> 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return running.run_beside(self, called, args, kwargs, of_forward=of_forward)
 
+    forget_compiled(method)
     return method if is_function else _OfInstances(raw, method)
 
 
@@ -228,6 +230,7 @@ def pinned_forward(stock: type[nn.Module]) -> Callable[..., Any]:
         self._safe_rope.follow_patch(now)
         return running.run(self, now, args, kwargs)
 
+    forget_compiled(forward)
     if anew is not inner:
         vars(forward).update(cache_clear=inner.cache_clear, cache_info=inner.cache_info)
     return forward

@@ -23,26 +23,30 @@ def lead_to_its_class(module: nn.Module, before: type, holder: nn.Module | None 
 
     ``holder`` is the module that keeps what calls it, by default itself.
     """
-    stale, own = getattr(before, "forward", None), vars(module if holder is None else holder)
+    own = vars(module if holder is None else holder)
     for name, value in list(own.items()):
-        if callable(value) and (led := _led(value, module, stale, _DEEPEST)) is not value:
+        if callable(value) and (led := _led(value, module, before, _DEEPEST)) is not value:
             own[name] = led
 
 
-def _led(value: Any, module: nn.Module, stale: Any, depth: int) -> Any:
+def _led(value: Any, module: nn.Module, before: type, depth: int) -> Any:
     """Return what takes the place of ``value``: itself, where it is changed inside or needs no change."""
     if isinstance(value, types.MethodType):
-        is_stale = value == stale or (value.__self__ is module and value.__func__ is stale)
-        return types.MethodType(type(module).forward, module) if is_stale else value
+        stale = getattr(before, "forward", None)
+        if value == stale or (value.__self__ is module and value.__func__ is stale):
+            return types.MethodType(type(module).forward, module)
+        name = value.__func__.__name__
+        is_other = value.__self__ is module and getattr(before, name, None) is value.__func__
+        return getattr(type(module), name).__get__(module) if is_other else value
     if depth == 0 or not callable(value) or isinstance(value, type | nn.Module):
         return value
     if isinstance(value, functools.partial):
         parts = value.func, *value.args
-        function, *args = (_led(part, module, stale, depth - 1) for part in parts)
+        function, *args = (_led(part, module, before, depth - 1) for part in parts)
         is_changed = any(map(operator.is_not, (function, *args), parts))
         return functools.partial(function, *args, **value.keywords) if is_changed else value
     for held, put in _held(value):
-        if (led := _led(held, module, stale, depth - 1)) is not held:
+        if (led := _led(held, module, before, depth - 1)) is not held:
             put(led)
     return value
 

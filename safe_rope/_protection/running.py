@@ -37,19 +37,19 @@ from safe_rope._recognition.reference import stock_class
 _CONTAINERS = (list, dict)
 
 
-def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the stock ``forward`` of a pinned module."""
+def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside: bool = False) -> Any:
+    """Run the stock ``forward`` of a pinned module, or a method ``beside`` it that makes positions."""
     state = module._safe_rope
     if torch.compiler.is_dynamo_compiling():
         # No ``finally``: Dynamo leaves a function alone whose graph ends inside of one.
         runner, is_within = state.runner, state.runner.runs_in_graph
         runner.runs_in_graph = True
-        result = _run_in_graph(Call(module, state, forward, args, kwargs, watched=False))
+        result = _run_in_graph(Call(module, state, forward, args, kwargs, False, beside))
         runner.runs_in_graph = is_within
         return result
     if state.runner.runs_in_graph:
         state.runner.runs_in_graph, state.runner.shows_in_graph = False, ""  # a graph's forward has raised
-    call = Call(module, state, forward, args, kwargs, is_watched())
+    call = Call(module, state, forward, args, kwargs, is_watched(), beside)
     first = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(first, torch.Tensor) and is_traced((*args, *kwargs.values())):
         state.restore(module)
@@ -89,7 +89,7 @@ def run_beside(
         is_part = threading.get_ident() in module._safe_rope.runner.threads
     has_forward = stock_class(module).forward is not nn.Module.forward
     is_part |= has_forward and _does_more(module)
-    return called(module, *args, **kwargs) if is_part else run(module, called, args, dict(kwargs))
+    return called(module, *args, **kwargs) if is_part else run(module, called, args, dict(kwargs), True)
 
 
 def _restore_inside(module: Any) -> None:

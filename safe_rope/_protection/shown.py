@@ -131,7 +131,7 @@ def _seen(module: Any, name: str, table: Any) -> Any:
         return table.clone() if table.is_meta else table  # nothing is known of what is written on meta
     if table.is_meta:
         return CosSin(table, nominal)
-    if not _is_code_of_a_module(frame):
+    if not _is_code_of_a_module(frame, module):
         return CosSin(table, nominal) if nominal in LOW else table
     if nominal not in LOW and (nominal != table.dtype or first_argument(frame) is module):
         return table.to(nominal)
@@ -153,8 +153,14 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
         return table
     # torch.export runs Python, and Dynamo reads nothing of a thread.
     how = None if torch.compiler.is_dynamo_compiling() else _this_thread.sees
-    is_low = pin.finished if how is None else how == "as stock"
-    return table.to(state.nominal[name]) if is_low else table
+    nominal = state.nominal[name]
+    if pin.finished if how is None else how == "as stock":
+        return table.to(nominal)
+    # A module that computes from those of another rounds what it returns; a forward that somebody has put
+    # into the module itself does not.
+    if how is not None or nominal not in LOW or "forward" not in module.__dict__:
+        return table
+    return CosSin(table, nominal, faced=True, phase=f"{class_name(type(module))}.{name}")
 
 
 def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
@@ -194,8 +200,11 @@ def _is_from(frame: Any, packages: tuple[str, ...]) -> bool:
     return str(frame.f_globals.get("__name__")).startswith(packages)
 
 
-def _is_code_of_a_module(frame: Any) -> bool:
-    if not frame.f_code.co_argcount:
-        return False
-    owner = first_argument(frame)
-    return isinstance(owner, nn.Module) and hasattr(type(owner), frame.f_code.co_name)
+def _is_code_of_a_module(frame: Any, module: Any) -> bool:
+    """Whether a method runs, or a function that somebody has put into ``module`` for its forward."""
+    code, first = frame.f_code, first_argument(frame)
+    if "forward" in vars(module):
+        held = (frame.f_locals.get(name) for name in code.co_freevars)
+        if first is module or any(one is module for one in held):
+            return True
+    return code.co_argcount > 0 and isinstance(first, nn.Module) and hasattr(type(first), code.co_name)

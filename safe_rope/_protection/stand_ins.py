@@ -35,8 +35,8 @@ _CALLS = 64
 class Call:
     """A call of a pinned module: the stock ``forward`` to run, its arguments, and the module's state.
 
-    ``watched`` says that nothing may be kept: a transformation or a tracer looks on. Dynamo traces this
-    class: it is a plain one.
+    ``watched`` says that nothing may be kept: a transformation or a tracer looks on. ``beside`` says that a
+    method that takes sines is called past the module's forward. Dynamo traces this class: it is a plain one.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Call:
         args: Any,
         kwargs: Any,
         watched: bool,
+        beside: bool = False,
     ) -> None:
         self.module = module
         self.state = state
@@ -54,11 +55,12 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.watched = watched
+        self.beside = beside
         self._leaves: list[torch.Tensor] | None = None
 
     def with_arguments(self, args: Any, kwargs: Any) -> Call:
         """Return the call with other arguments."""
-        return Call(self.module, self.state, self.forward, args, kwargs, self.watched)
+        return Call(self.module, self.state, self.forward, args, kwargs, self.watched, self.beside)
 
     def on(self, module: nn.Module) -> Any:
         """Run the forward on ``module``."""
