@@ -25,6 +25,7 @@ from torch import nn
 
 import safe_rope
 from safe_rope import PrecisionWarning
+from safe_rope.constructors._default_dtype import default_dtype
 
 DIM, LENGTH, LAYERS = 16, 300, 3
 
@@ -209,19 +210,9 @@ COUNTS: dict[str, Callable[[], Callable[[], int]]] = {
 }
 
 
-@contextlib.contextmanager
-def low_by_default() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 SURROUNDINGS: dict[str, Callable[[], Any]] = {
     "plain": contextlib.nullcontext,
-    "low default": low_by_default,
+    "low default": lambda: default_dtype(torch.bfloat16),
     "meta": lambda: torch.device("meta"),
 }
 
