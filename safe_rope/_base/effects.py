@@ -18,6 +18,7 @@ from torch import nn
 
 from safe_rope._base import instructions
 from safe_rope._base.bytecode import CHANGING, is_writing, methods_of, names_in, package, writes_to_arguments
+from safe_rope._base.functions import default_values, filled_cells
 from safe_rope._base.instructions import Step
 
 _DRAWING = {
@@ -30,19 +31,8 @@ _ACTING = {"next", "setattr", "delattr", "exec", "eval", "print", "open", "input
 """Built-in functions that change something."""
 _QUIET = {
     *(name for of in (math, torch.Tensor, torch, nn.functional) for name in dir(of) if name[:2] != "__"),
-    *(
-        "get",
-        "items",
-        "keys",
-        "values",
-        "format",
-        "join",
-        "split",
-        "startswith",
-        "endswith",
-        "replace",
-        "lower",
-    ),
+    *("get", "items", "keys", "values", "format", "join", "split", "lower", "replace"),
+    *("startswith", "endswith"),
     *("parameters", "buffers", "named_parameters", "named_buffers", "children", "modules"),
 }
 """Names of methods and functions that change nothing, or what they are of and is looked for."""
@@ -61,10 +51,10 @@ def acts(cls: Any) -> bool:
 def _acts(function: types.FunctionType, own: Collection[str]) -> bool:
     if not _DRAWING.isdisjoint(names_in(function)):
         return True
-    if not all(map(_is_plain, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))):
+    if not all(map(_is_plain, default_values(function))):
         return True
     code = function.__code__
-    if not all(_is_quiet(_content(cell), function) for cell in function.__closure__ or ()):
+    if not all(_is_quiet(cell.cell_contents, function) for cell in filled_cells(function)):
         return True
     if function.__name__ not in own and writes_to_arguments(code):
         return True  # what it is given may be anybody's
@@ -133,10 +123,3 @@ def _is_quiet(value: Any, function: types.FunctionType) -> bool:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from safe_rope._base.functions import filled_cells
+
 _DEEPEST = 4
 """Wrappers around one another that are looked into."""
 
@@ -53,9 +55,8 @@ def _led(value: Any, module: nn.Module, before: type, depth: int) -> Any:
 
 def _held(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     """Yield what a function or an object that is called holds, each with what puts another in its place."""
-    for cell in getattr(value, "__closure__", None) or ():
-        if cell != types.CellType():  # nothing may be in it yet
-            yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+    for cell in filled_cells(value):
+        yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         for name, held in list(attributes.items()):

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from safe_rope._base.bytecode import named_by_forward, package
+from safe_rope._base.functions import filled_cells
 from safe_rope._recognition.reference import stock_class
 
 _KEEPERS = (
@@ -86,17 +87,10 @@ def _held(value: Any, author: str) -> Iterator[tuple[Any, bool]]:
             yield from ((one, False) for one in (value.__self__, value.__func__))
     elif isinstance(value, types.FunctionType):
         if _is_of(value, author):
-            yield from ((cell.cell_contents, True) for cell in value.__closure__ or () if _is_filled(cell))
+            yield from ((cell.cell_contents, True) for cell in filled_cells(value))
     elif _is_of(type(value), author):
         yield from ((one, False) for one in getattr(value, "__dict__", {}).values())
 
 
 def _is_of(defined: Any, author: str) -> bool:
     return package(getattr(defined, "__module__", None)) == author
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # nothing has been assigned to the variable yet
-        return False

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.bytecode import names_in
+from safe_rope._base.functions import default_values, filled_cells
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +160,11 @@ def _named_by(function: types.FunctionType, found: Outside) -> Iterator[Any]:
     """Note where a function may assign; yield what it names, and what its closure and defaults hold."""
     names, everywhere = names_in(function), function.__globals__
     found.names |= names
-    cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
+    cells = filled_cells(function)
     found.cells += cells
     found.places += [place_of(function), Place(None, everywhere, everywhere.__setitem__, names)]
     yield from vars(function).values()
-    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from default_values(function)
     yield from (cell.cell_contents for cell in cells)
     for name in names:
         value = everywhere.get(name, sys.modules.get(name))
@@ -172,13 +173,6 @@ def _named_by(function: types.FunctionType, found: Outside) -> Iterator[Any]:
         elif is_followed(value):
             found.places.append(place_of(value, names))
             yield from (vars(value)[one] for one in names if one in vars(value))
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _code_of(value: Any) -> types.FunctionType | None:

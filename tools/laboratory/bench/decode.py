@@ -99,9 +99,9 @@ def run(options: argparse.Namespace) -> int:
         rows.append({"model_type": name, **found, "here": here(options)})
         say(f"{name}: {found.get('reason', '')} {time.monotonic() - began:.0f} s")
         if options.json:
-            found = json.loads(options.json.read_text(encoding="utf-8")) if options.again else {}
-            found |= {"again" if options.again else "rows": rows}
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+            record = json.loads(options.json.read_text(encoding="utf-8")) if options.again else {}
+            record["again" if options.again else "rows"] = rows
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
     return show(rows)
 
 

@@ -22,7 +22,8 @@ process grows that builds one of the two and calls it, stock and guarded.
 AGAIN = """\
 ## A second run
 
-Decoding was measured twice (`--again`), the second time alone. The difference is that of the two ratios.
+Decoding was measured twice (`--again`), the second time without prefill and training. The difference is that
+of the two ratios.
 """
 OWN_WIDTH = """\
 ## At their own width
@@ -47,7 +48,7 @@ def page(found: dict[str, Any]) -> str:
     rows = found["rows"]
     measured = [row for row in rows if any("ratio" in case for case in row.get("cases", ()))]
     small = [row for row in measured if row["here"]["width"] == "small"]
-    lines += [*_where(small[0]), ""]
+    lines += [*_where(small), ""]
     for title, level, target in (
         ("Fully protected", False, FULLY),
         ("Pinned", True, PINNED),
@@ -56,7 +57,7 @@ def page(found: dict[str, Any]) -> str:
         lines += [f"## {title}", "", *_summary(some, target), "", *_table(some), ""]
     lines += [AGAIN, *_agreement(small, found["again"]), ""]
     own = [row for row in measured if row["here"]["width"] == "own"]
-    lines += [OWN_WIDTH, *_where(own[0]), "", *_table(own), ""]
+    lines += [OWN_WIDTH, *_where(own), "", *_table(own), ""]
     absent = [(row["model_type"], _reason(row)) for row in rows if row not in measured]
     if absent:
         lines += ["## Not measured", "", "| model | reason |", "|---|---|"]
@@ -64,15 +65,15 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _where(row: dict[str, Any]) -> list[str]:
-    """Say what the times of a row, and of those beside it, depend on besides the code."""
-    here = row["here"]
+def _where(rows: list[dict[str, Any]]) -> list[str]:
+    """Say what the times of one run's rows depend on besides the code."""
+    here, load = rows[0]["here"], max(value for row in rows for value in row["here"]["load"])
     return [
         f"{here['layers']} layers where a model can have them, BF16, one new token after "
         f"{here['prompt']}. One run used",
         f"{here['threads']} thread of {here['cores']} cores on {here['processor']}, torch {here['torch']}, "
         f"transformers {here['transformers']} and Python {here['python']}.",
-        f"The load was up to {max(here['load']):.0f}.",
+        f"The load was up to {load:.0f}.",
     ]
 
 
