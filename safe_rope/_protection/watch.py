@@ -306,7 +306,9 @@ class ConstructionWatch:
     def _consider(
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
     ) -> None:
-        building = building or self._building.pop(module, None) or _Building()
+        building = (
+            building or self._building.pop(module, None) or self._nothing_yet.get(module) or _Building()
+        )
         self._owners.setdefault(module, building)
         if looked or concerns(module):
             self._protect(module, building)

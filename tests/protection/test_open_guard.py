@@ -334,3 +334,29 @@ def test_a_copy_of_what_nobody_has_called_yet_is_protected_too() -> None:
     assert torch.equal(answer, true.bfloat16())
     assert nn.Module.__reduce_ex__ is before
     assert "__reduce_ex__" not in vars(nn.Module)
+
+
+class FourierWaves(nn.Module):
+    """Random frequencies, which no constructor gives again."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(dim))
+        self.register_buffer("phases", torch.rand(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(2 * torch.pi * (x[..., None] * self.frequencies + self.phases))
+
+
+class CastsWhatItBuilds(nn.Module):
+    def __init__(self, *, casts: bool) -> None:
+        super().__init__()
+        self.waves = FourierWaves(16).to(dtype=torch.float32) if casts else FourierWaves(16)
+
+
+@pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+def test_a_child_that_is_cast_before_it_is_registered_is_known_as_one_that_is_not() -> None:
+    for casts in (False, True):
+        with safe_rope.guard() as session:
+            model = CastsWhatItBuilds(casts=casts)
+        assert not session.report.unprotected, model
