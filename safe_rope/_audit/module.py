@@ -33,7 +33,7 @@ from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, ra
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
-from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
@@ -254,9 +254,8 @@ class ModuleAuditor:
         built = self.reference.module
         if built is None or device_of(self.module) is None:
             return set()
-        positions = asked or usual_positions(self.result.max_position_embeddings or 2048)
         try:
-            answers = Answers(self.module, built, convention, layer_type, positions)
+            answers = self._answers(built, layer_type, asked, convention)
         except UnansweredError as error:
             self.add("forward", "note", f"what it returns is not measured: {error}")
             return set()
@@ -267,6 +266,26 @@ class ModuleAuditor:
             said = "not what the same forward returns on the tables that its constructor makes"
             self.add("forward", "damaged", said, "forward", **errors.measured())
         return set() if errors.damaged or self.result.protected else answers.rewritten
+
+    def _answers(
+        self, built: nn.Module, layer_type: str | None, asked: list[int] | None, convention: Convention
+    ) -> Answers:
+        """Ask for positions: by default the usual ones, or those of them that the tables have rows for.
+
+        Raises:
+            UnansweredError: forward raises, or returns something other than values for each position.
+
+        """
+        positions = asked or usual_positions(self.result.max_position_embeddings or 2048)
+        try:
+            return Answers(self.module, built, convention, layer_type, positions)
+        except UnansweredError:
+            tables = [t for _, t in entries(built) if isinstance(t, Tensor) and t.dim() > 1]
+            rows = min((len(table) for table in tables), default=0)
+            within = sorted({p for p in positions if p < rows} | {rows - 1})
+            if asked or rows < 2:
+                raise
+            return Answers(self.module, built, convention, layer_type, within)
 
     def table_name(self, layer_type: str | None) -> str:
         """What a dump calls one rotary embedding of the module."""

@@ -188,12 +188,19 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter
     for child_name, child in module._modules.items():
         if isinstance(child, HOLDERS):
-            yield from ((f"{child_name}.{name}", p) for name, p in child.named_parameters())
+            held = [(f"{child_name}.{name}", p) for name, p in child.named_parameters()]
+            is_words = isinstance(child, nn.Embedding)
+            yield from (pair for pair in held if not is_words or _may_hold_positions(*pair))
     if bytecode.facts(type(module)).makes_waves:
         for child_name, child in _torchs_inside(module):
             if not isinstance(child, HOLDERS):
                 named = child.named_parameters(recurse=False)
                 yield from ((f"{child_name}.{name}", p) for name, p in named if is_a_wave(p))
+
+
+def _may_hold_positions(name: str, rows: torch.Tensor) -> bool:
+    """Whether the rows of an Embedding may be those of positions, by name or by values."""
+    return has_position_name(name) or rows.is_meta or not rows.numel() or is_a_wave(rows)
 
 
 def is_a_wave(parameter: torch.Tensor) -> bool:

@@ -398,3 +398,46 @@ def test_numbers_that_somebody_has_put_there_stay() -> None:
     safe_rope.protect(model)
     assert model.freqs == [0.5 * number for number in NumbersOfATensor().freqs]
     assert safe_rope.audit(model).verdict != "damaged"
+
+
+class Rows(nn.Module):
+    """Sines of a hundred positions, of which forward takes rows; it makes them from integers."""
+
+    def __init__(self, rows: int = 100, dim: int = 32) -> None:
+        super().__init__()
+        phase = torch.arange(rows)[:, None] / 10000 ** (torch.arange(0, dim, 2) / dim)
+        self.register_buffer("embed_positions", torch.cat((phase.sin(), phase.cos()), 1), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(self.embed_positions[position_ids].to(x.dtype).chunk(2, -1))
+
+
+def test_a_forward_is_measured_as_far_as_its_table_goes() -> None:
+    report = safe_rope.audit(Rows())
+    assert report.ok
+    assert not of(report, "forward"), "nothing is left to be said of it"
+    assert [row.position for row in report.modules[0].rows] == [0, 1, 99]
+    damaged = Rows()
+    damaged.embed_positions = damaged.embed_positions.bfloat16().float()
+    assert max(row.cos_error for row in safe_rope.audit(damaged).modules[0].rows) > 1e-3
+
+
+class Words(nn.Module):
+    """Two Embeddings without a telling name in a class that makes sines: one of words, one of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(64, 32), nn.Embedding(64, 32)
+        phase = torch.arange(64)[:, None] / 10000 ** (torch.arange(0, 32, 2) / 32)
+        self.second.weight.data = torch.cat((phase.sin(), phase.cos()), 1)
+        self.requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.first(ids) + self.second(torch.arange(ids.shape[-1]))
+
+
+def test_of_frozen_embeddings_those_of_words_are_not_taken_for_positions() -> None:
+    assert "first.weight" not in str(safe_rope.audit(Words()))
+    left = str(safe_rope.protect(Words()))
+    assert "second.weight" in left
+    assert "first.weight" not in left
