@@ -142,6 +142,41 @@ def test_a_skeleton_has_one_layer_of_each_kind_where_a_config_numbers_its_layers
     assert len(kinds) == small.num_hidden_layers == 3
 
 
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4TextConfig"), reason="this release has no Gemma 4")
+def test_a_skeleton_keeps_what_a_config_says_of_single_layers() -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    values = {"head_dim": 64, "global_head_dim": 128, "num_hidden_layers": 12, "num_attention_heads": 8}
+    whole = transformers.Gemma4TextConfig(**values, num_kv_shared_layers=0).to_dict()
+    small = Skeleton(whole)
+    assert small.config.layer_types == ["sliding_attention", "full_attention"]
+    assert [layer.head_dim for layer in small.config.per_layer_config] == [64, 128]
+    rotary = next(m for m in small.build().modules() if type(m).__name__.endswith("RotaryEmbedding"))
+    # proportional RoPE has a frequency for each pair of the head, most of them 0
+    assert rotary.sliding_attention_inv_freq.shape == (32,)
+    assert rotary.full_attention_inv_freq.shape == (64,)
+    whole["per_layer_config"]["1"] = {"head_dim": 32}
+    assert [layer.head_dim for layer in Skeleton(whole).config.per_layer_config] == [64, 32, 128]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "says"),
+    [("modernbert-decoder", ""), ("convnext", "expected a text model's config.*'convnext'")],
+)
+def test_a_config_of_another_kind_is_made_small_or_refused_in_a_sentence(model_type: str, says: str) -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if model_type not in known:
+        pytest.skip("this release does not have it")
+    content = json.loads(json.dumps(known[model_type]().to_dict(), default=str))
+    if not says:
+        assert Skeleton(content).build()
+        return
+    with pytest.raises(SafeRopeError, match=says):
+        Skeleton(content)
+
+
 def test_a_plot_of_a_format_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = fails(capsys, LLAMA, "--plot", str(tmp_path / "out.jpg"))
     assert "expected a name that ends in .png, .svg, .pdf" in said

@@ -77,11 +77,20 @@ class Skeleton:
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         whole = read_config(content)
-        text = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
-        if text is whole and isinstance(content.get("text_config"), dict):
-            text = getattr(whole, "text_config", whole)  # before transformers 4.44
-        self.model_type: str = text.model_type
-        self.config = _shrunk(text)
+        try:
+            text = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+            if text is whole and isinstance(content.get("text_config"), dict):
+                text = getattr(whole, "text_config", whole)  # before transformers 4.44
+            self.model_type: str = text.model_type
+            self.config = _shrunk(text)
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise UnsupportedModelError(
+                f"expected a text model's config, with hidden_size and num_hidden_layers, and got "
+                f"{content['model_type']!r}, of which no small model can be made ({error}); audit the model "
+                "live, with safe_rope.audit(model)"
+            ) from error
         specs = _specs(text)
         if specs != _specs(self.config):
             raise UnsupportedModelError(
@@ -115,6 +124,10 @@ class Skeleton:
 
 
 def _shrunk(whole: Any) -> Any:
+    by_layer = _by_layer(whole)
+    if by_layer:
+        whole = copy.deepcopy(whole)
+        whole.per_layer_config = None  # until then no value that differs between layers can be read
     for name in _COUNTS:
         value = getattr(whole, name, 1)
         if value is not None and (type(value) is not int or value < 1):
@@ -122,7 +135,7 @@ def _shrunk(whole: Any) -> Any:
     config = copy.deepcopy(whole)
     heads = getattr(whole, "num_attention_heads", None) or 1
     head_dim = getattr(whole, "head_dim", None) or whole.hidden_size // heads
-    _keep_one_layer_of_each_kind(config)
+    kept = _keep_one_layer_of_each_kind(config, by_layer)
     config.num_attention_heads = 1
     for name in _PARTS & vars(config).keys():
         setattr(config, name, 1)
@@ -135,14 +148,36 @@ def _shrunk(whole: Any) -> Any:
         config.decoder_start_token_id = 0
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if hasattr(config, name):
-            setattr(config, name, None)
+            try:
+                setattr(config, name, None)
+            except Exception:  # some configs want a number
+                setattr(config, name, 0)
     for name in _NARROWED:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, _WIDTH)
+    if by_layer:
+        config.per_layer_config = {
+            index: {name: _narrowed(name, value) for name, value in by_layer.get(layer, {}).items()}
+            for index, layer in enumerate(kept)
+        }
     return config
 
 
-def _keep_one_layer_of_each_kind(config: Any) -> None:
+def _by_layer(config: Any) -> dict[int, dict[str, Any]]:
+    """Return the values in which single layers of a config differ from it, by their numbers."""
+    if not getattr(config, "is_heterogeneous", False):
+        return {}
+    return {int(layer): values for layer, values in config.to_dict()["per_layer_config"].items()}
+
+
+def _narrowed(name: str, value: Any) -> Any:
+    if not isinstance(value, int):
+        return value
+    return _WIDTH if name in _NARROWED else 1 if name.endswith("_heads") else value
+
+
+def _keep_one_layer_of_each_kind(config: Any, own: Mapping[int, Any]) -> list[int]:
+    """Leave one layer of each kind, whose values the lists of a config and ``own`` have; return which."""
     count = int(config.num_hidden_layers)
     lists = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple)}
     numbers = {name: value for name, value in lists.items() if _numbers_layers(name, value, count)}
@@ -150,13 +185,14 @@ def _keep_one_layer_of_each_kind(config: Any) -> None:
     kinds: dict[str, int] = {}
     for layer in range(count):
         said = [value[layer] for value in by_layer.values()], [layer in value for value in numbers.values()]
-        kinds.setdefault(repr(said), layer)
+        kinds.setdefault(repr((said, own.get(layer))), layer)
     kept = list(kinds.values())
     for name, value in by_layer.items():
         setattr(config, name, [value[layer] for layer in kept])
     for name, value in numbers.items():
         setattr(config, name, [index for index, layer in enumerate(kept) if layer in value])
     config.num_hidden_layers = len(kept)
+    return kept
 
 
 def _numbers_layers(name: str, value: Sequence[Any], count: int) -> bool:
