@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,10 @@ pytestmark = pytest.mark.contract
 
 def _stock(family: str) -> Callable[..., Any]:
     families.model_class(family)
-    return inspect.unwrap(survival.modelling(family).apply_rotary_pos_emb)
+    function = inspect.unwrap(survival.modelling(family).apply_rotary_pos_emb)
+    if isinstance(function, torch.nn.Module):  # of Hugging Face's kernels
+        (function,) = (cell.cell_contents for cell in type(function).forward.__closure__)
+    return function
 
 
 def _gathers(stock: Callable[..., Any]) -> bool:
@@ -59,6 +63,44 @@ def _both_ways(function: Callable[..., Any], arguments: dict[str, Any]) -> list[
     outputs = function(**{**arguments, "q": states[0], "k": states[1]})
     weights = [torch.ones_like(output).cumsum(-1) for output in outputs]
     return [*outputs, *torch.autograd.grad(outputs, states, weights)]
+
+
+LAYOUTS: dict[str, Callable[..., Tensor]] = {
+    "heads before tokens": lambda batch, heads, length, width: torch.randn(batch, heads, length, width),
+    "tokens before heads": lambda b, h, t, d: torch.randn(b, t, h, d).transpose(1, 2),
+    "tokens last": lambda b, h, t, d: torch.randn(h, d, b, t).permute(2, 0, 3, 1),
+}
+
+
+def _layout(x: Tensor) -> list[int]:
+    return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("length", [1, 5, 300])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_results_lie_in_memory_as_those_of_the_stock_function(
+    family: str, layout: str, length: int, needs_gradient: bool
+) -> None:
+    """What follows may view them in other shapes, and sums in another order where they lie otherwise."""
+    stock = _stock(family)
+    application = fp32_application(stock)
+    for dtype, batch in itertools.product((torch.float32, torch.bfloat16), (1, 2)):
+        arguments = _arguments(stock, dtype, 64, 32 if _cuts(stock) else 64, 1)
+        for name, heads in (("q", 4), ("k", 2)):
+            arguments[name] = (
+                LAYOUTS[layout](batch, heads, length, 64).to(dtype).requires_grad_(needs_gradient)
+            )
+        if _gathers(stock):
+            arguments["position_ids"] = torch.randint(9, (batch, length))
+        else:
+            width = arguments["cos"].shape[-1]
+            arguments |= {name: torch.randn(batch, length, width) for name in ("cos", "sin")}
+        tables = {name: arguments[name].to(dtype) for name in ("cos", "sin")}
+        results = stock(**(arguments | tables)), application(**_marked(arguments))
+        expected, got = ([_layout(one) for one in ones] for ones in results)
+        assert got == expected, (dtype, batch)
 
 
 def _marked(arguments: dict[str, Any]) -> dict[str, Any]:

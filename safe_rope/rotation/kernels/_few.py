@@ -89,7 +89,7 @@ def columns(cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, ...]:
-    """Rotate ``xs`` with arranged tables; the results are laid out in memory as ``xs`` are."""
+    """Rotate ``xs`` with arranged tables; the results are laid out in memory as `unrotated` says."""
     dim, sizes, order, back, is_outermost, width = how
     if order is None and width is None and len(xs) == 1:
         return (_turned(xs[0].to(torch.float32, copy=True), cos, sin, form).to(xs[0].dtype),)
@@ -103,9 +103,11 @@ def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan
     elif raised is not part:
         part.copy_(raised)
     results = _parts(together, sizes, dim)
-    if not is_outermost:
-        results = [one.to(xs[0].dtype, memory_format=torch.contiguous_format) for one in results]
-    return tuple(results if order is None else [one.permute(back) for one in results])
+    if not is_outermost and width is None:
+        results = [one.to(xs[0].dtype).contiguous() for one in results]
+    if order is not None:
+        results = [one.permute(back) for one in results]
+    return tuple(results if width is None else [one.contiguous() for one in results])
 
 
 def _turned(raised: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:

@@ -54,10 +54,15 @@ def planes(x: Tensor, order: str, rotary_dim: int) -> Tensor:
 
 
 def unrotated(x: Tensor, width: int) -> Tensor:
-    """Return memory like that of ``x`` [..., head_dim], with its elements from ``width`` on."""
-    out = torch.empty_like(x)
-    if width != x.shape[-1]:
-        out[..., width:] = x[..., width:]
+    """Return memory for ``x`` [..., head_dim] rotated, with its elements from ``width`` on.
+
+    It is laid out as ``x`` is, or contiguous where something passes through: stock functions put a head
+    together with `torch.cat`.
+    """
+    if width == x.shape[-1]:
+        return torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out[..., width:] = x[..., width:]
     return out
 
 

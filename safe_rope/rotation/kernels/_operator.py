@@ -195,7 +195,7 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> 
 
 @_rotary.register_fake
 def _(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
-    return torch.empty_like(x)
+    return unrotated(x, parse(form).rotary_dim(cos.shape[-1]))
 
 
 def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
