@@ -108,7 +108,7 @@ def _run(call: Call) -> Any:
         return _run_as_it_is(call) if seen == "exact" else on_twin(call, rounded)
     if state.how == "tables":
         return on_twin(call, marked_anew if call.is_faked else marked)
-    if state.how == "results":
+    if state.how == "results" and not _has_low_weights(module):
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins)
     if not low and not _is_lowered_by_its_call(call):
@@ -209,6 +209,11 @@ def _does_more(module: Any) -> bool:
     return bool(module._safe_rope.code.attends)
 
 
+def _has_low_weights(module: Any) -> bool:
+    """Whether what is trained in a rotary module has a low dtype, in which alone it can be multiplied."""
+    return any([p is not None and p.dtype in LOW for p in module._parameters.values()])
+
+
 def _meets_its_dtype(call: Call) -> bool:
     """Whether the arguments have the dtype that the tables have in the stock model: nothing else is seen."""
     dtypes = {leaf.dtype for leaf in call.leaves if leaf.is_floating_point()}
@@ -229,7 +234,7 @@ def _run_in_graph(call: Call) -> Any:
     module, state = call.module, call.state
     if state.rotates("forward"):
         return in_fp32.rotate(call, module)
-    if state.how == "results":
+    if state.how == "results" and not _has_low_weights(module):
         return in_graphs.apply_results(call)
     if state.how == "tables":
         return in_graphs.on_shown(call, marked=True)

@@ -24,6 +24,8 @@ from safe_rope._recognition.specs import calling_convention
 _LENGTHS = ("seq_len", "seqlen", "length")
 _SAMPLE = 12
 """How many positions a module is asked for whose convention is not known."""
+_FEW = 1024
+"""Parameters that a rotary module may have: some for each frequency, and no weights of a layer."""
 
 
 class UnansweredError(Exception):
@@ -111,10 +113,19 @@ def undisturbed() -> Iterator[None]:
 
 
 def returns_cos_sin(reference: nn.Module) -> bool:
-    """Whether ``reference``, a module as its constructor makes it, returns cos and sin in FP32."""
-    if any(True for _ in reference.parameters()):
+    """Whether ``reference``, a module as its constructor makes it, returns cos and sin in FP32.
+
+    So it must for whatever is in the few parameters that it may have, as where frequencies are trained.
+    """
+    own = {name: parameter for name, parameter in reference._parameters.items() if parameter is not None}
+    if len(own) < len(list(reference.parameters())) or sum(p.numel() for p in own.values()) > _FEW:
         return False
     with undisturbed():
+        if own:
+            reference = copied(reference)
+            for name, parameter in own.items():
+                values = torch.linspace(0.1, 0.3, parameter.numel()).view(parameter.shape)
+                reference._parameters[name] = nn.Parameter(values, requires_grad=False)
         return any(_is_cos_sin(answer) for answer, _ in _answers(reference))
 
 

@@ -393,6 +393,8 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     if nominal is not None and not in_graph and torch_private.is_wrapped(tensor):
         return tensor.to(nominal)  # what a transform wraps cannot be computed with below it, where marks are
     if _is_exported():
+        if in_graph:
+            tensor = tensor[...]  # Dynamo sets no attribute of what came in a tuple, as from torch.split
         setattr(tensor, _MARK, True)  # the graph is the whole model, and returns plain tensors
         return tensor
     # In a graph of Dynamo, too: it may end here, and of what is made from an output only the type is kept.

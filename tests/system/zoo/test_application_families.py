@@ -42,6 +42,20 @@ def lowered(inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def cast(model: Any) -> Any:
+    """Return a model cast to BF16 in place, but for weights that transformers loads in FP32."""
+    kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    weights = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if any(part in name for part in kept)
+    }
+    model.to(torch.bfloat16)
+    for name, values in weights.items():
+        model.get_parameter(name).data = values
+    return model
+
+
 @functools.cache
 def stock(family: str) -> tuple[dict[str, Any], Recorder]:
     """A family's input, and how its clean FP32 model applies its positions."""
@@ -59,7 +73,7 @@ def test_a_family_is_rotated_in_fp32_and_rounded_once(family: str) -> None:
     same = run(guarded, inputs)
     for one, other in zip(clean.calls, same.calls, strict=True):
         assert all(map(torch.equal, one.results, other.results)), "FP32 models keep their bits"
-    measured = errors(clean.calls, run(guarded.to(torch.bfloat16), lowered(inputs)).calls)
+    measured = errors(clean.calls, run(cast(guarded), lowered(inputs)).calls)
     assert max(measured.values()) <= HALF, measured
 
 
@@ -114,6 +128,8 @@ def test_the_authors_way_is_kept_where_it_is_asked_for() -> None:
 def test_layers_with_the_same_table_share_one_on_the_cpu() -> None:
     with safe_rope.guard():
         model = build(FAMILIES["gptj"])
+    if not hasattr(model.h[0].attn, "embed_positions"):
+        pytest.skip("from transformers 5.24 on the model has one table for its layers")
     first, second = (layer.attn._safe_rope.pins["embed_positions"].values for layer in model.h)
     assert first is second
     assert model.h[0].attn.embed_positions is not model.h[1].attn.embed_positions

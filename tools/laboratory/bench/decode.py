@@ -267,7 +267,7 @@ def cases(model: Any, batch: int, wanted: list[str], device: str) -> Iterator[Ca
     step = _text(batch, device, 1)
     try:
         with torch.no_grad():
-            decodes = getattr(model(**inputs, use_cache=True), "past_key_values", None) is not None
+            decodes = _name_of_cache(model(**inputs, use_cache=True)) is not None
     except Exception:
         decodes = False
     if decodes and "decode" in wanted:
@@ -309,6 +309,12 @@ def _text(batch: int, device: str, length: int = PROMPT) -> dict[str, Any]:
     return {"input_ids": torch.randint(5, 100, (batch, length), device=device)}
 
 
+def _name_of_cache(output: Any) -> str | None:
+    """Return the name of the cache in what a model returns and takes: "cache" since transformers 5.24."""
+    names = ("cache", "past_key_values")
+    return next((name for name in names if getattr(output, name, None) is not None), None)
+
+
 def _static(model: Any, batch: int) -> Any:
     from transformers import StaticCache
 
@@ -321,12 +327,14 @@ def _decoding(model: Any, inputs: Any, step: Any, cache: Any, compiled: bool = F
 
     def one() -> Any:
         position = torch.full_like(step["input_ids"], state["position"])  # as generate() gives them
-        return run(**step, position_ids=position, past_key_values=state["cache"], use_cache=True)
+        return run(**step, position_ids=position, **state["cache"], use_cache=True)
 
     def prepare() -> None:
-        kept = cache(model, len(step["input_ids"])) if cache is not None else None
-        given = {} if kept is None else {"past_key_values": kept}
-        state["cache"] = model(**inputs, **given, use_cache=True).past_key_values
+        output = model(**inputs, use_cache=True)
+        name = _name_of_cache(output) or ""
+        if cache is not None:
+            output = model(**inputs, **{name: cache(model, len(step["input_ids"]))}, use_cache=True)
+        state["cache"] = {name: getattr(output, name)}
         state["position"] = PROMPT
 
     @torch.no_grad()

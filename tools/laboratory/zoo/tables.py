@@ -56,7 +56,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}[{index}]", item
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            item = getattr(value, field.name, None)
+            item = vars(value).get(field.name)  # some configs raise what no getattr expects
             if isinstance(item, torch.Tensor):
                 yield f"{name}[{field.name}]", item
     elif isinstance(value, dict) and not name.startswith("_") and len(value) < 100:
