@@ -31,7 +31,7 @@ PAGE = ROOT / "docs" / "releases.md"
 SETTLED = ("passed", "refused")
 MARK = "<!-- tools/lab matrix --wide -->\n"
 NEWEST = ["torch", "transformers", "deepspeed", "numpy", "accelerate", "peft", "matplotlib"]
-BESIDE = ("accelerate", "peft", "matplotlib", "triton")
+BESIDE = ("accelerate", "peft", "matplotlib", "kernels", "triton")
 NAMED = ("torch", "transformers", "deepspeed", "numpy")
 NEEDED = [
     "wrapt",

@@ -1,9 +1,24 @@
-"""What a function holds besides its code: the filled cells of its closure, and its default values."""
+"""What a function takes, and what it holds besides its code: filled cells of its closure, default values."""
 
 from __future__ import annotations
 
+import inspect
 import types
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import nn
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return what a call takes; for a module, into which a library has made a function, what forward takes.
+
+    Raises:
+        TypeError, ValueError: nothing says so, as for many functions written in C.
+
+    """
+    taken = function.forward if isinstance(function, nn.Module) else function
+    return inspect.signature(taken).parameters
 
 
 def filled_cells(function: Any) -> list[types.CellType]:

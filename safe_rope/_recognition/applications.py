@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from torch import nn
 
+from safe_rope._base.functions import parameters_of
 from safe_rope._recognition.ask import returns_cos_sin
 from safe_rope.registry import RopePatch
 
@@ -79,7 +79,7 @@ def _rotating(module_name: str) -> Iterator[str]:
         if name.startswith("__"):
             continue  # where `safe_rope.rotation._installed` keeps what a function runs
         try:
-            parameters = inspect.signature(value).parameters
+            parameters = parameters_of(value)
         except (TypeError, ValueError):
             continue
         if "cos" in parameters and "sin" in parameters:

@@ -2,8 +2,9 @@
 
 This is the one change that outlives the guard. A plain function stays the object that it is, under its name
 and wherever somebody holds a reference to it: what it runs is replaced. So a model that keeps it as an
-attribute is copied and pickled as a stock one, also in a process without a guard. What is no plain
-function (a scripted one, a closure of a kernel library) is replaced under its name.
+attribute is copied and pickled as a stock one, also in a process without a guard. A module into which a
+library has made a function stays that object too, and gets another class. What is neither (a scripted
+function, a closure of a kernel library) is replaced under its name.
 
 Every function counts the modules that need it; what it ran before is put back when the last one is gone,
 unless somebody else has changed it meanwhile.
@@ -11,6 +12,8 @@ unless somebody else has changed it meanwhile.
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import inspect
 import sys
 import threading
@@ -18,6 +21,9 @@ import types
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
+from torch import nn
 
 from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope._base.uninterrupted import uninterrupted
@@ -74,6 +80,66 @@ class _OwnCode(_Replacement):
         return self.function.__code__ is self.ours
 
 
+class _OwnClass(_Replacement):
+    """A module that stands for a function, as Hugging Face's ``kernels`` makes one: its class is replaced.
+
+    What it runs may be replaced in it as well, by another kernel, which then gets FP32 like the function. A
+    copy gets another such class, which stays; a pickled one is the stock module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.stock = stock = type(module)
+        self._runs: Any = None
+        self._wrap_what_it_runs()
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._wrap_what_it_runs()
+            return self._application(*args, **kwargs)
+
+        def deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+            made = memo[id(module)] = stock.__new__(stock)
+            vars(made).update(copy.deepcopy(vars(module), memo))
+            _OwnClass(made)
+            return made
+
+        of_stock = (stock, object, None)
+        self.ours = type(
+            stock.__name__,
+            (stock,),
+            {
+                "__module__": stock.__module__,
+                "__qualname__": stock.__qualname__,
+                "__call__": call,
+                "__wrapped__": property(lambda module: module.forward),
+                "__deepcopy__": deepcopy,
+                "__reduce_ex__": lambda module, _: (copyreg._reconstructor, of_stock, vars(module)),  # type: ignore[attr-defined]
+            },
+        )
+        module.__class__ = self.ours
+
+    def _wrap_what_it_runs(self) -> None:
+        """Make what the module runs FP32-aware, where that is not what it ran before."""
+        module = self.module
+        runs = getattr(module.forward, "__func__", module.forward)
+        if runs is self._runs:
+            return
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return module.forward(*args, **kwargs)  # a try of what it computes is no call for a hook to see
+
+        vars(called)["__signature__"] = inspect.signature(module.forward)
+        self._application, self._runs = fp32_application(called), runs
+
+    def put_back(self) -> None:
+        if self.is_in_place():
+            self.module.__class__ = self.stock
+
+    def is_in_place(self) -> bool:
+        return type(self.module) is self.ours
+
+
 class _Name(_Replacement):
     """Whatever else can be called: another function stands under its name."""
 
@@ -117,14 +183,20 @@ def _install(owner: Any, attribute: str) -> Any:
     known = _installed.get(key)
     if known is not None and known.is_in_place():
         return key
-    replacement = _OwnCode(current) if key is current else _Name(owner, attribute, current)
+    replacement: _Replacement
+    if isinstance(current, nn.Module):
+        replacement = _OwnClass(current)
+    else:
+        replacement = _OwnCode(current) if key is current else _Name(owner, attribute, current)
     replacement.users = 0 if known is None else known.users
     _installed[key] = replacement
     return key
 
 
 def _key(owner: Any, attribute: str, current: Any) -> Any:
-    if isinstance(current, types.FunctionType) and not current.__closure__:
+    if isinstance(current, nn.Module) or (
+        isinstance(current, types.FunctionType) and not current.__closure__
+    ):
         return current
     return owner, attribute
 

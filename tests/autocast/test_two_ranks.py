@@ -18,6 +18,8 @@ import pytest
 import transformers
 from support import two_ranks
 
+from safe_rope.autocast import _deepspeed, releases
+
 STAGES_AGREE = 1e-5  # ZeRO 2 with ZeRO 3, relative, in the first step
 
 MODELS = {"dense": ("llama", "llama tied", "gpt2"), "experts": ("mixtral eager", "mixtral batched")}
@@ -115,8 +117,9 @@ def assert_training_equals_ddp(both: list[Any]) -> None:
     wrong = [f"{one['case']}: {said}" for one in seen for said in one["deviations"]]
     assert not wrong, "\n".join(wrong)
     trained = [one for one in seen if "refused" not in one]
+    stages = {3} if releases.faults(_deepspeed.release(), 2, 1) else {2, 3}  # the others are refused there
     for dtype in {one["dtype"] for one in seen}:
-        assert {one["stage"] for one in trained if one["dtype"] == dtype} >= {2, 3}
+        assert {one["stage"] for one in trained if one["dtype"] == dtype} >= stages
     assert [one.get("scales") for one in seen] == [one.get("scales") for one in other]
     assert not (wrong := disagreements(trained)), wrong
 

@@ -76,6 +76,8 @@ def _stock_runs(family: str, change: str) -> bool:
 @pytest.mark.parametrize("tables", survival.KINDS)
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_tables_survive(family: str, tables: str, change: str) -> None:
+    if ("pickle" in change or change == "torch_save") and not survival.can_be_pickled(family):
+        pytest.skip("the stock model cannot be pickled")
     model = CHANGES[change](survival.build(family, tables))
     survival.assert_shown_right(model, family, tables)
     if change not in ("type", "double") or _stock_runs(family, change):

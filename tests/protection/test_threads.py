@@ -61,12 +61,16 @@ def call_llama(module: Any, length: int) -> tuple[torch.Tensor, ...]:
 
 
 def gptj_attention() -> nn.Module:
-    return small_models.build("gptj").transformer.h[0].attn
+    """The attention, which holds the table; since transformers 5.24 one module does for all layers."""
+    model = small_models.build("gptj").transformer
+    return model.rotary_emb if hasattr(model, "rotary_emb") else model.h[0].attn
 
 
 def call_gptj(module: Any, length: int) -> tuple[torch.Tensor, ...]:
-    x = states(length, module.out_proj.weight.dtype)
-    return (module(x, position_ids=torch.arange(length)[None])[0],)
+    ids = torch.arange(length)[None]
+    if not hasattr(module, "out_proj"):
+        return module(states(length, torch.bfloat16), position_ids=ids)
+    return (module(states(length, module.out_proj.weight.dtype), position_ids=ids)[0],)
 
 
 def own() -> nn.Module:

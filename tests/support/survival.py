@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,21 @@ def stock_module(family: str) -> nn.Module:
     """A rotary module that was built in FP32 without a guard. Do not change it."""
     (module, *_) = families.rotary_modules(families.build(family)).values()
     return module
+
+
+def code_of(function: Any) -> Any:
+    """What a function runs: its code, or its class where Hugging Face's ``kernels`` have made it a module."""
+    return type(function) if isinstance(function, nn.Module) else function.__code__
+
+
+@functools.cache
+def can_be_pickled(family: str) -> bool:
+    """Whether the stock model can: modules that ``kernels`` make of functions cannot."""
+    try:
+        pickle.dumps(families.build(family))
+    except AttributeError:
+        return False
+    return True
 
 
 def tokens(length: int = 12, batch: int = 2, seed: int = 0) -> torch.Tensor:
