@@ -186,6 +186,6 @@ def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:
         return result.to(dtypes[0])
     # The functions return their rotated arguments in order; where they return more, the first dtype fits the
     # rest.
-    padded = [*dtypes, *[dtypes[0]] * len(result)]
-    pairs = zip(result, padded, strict=False)
+    padded = [*dtypes, *[dtypes[0]] * len(result)][: len(result)]  # Dynamo before torch 2.5 wants as many
+    pairs = zip(result, padded, strict=True)
     return type(result)(item.to(dtype) if isinstance(item, torch.Tensor) else item for item, dtype in pairs)

@@ -17,6 +17,7 @@ from held_model import SOURCE
 from support import survival, written_modules
 
 import safe_rope
+from safe_rope._base.torch_private import graphs_take_attributes
 
 pytestmark = pytest.mark.contract
 AS_MODULE = """
@@ -123,6 +124,8 @@ def test_a_kernel_that_is_put_into_it_gets_fp32_and_is_rounded_once(both: Any) -
 
 def test_a_graph_of_the_whole_model_rotates_as_it_does_outside_one(both: Any) -> None:
     _, made = both
+    if not graphs_take_attributes():
+        pytest.skip("graphs of this torch take no marked tables")
     model = guarded(made)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():

@@ -89,7 +89,7 @@ def columns(cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan) -> tuple[Tensor, ...]:
-    """Rotate ``xs`` with arranged tables; the results are laid out in memory as `unrotated` says."""
+    """Rotate ``xs`` with arranged tables; the results are laid out in memory as `space_for` says."""
     dim, sizes, order, back, is_outermost, width = how
     if order is None and width is None and len(xs) == 1:
         return (_turned(xs[0].to(torch.float32, copy=True), cos, sin, form).to(xs[0].dtype),)

@@ -53,16 +53,22 @@ def planes(x: Tensor, order: str, rotary_dim: int) -> Tensor:
     return x.view(*x.shape[:-1], half, 2).movedim(-1, 0)
 
 
-def unrotated(x: Tensor, width: int) -> Tensor:
-    """Return memory for ``x`` [..., head_dim] rotated, with its elements from ``width`` on.
+def space_for(x: Tensor, width: int) -> Tensor:
+    """Return memory for ``x`` [..., head_dim] of which ``width`` elements are rotated.
 
     It is laid out as ``x`` is, or contiguous where something passes through: stock functions put a head
     together with `torch.cat`.
     """
     if width == x.shape[-1]:
         return torch.empty_like(x)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    out[..., width:] = x[..., width:]
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def unrotated(x: Tensor, width: int) -> Tensor:
+    """Return `space_for` ``x``, with its elements from ``width`` on."""
+    out = space_for(x, width)
+    if width != x.shape[-1]:
+        out[..., width:] = x[..., width:]
     return out
 
 

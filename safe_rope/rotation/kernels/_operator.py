@@ -15,7 +15,7 @@ from torch import Tensor
 from safe_rope._base.positions import must_stay_opaque
 from safe_rope._base.torch_private import is_exporting_to_onnx, is_forward_mode, is_transformed, operator
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
-from safe_rope.rotation.kernels._form import Form, joined, parse, planes, table_planes, unrotated
+from safe_rope.rotation.kernels._form import Form, joined, parse, planes, space_for, table_planes, unrotated
 
 
 def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, ...]:
@@ -195,7 +195,7 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> 
 
 @_rotary.register_fake
 def _(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
-    return unrotated(x, parse(form).rotary_dim(cos.shape[-1]))
+    return space_for(x, parse(form).rotary_dim(cos.shape[-1]))
 
 
 def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
