@@ -111,8 +111,10 @@ class Body:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, int] | None:
         """Return the states, cos, sin and unsqueeze_dim of a call; None where they are of another kind."""
-        given = dict(zip(self.names, args, strict=False))
-        if len(args) > len(self.names) or (kwargs and any(name in kwargs for name in given)):
+        if len(args) > len(self.names):
+            return None
+        given = dict(zip(self.names[: len(args)], args, strict=True))  # Dynamo before torch 2.5 wants as many
+        if kwargs and any(name in kwargs for name in given):
             return None
         given.update(kwargs)  # not "|=", which a Dynamo before 2.8 does not know
         cos, sin = _values(given.pop("cos", None)), _values(given.pop("sin", None))

@@ -90,12 +90,13 @@ class _OwnClass(_Replacement):
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.stock = stock = type(module)
-        self._runs: Any = None
-        self._wrap_what_it_runs()
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 self._wrap_what_it_runs()
+            return self._application(*args, **kwargs)
+
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._application(*args, **kwargs)
 
         def deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -104,6 +105,10 @@ class _OwnClass(_Replacement):
             _OwnClass(made)
             return made
 
+        vars(forward)["__signature__"] = inspect.signature(stock.forward)
+        self._forward = forward
+        self._runs: Any = None
+        self._wrap_what_it_runs()
         of_stock = (stock, object, None)
         self.ours = type(
             stock.__name__,
@@ -112,24 +117,32 @@ class _OwnClass(_Replacement):
                 "__module__": stock.__module__,
                 "__qualname__": stock.__qualname__,
                 "__call__": call,
-                "__wrapped__": property(lambda module: module.forward),
+                "forward": forward,  # Dynamo before torch 2.8 runs it past any __call__
+                "__wrapped__": property(lambda module: self._own()),
                 "__deepcopy__": deepcopy,
                 "__reduce_ex__": lambda module, _: (copyreg._reconstructor, of_stock, vars(module)),  # type: ignore[attr-defined]
             },
         )
         module.__class__ = self.ours
 
+    def _own(self) -> Callable[..., Any]:
+        """Return what the module runs: the forward of its stock class, unless another stands in it."""
+        own = vars(self.module).get("forward")
+        if own is None or getattr(own, "__func__", None) is self._forward:
+            return types.MethodType(self.stock.forward, self.module)
+        return own  # type: ignore[no-any-return]
+
     def _wrap_what_it_runs(self) -> None:
         """Make what the module runs FP32-aware, where that is not what it ran before."""
-        module = self.module
-        runs = getattr(module.forward, "__func__", module.forward)
+        own = self._own()
+        runs = getattr(own, "__func__", own)
         if runs is self._runs:
             return
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            return module.forward(*args, **kwargs)  # a try of what it computes is no call for a hook to see
+            return own(*args, **kwargs)  # a try of what it computes is no call for a hook to see
 
-        vars(called)["__signature__"] = inspect.signature(module.forward)
+        vars(called)["__signature__"] = inspect.signature(own)
         self._application, self._runs = fp32_application(called), runs
 
     def put_back(self) -> None:

@@ -17,7 +17,6 @@ from held_model import SOURCE
 from support import survival, written_modules
 
 import safe_rope
-from safe_rope._base.torch_private import graphs_take_attributes
 
 pytestmark = pytest.mark.contract
 AS_MODULE = """
@@ -89,6 +88,20 @@ def test_trying_what_it_computes_is_no_call_that_a_hook_sees(both: Any) -> None:
     assert not seen, model
 
 
+def test_a_kernel_that_is_taken_out_of_it_again_leaves_the_function(both: Any) -> None:
+    _, made = both
+    model = guarded(made)
+    before, function = made.output(model), made.apply_rotary_pos_emb
+    function.forward = types.MethodType(type(function).forward, function)  # as kernels falls back to it
+    assert torch.equal(made.output(model), before)
+    del model
+    gc.collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "stock_function", lambda q, k, *_: (q, k))
+        assert function(1, 2, 3, 4) == (1, 2), "nothing of ours is left in it"
+    vars(function).pop("forward", None)
+
+
 def test_the_function_is_pickled_as_the_stock_one(both: Any) -> None:
     _, made = both
     model = guarded(made)
@@ -124,8 +137,6 @@ def test_a_kernel_that_is_put_into_it_gets_fp32_and_is_rounded_once(both: Any) -
 
 def test_a_graph_of_the_whole_model_rotates_as_it_does_outside_one(both: Any) -> None:
     _, made = both
-    if not graphs_take_attributes():
-        pytest.skip("graphs of this torch take no marked tables")
     model = guarded(made)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
@@ -139,10 +150,10 @@ def test_kernels_own_modules_are_rotated_in_fp32(family: str, monkeypatch: pytes
     function = namespace.apply_rotary_pos_emb
     if not isinstance(function, torch.nn.Module):
         pytest.skip("this release of transformers takes no kernels of the release that is installed")
+    (inner,) = (cell.cell_contents for cell in type(function).forward.__closure__)
     model, ids = survival.build(family).to(torch.bfloat16), survival.tokens()
     with torch.no_grad():
         got = model(ids, use_cache=False).logits
-    (inner,) = (c.cell_contents for c in type(function).forward.__closure__)
     monkeypatch.setattr(namespace, "apply_rotary_pos_emb", inner)
     plain = survival.build(family).to(torch.bfloat16)
     plain.load_state_dict(model.state_dict())
