@@ -7,6 +7,7 @@ filters of a spectrogram, constants for clipping) is excluded by name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -56,9 +57,10 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}[{index}]", item
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            item = vars(value).get(field.name)  # some configs raise what no getattr expects
-            if isinstance(item, torch.Tensor):
-                yield f"{name}[{field.name}]", item
+            with contextlib.suppress(RuntimeError):  # of a config whose layers differ
+                item = getattr(value, field.name, None)
+                if isinstance(item, torch.Tensor):
+                    yield f"{name}[{field.name}]", item
     elif isinstance(value, dict) and not name.startswith("_") and len(value) < 100:
         for key, item in value.items():
             if isinstance(item, torch.Tensor):
