@@ -83,9 +83,9 @@ class Skeleton:
                 text = getattr(whole, "text_config", whole)  # before transformers 4.44
             self.model_type: str = text.model_type
             self.config = _shrunk(text)
+        except ConfigError:
+            raise
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise UnsupportedModelError(
                 f"expected a text model's config, with hidden_size and num_hidden_layers, and got "
                 f"{content['model_type']!r}, of which no small model can be made ({error}); audit the model "

@@ -267,16 +267,18 @@ def cases(model: Any, batch: int, wanted: list[str], device: str) -> Iterator[Ca
     step = _text(batch, device, 1)
     try:
         with torch.no_grad():
-            decodes = _name_of_cache(model(**inputs, use_cache=True)) is not None
+            name = _name_of_cache(model(**inputs, use_cache=True))
     except Exception:
-        decodes = False
-    if decodes and "decode" in wanted:
-        yield Case("decode", batch, lambda m: _decoding(m, inputs, step, None), True)
-    if decodes and "static" in wanted:
-        yield Case("static", batch, lambda m: _decoding(m, inputs, step, _static), True)
-    if decodes and "compiled" in wanted:
-        yield Case("compiled", batch, lambda m: _decoding(m, inputs, step, _static, compiled=True), True)
-    if not decodes:
+        name = None
+    if name is not None:
+        decoding = functools.partial(_decoding, inputs=inputs, step=step, name=name)
+        kinds = {
+            "decode": decoding,
+            "static": functools.partial(decoding, cache=_static),
+            "compiled": functools.partial(decoding, cache=_static, compiled=True),
+        }
+        yield from (Case(kind, batch, run, True) for kind, run in kinds.items() if kind in wanted)
+    if name is None:
         found = own_inputs(model, device) if batch == 1 else None
         if found is not None:
             yield Case("forward", batch, lambda m: _forward(m, found))
@@ -321,7 +323,9 @@ def _static(model: Any, batch: int) -> Any:
     return StaticCache(config=model.config, max_cache_len=4 * PROMPT)
 
 
-def _decoding(model: Any, inputs: Any, step: Any, cache: Any, compiled: bool = False) -> Callable[[], Any]:
+def _decoding(
+    model: Any, inputs: Any, step: Any, name: str, cache: Any = None, compiled: bool = False
+) -> Callable[[], Any]:
     state: dict[str, Any] = {"left": 0, "position": PROMPT}
     run = torch.compile(model, dynamic=False) if compiled else model
 
@@ -330,11 +334,8 @@ def _decoding(model: Any, inputs: Any, step: Any, cache: Any, compiled: bool = F
         return run(**step, position_ids=position, **state["cache"], use_cache=True)
 
     def prepare() -> None:
-        output = model(**inputs, use_cache=True)
-        name = _name_of_cache(output) or ""
-        if cache is not None:
-            output = model(**inputs, **{name: cache(model, len(step["input_ids"]))}, use_cache=True)
-        state["cache"] = {name: getattr(output, name)}
+        kept = {} if cache is None else {name: cache(model, len(step["input_ids"]))}
+        state["cache"] = {name: getattr(model(**inputs, **kept, use_cache=True), name)}
         state["position"] = PROMPT
 
     @torch.no_grad()
