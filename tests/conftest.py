@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.durations import Durations, recorded
-from support.one_rank import environment, set_imports_aside
+from support.one_rank import backend, environment, set_imports_aside
 
 SHARED_MEMORY = Path("/dev/shm")
 # A process that was started a moment ago has made its file and may not have mapped it yet.
@@ -73,11 +73,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def deepspeed_group() -> Iterator[None]:
-    """A real process group of one, over gloo."""
+    """A real process group of one."""
     import deepspeed
 
     with environment():
-        deepspeed.init_distributed("gloo")
+        deepspeed.init_distributed(backend())
         yield
 
 

@@ -127,6 +127,14 @@ def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def set_compiler(callback: Any) -> Any:
+    """Have Dynamo give each frame of this thread to ``callback``, None for none; return the one before."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None:
+        return None
+    return eval_frame.set_eval_frame(callback)
+
+
 def forget_compiled(function: Callable[..., Any]) -> None:
     """Take away from a wrapper what tells Dynamo to compile, or to leave alone, what it wraps instead."""
     for name in [name for name in vars(function) if name.startswith("_torchdynamo")]:
@@ -286,6 +294,14 @@ def cacheable(cls: type) -> type:
 def graphs_take_attributes() -> bool:
     """Whether Dynamo lets a graph set an attribute on a tensor that it has made; those before 2.8 refuse."""
     return _graphs_take_attributes
+
+
+_FOLLOWS_PROPERTIES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
+def graphs_find_properties_again() -> bool:
+    """Whether Dynamo asks a property for what stands under its name in ``__dict__``: before torch 2.13."""
+    return not _FOLLOWS_PROPERTIES
 
 
 def mark_static(tensor: torch.Tensor, dim: int) -> None:

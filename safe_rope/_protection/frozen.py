@@ -65,7 +65,7 @@ def round_once(module: nn.Module, reference: Reference) -> None:
         wanted = shard_like(true.to(here.dtype), here)
         if here.is_meta or torch.equal(here.cpu(), wanted):
             continue
-        replays = reference.replayed_parameters(name)
+        replays = reference.replayed_parameters(name, here.device)
         if any(is_cast(here.cpu(), shard_like(replay, here)) for replay in replays):
             here.copy_(wanted)
 

@@ -90,7 +90,9 @@ class Keeper:
         # What its forward has made in FP32 and keeps: the stock model's dtype, and where it comes from.
         self.caches: dict[str, tuple[torch.dtype, Origin]] = {}
         # What a constructor gives under the conditions of the open guard: initialisation may write it again.
-        self.replays: Callable[[str], Iterable[torch.Tensor | None]] | None = None
+        self.replays: Callable[[str, torch.device], Iterable[torch.Tensor | None]] | None = None
+        # What the module's own attributes hold of tables, for graphs that do not read those themselves.
+        self.attributes: dict[str, Any] = {}
         self._placed: dict[str, Placed] = {}
         self._count = -1  # how many tables there were when all of them were right
 
@@ -159,8 +161,14 @@ class Keeper:
 
     def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Put ``table`` into the module, and know it from here on."""
-        set_table(module, name, table)
+        self.set(module, name, table)
         self._placed[name] = Placed.of(table)
+
+    def set(self, module: nn.Module, name: str, table: Any) -> None:
+        """Put ``table`` into the module."""
+        set_table(module, name, table)
+        if name not in module._buffers:
+            self.attributes[name] = table
 
     def _judge(self, module: nn.Module, name: str, current: Any) -> None:
         """Adopt what stands in the place of a table, if somebody has put it there on purpose."""
@@ -187,7 +195,7 @@ class Keeper:
                     self.nominal[name] = current.dtype  # cast by another way than the module's own
                 return
             here = current.detach().cpu()
-            again = self.replays(name) if self.replays is not None else ()
+            again = self.replays(name, current.device) if self.replays is not None else ()
             if any(other is not None and is_damage(here, other) for other in (*self.stock(name), *again)):
                 return
             if known.tensor.is_meta and not _is_filled(module, name, current):
@@ -254,7 +262,7 @@ class Keeper:
         for name in self.names(module):
             table = get_table(module, name)
             if isinstance(table, torch.Tensor):
-                set_table(module, name, self.saved(name, table))
+                self.set(module, name, self.saved(name, table))
 
     def follow(self, module: nn.Module) -> None:
         """Put the tables back where the module's own ``_apply`` has moved or cast them; note the dtypes."""
@@ -308,7 +316,7 @@ class Keeper:
         return attributes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": {}, "replays": None}
+        return {**self.__dict__, "_placed": {}, "attributes": {}, "replays": None}
 
 
 def _is_filled(module: nn.Module, name: str, current: torch.Tensor) -> bool:

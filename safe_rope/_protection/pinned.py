@@ -121,7 +121,7 @@ class PinnedState(Keeper):
         self.replace_placed(name)
 
     def keep_made(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
-        """Keep a table that the module's own forward has made anew."""
+        """Keep a table that the module's own forward has made anew, and where it has put it."""
         if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
             warnings.warn(
                 f"{type(module).__name__} has made {name} anew in {table.dtype}, in a forward that cannot be "
@@ -132,7 +132,7 @@ class PinnedState(Keeper):
             )
             self.nominal[name] = table.dtype
         self.adopt(module, name, table)
-        self.replace_placed(name)
+        self.put(module, name, self.make(module, name, table.device))
 
     def keep_new(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""
@@ -161,6 +161,7 @@ class PinnedState(Keeper):
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
         duplicate.caches = dict(self.caches)
         duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
+        duplicate.attributes = {}
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:

@@ -399,6 +399,7 @@ class RotaryState(Keeper):
         duplicate.sets = {key: dataclasses.replace(value) for key, value in self.sets.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
         duplicate._placed, duplicate._ahead, duplicate.overruled = {}, {}, dict(self.overruled)
+        duplicate.attributes = {}
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._base.torch_private import set_compiler
 from safe_rope._protection import in_fp32, in_graphs, products
 from safe_rope._protection.shown import STATE, sees
 from safe_rope._protection.stand_ins import (
@@ -60,6 +61,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside
             _restore_inside(module)
     threads, thread = state.runner.threads, threading.get_ident()
     threads.append(thread)
+    compiler = set_compiler(None)  # where a graph has ended above, each of our functions would be one
     try:
         return _run(call)
     except KeyError as error:
@@ -67,6 +69,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside
             raise
         return _run_on_itself(call)
     finally:
+        set_compiler(compiler)
         threads.remove(thread)
 
 

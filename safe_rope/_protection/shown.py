@@ -16,7 +16,7 @@ from safe_rope._base.bytecode import INITIALISING
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
-from safe_rope._base.torch_private import is_wrapped
+from safe_rope._base.torch_private import graphs_find_properties_again, is_wrapped
 from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import get_table, is_inside
 from safe_rope._recognition.tables import is_frequency
@@ -60,6 +60,8 @@ class Shown(property):
     def __init__(self, name: str, see: Callable[[Any, str, Any], Any] | None = None) -> None:
         def get(module: Any) -> Any:
             attributes = module.__dict__  # Dynamo before torch 2.8 takes no ``vars`` of a module
+            if torch.compiler.is_dynamo_compiling() and graphs_find_properties_again():
+                attributes = _kept_attributes(module)
             for place in (attributes, module._buffers, module._parameters):
                 if name in place:
                     return (see or _seen)(module, name, place[name])
@@ -67,13 +69,23 @@ class Shown(property):
 
         def put(module: Any, value: Any) -> None:
             vars(module)[name] = value
+            if (state := vars(module).get(STATE)) is not None:
+                state.attributes[name] = value
 
         def delete(module: Any) -> None:
             if name not in vars(module):
                 raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
             del vars(module)[name]
+            if (state := vars(module).get(STATE)) is not None:
+                state.attributes.pop(name, None)
 
         super().__init__(get, put, delete)
+
+
+def _kept_attributes(module: Any) -> dict[str, Any]:
+    """Return what a module's own attributes hold, where to read them leads back to the property."""
+    state = module.__dict__.get(STATE)
+    return {} if state is None else state.attributes
 
 
 def show(module: Any, name: str, see: Callable[[Any, str, Any], Any] | None = None) -> None:

@@ -228,7 +228,7 @@ def _on_itself(call: Call, show: Show, run: Callable[[nn.Module], Any] | None) -
         for name, table in tables.items()
     }
     for name, table in shown.items():
-        set_table(module, name, table)
+        state.set(module, name, table)
     protected = type(module)
     if state.code.asks_its_class:
         object.__setattr__(module, "__class__", stock_class(module))
@@ -238,7 +238,7 @@ def _on_itself(call: Call, show: Show, run: Callable[[nn.Module], Any] | None) -
         object.__setattr__(module, "__class__", protected)
         made = {name: get_table(module, name) for name in tables}
         for name, table in tables.items():
-            set_table(module, name, table)
+            state.set(module, name, table)
         for name, table in made.items():
             if table is not shown[name] and isinstance(table, torch.Tensor) and not table.is_meta:
                 state.keep_made(module, name, plain(table))

@@ -61,17 +61,21 @@ class Conditions(NamedTuple):
 class _Lowering(TorchFunctionMode):
     """Does what zero.Init's constructors do, for one thread and with no global replaced."""
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions, device: torch.device | None) -> None:
         super().__init__()
         self.conditions = conditions
+        self.device = device
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = run_promoted(func, args, kwargs) if self.conditions.truthful else func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name not in constructors.CONSTRUCTORS or name in self.conditions.spared:
+        lowers = name in constructors.CONSTRUCTORS and name not in self.conditions.spared
+        if lowers and self.device is not None and kwargs.get("device") is None and "out" not in kwargs:
+            kwargs["device"] = self.device
+        result = run_promoted(func, args, kwargs) if self.conditions.truthful else func(*args, **kwargs)
+        if not lowers:
             return result
         if not isinstance(result, torch.Tensor) or not result.is_floating_point():
             return result
@@ -81,10 +85,12 @@ class _Lowering(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def replaying(conditions: Conditions) -> Iterator[None]:
+def replaying(conditions: Conditions, device: torch.device | None = None) -> Iterator[None]:
+    """Do to what is made inside what the conditions did; on ``device``, where they made it there."""
     with default_dtype(conditions.default):
-        if conditions.lowered is None:
-            yield
+        if conditions.lowered is not None:
+            with _Lowering(conditions, device):
+                yield
         else:
-            with _Lowering(conditions):
+            with contextlib.nullcontext() if device is None else device:
                 yield

@@ -115,25 +115,29 @@ def rebuild(
     arguments: Arguments,
     conditions: Conditions | None = None,
     before: Before | None = None,
+    device: torch.device | None = None,
 ) -> Rebuilt:
     """Build a ``cls`` from ``arguments`` with nothing intercepted, or replay what ``conditions`` did to it.
 
     Parameters are on the meta device. A class that makes no tables then is built with real ones. ``before``
-    is what its constructor could get at when it ran, where that is known.
+    is what its constructor could get at when it ran, where that is known; ``device``, where conditions made
+    its tensors, whose arithmetic has other last bits than the CPU's.
 
     Raises:
         Exception: whatever the constructor raises.
 
     """
+    replay = None if conditions is None else functools.partial(replaying, conditions, device)
+    build = functools.partial(_rebuild, cls, arguments, replay, before)
     try:
-        rebuilt = _rebuild(cls, arguments, conditions, before, _parameters_on_meta, anew=True)
+        rebuilt = build(_parameters_on_meta, anew=True)
     except Exception:  # noqa: BLE001 - a foreign constructor
         try:
-            rebuilt = _rebuild(cls, arguments, conditions, before, _parameters_on_meta, anew=False)
+            rebuilt = build(_parameters_on_meta, anew=False)
         except RuntimeError:  # it computes with its parameters, or sets them
-            rebuilt = _rebuild(cls, arguments, conditions, before, _few_parameters, anew=True)
+            rebuilt = build(_few_parameters, anew=True)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
-        return _rebuild(cls, arguments, conditions, before, contextlib.nullcontext, anew=True)
+        return build(contextlib.nullcontext, anew=True)
     return rebuilt
 
 
@@ -145,7 +149,7 @@ def _is_small(module: nn.Module) -> bool:
 def _rebuild(
     cls: type[nn.Module],
     arguments: Arguments,
-    conditions: Conditions | None,
+    replay: Callable[[], contextlib.AbstractContextManager[None]] | None,
     before: Before | None,
     parameters: Callable[[], contextlib.AbstractContextManager[None]],
     *,
@@ -171,8 +175,8 @@ def _rebuild(
         context = None if before is None else before.context
         untouched = stack.enter_context(Untouched(cls, held, anew=anew, context=context))
         drawn = random.getstate()
-        if conditions is not None:
-            stack.enter_context(replaying(conditions))
+        if replay is not None:
+            stack.enter_context(replay())
         stack.enter_context(provenance)
         args = tuple(_without_device(value) for value in args)
         kwargs = {name: _without_device(value) for name, value in kwargs.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import sys
 import weakref
@@ -70,7 +71,7 @@ class Again:
         self._cls = cls
         self._arguments = arguments
         self._conditions = tuple(conditions)
-        self._replays: list[Rebuilt] | None = None
+        self._replays: dict[torch.device | None, list[Rebuilt]] = {}
         try:
             self.rebuilt: Rebuilt | None = rebuild(cls, arguments, before=before)
         except Exception:
@@ -93,16 +94,20 @@ class Again:
             if isinstance(value, bool | int | float | str) and isinstance(own.get(name), type(value))
         )
 
-    def replays(self) -> list[Rebuilt]:
-        """Return what the constructor makes under each of the conditions that it may have run in."""
-        if self._replays is None:
-            self._replays = []
-            for conditions in self._conditions:
+    def replays(self, device: torch.device | None = None) -> list[Rebuilt]:
+        """Return what the constructor makes under each of the conditions that it may have run in.
+
+        On the CPU; with ``device`` on that, also with nothing in the way.
+        """
+        if device not in self._replays:
+            found = self._replays[device] = []
+            for conditions in (*self._conditions, *((Conditions(),) if device is not None else ())):
                 try:
-                    self._replays.append(rebuild(self._cls, self._arguments, conditions, self._before))
+                    again = rebuild(self._cls, self._arguments, conditions, self._before, device)
+                    found.append(again)
                 except Exception:
                     logger.info("%s cannot be replayed", self._cls.__name__, exc_info=True)
-        return self._replays
+        return self._replays[device]
 
 
 class Reference(NamedTuple):
@@ -136,33 +141,39 @@ class Reference(NamedTuple):
         owner, _, inner = f"{self.path}.{name}".removeprefix(".").rpartition(".")
         return origins.get((self.path, name), origins.get((owner, inner), Origin.NONE))
 
-    def replays_of(self) -> list[Rebuilt]:
-        """Return what the constructor makes under each of the conditions that it may have run in."""
-        return self.again.replays() if self.again is not None else []
-
-    def replayed_modules(self) -> Iterator[nn.Module]:
+    def replayed_modules(self, device: torch.device | None = None) -> Iterator[nn.Module]:
         """Yield the module's counterpart in each replay."""
-        for replay in self.replays_of():
+        for replay in self.again.replays(device) if self.again is not None else ():
             with contextlib.suppress(AttributeError):
                 yield replay.module.get_submodule(self.path)
 
-    def replays(self, name: str) -> Iterator[torch.Tensor | None]:
-        """Yield what each replay has in place of the table ``name``, which may be of a module inside."""
+    def replays(self, name: str, device: torch.device | None = None) -> Iterator[torch.Tensor | None]:
+        """Yield what each replay has in place of the table ``name``, which may be of a module inside.
+
+        On CPU, whichever device it stands on now; made on the CPU first, then there.
+        """
         owner, _, inner = name.rpartition(".")
-        for module in self.replayed_modules():
+        for module in self._replayed_on(device):
             value = get_table(module, name)
             if value is None and owner:
                 with contextlib.suppress(AttributeError):
                     value = get_table(module.get_submodule(owner), inner)
-            yield value if isinstance(value, torch.Tensor) and not value.is_meta else None
+            yield value.cpu() if isinstance(value, torch.Tensor) and not value.is_meta else None
 
-    def replayed_parameters(self, name: str) -> Iterator[torch.Tensor]:
-        """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some."""
-        for module in self.replayed_modules():
+    def replayed_parameters(self, name: str, device: torch.device | None = None) -> Iterator[torch.Tensor]:
+        """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some.
+
+        As `replays` does.
+        """
+        for module in self._replayed_on(device):
             with contextlib.suppress(AttributeError):
                 parameter = module.get_parameter(name)
                 if not parameter.is_meta:
-                    yield parameter.detach()
+                    yield parameter.detach().cpu()
+
+    def _replayed_on(self, device: torch.device | None) -> Iterator[nn.Module]:
+        elsewhere = () if device is None or device.type in ("cpu", "meta") else (device,)
+        return itertools.chain.from_iterable(map(self.replayed_modules, (None, *elsewhere)))
 
 
 class References:

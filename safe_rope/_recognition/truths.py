@@ -130,6 +130,7 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
     current, runs = get_table(module, name), reference.rebuilt is not None
     if rebuilt is not None and is_shared(current, rebuilt):
         rebuilt, runs = None, False  # the constructor has handed out what lives already: that proves nothing
+    device = current.device if isinstance(current, torch.Tensor) else None
     if isinstance(current, torch.Tensor) and not current.is_meta:
         current = current.detach().cpu()
     elif rebuilt is not None and _was_written_to(current, reference, name):
@@ -140,7 +141,7 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
         plain=reference.plain,
         certain=reference.again is not None and reference.again.certain,
         runs=runs,
-        replays=lambda: reference.replays(name),
+        replays=lambda: reference.replays(name, device),
     )
     if truth.values is current and current is not None:
         return truth._replace(values=current.clone())  # nobody else's memory

@@ -33,6 +33,8 @@ _KEPT = 64
 _LARGEST_COMPARED = 1 << 10
 """Entries of a table beyond which it is not compared with the last one."""
 _UNKNOWN: Any = object()
+_BY_KERNEL: Any = object()
+"""In the place of a plan: what a kernel of the device rotates."""
 _PLAIN = (Tensor, FakeTensor)
 _FORMS = tuple(Form(*f) for f in itertools.product(PAIRS, PAIRS, ("half", "interleaved", "first", "shared")))
 
@@ -81,7 +83,10 @@ class Body:
         xs = self._turning(given, cos)
         if not torch.compiler.is_compiling() and xs[0].is_cpu and not is_watched() and _is_short(xs):
             return self._whole(given, self._rotate_short(args, xs, cos, sin, unsqueeze))
-        return self._whole(given, self._rotate(xs, cos, sin, unsqueeze))
+        results = self._rotate(xs, cos, sin, unsqueeze)
+        if results is not None and not torch.compiler.is_compiling() and xs[0].is_cuda and not is_watched():
+            self._note_rows(args, xs, cos, sin, unsqueeze)
+        return self._whole(given, results)
 
     def by_kernel(self, arguments: dict[str, Any]) -> Any:
         """Return what a kernel gives for plain arguments, however few; None if it has to be asked itself."""
@@ -197,6 +202,21 @@ class Body:
             return
         self._note(cos, sin, args, kinds, (*arranged, plan))
 
+    def _note_rows(
+        self, args: tuple[Any, ...], xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
+    ) -> None:
+        """Keep with a table that a kernel takes it for such states: looking at both costs as much."""
+        if len(args) != self._count or self.gathers:
+            return
+        table, other = args[self._cos_at], args[self._sin_at]
+        if (
+            type(table) is type(other) is CosSin
+            and table.row is None
+            and not torch.is_inference_mode_enabled()
+        ):
+            rows = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), _BY_KERNEL
+            self._note(table, other, args, _kinds(xs), rows)
+
     def _note(self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any, found: Any) -> None:
         """Keep with a table what calls with the same objects find."""
         if cos.ready is None or len(cos.ready) >= _KEPT:
@@ -225,6 +245,8 @@ class Body:
         else:
             noted = None if table.ready is None else table.ready.get(self._noted(args, kinds))
             found = noted or self._equal(table, args, kinds)
+        if found is not None and found[2] is _BY_KERNEL:
+            return self._whole(given, rotate(xs, found[0], found[1], self.form))
         if found is None or (found[2] is None and kinds[0]):
             return None
         return self._whole(given, self._turned(xs, *found[:3]))
@@ -282,7 +304,7 @@ def _bytes(table: Tensor) -> bytes:
 
 def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
     """Return what a plan depends on: whether a gradient is needed, and what each of ``xs`` is."""
-    return [_needs_gradient(xs), *[(type(x), x.is_cpu, x.dtype, x.shape, x.stride()) for x in xs]]
+    return [_needs_gradient(xs), *[(type(x), x.device, x.dtype, x.shape, x.stride()) for x in xs]]
 
 
 def _is_short(xs: tuple[Tensor, ...]) -> bool:

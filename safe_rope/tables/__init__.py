@@ -224,7 +224,8 @@ class StockTable(_Table):
 
     Bit-identical to the stock model on the same CPU. On another device rows come from a table that is
     computed on CPU and grown in powers of two. Each lookup there waits for the device, to learn the largest
-    position. From 2**18 positions on, nothing is kept: the CPU computes and the result is copied.
+    position. From 2**18 positions on, nothing is kept: the CPU computes and the result is copied. A CUDA
+    graph waits for nothing: rows that the table lacks when it is captured are rounded from float64 there.
 
     Args:
         inv_freq: FP32 CPU tensor ``[rotary_dim // 2]``, radians per position.

@@ -26,6 +26,7 @@ class StockLookup:
     ) -> None:
         with torch.inference_mode(False):
             self._inv_freq = originals.tensor(inv_freq, dtype=torch.float32, device="cpu")
+        self._numbers = inv_freq
         self._attention_scaling = attention_scaling
         self._position_divisor = position_divisor
         self._lock = threading.Lock()
@@ -34,10 +35,14 @@ class StockLookup:
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each contiguous ``[*position_ids.shape, half]``, on position_ids' device."""
         refuse_too_large(position_ids)
-        smallest, largest = (int(bound) for bound in _bounds(position_ids))
         if position_ids.device.type == "cpu":
             cos, sin = self._compute(position_ids)
-        elif smallest < 0 or largest >= _LARGEST_TABLE:
+            return cos.to(dtype), sin.to(dtype)
+        if position_ids.is_cuda and torch.cuda.is_current_stream_capturing():
+            cos, sin = self._captured(position_ids)
+            return cos.to(dtype), sin.to(dtype)
+        smallest, largest = (int(bound) for bound in _bounds(position_ids))
+        if smallest < 0 or largest >= _LARGEST_TABLE:
             cos, sin = (part.to(position_ids.device) for part in self._compute(position_ids.cpu()))
         else:
             index = position_ids.to(torch.int64).reshape(-1)
@@ -48,14 +53,37 @@ class StockLookup:
         return cos.to(dtype), sin.to(dtype)
 
     def _compute(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        phase = self._phase(position_ids, self._inv_freq)
+        return self._scaled(phase.cos()), self._scaled(phase.sin())
+
+    def _captured(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin for a CUDA graph, which nothing on the host may wait for or copy to.
+
+        What the device's table has no row for is rounded from float64. The phase is that of the CPU; cos and
+        sin may be off by one unit in the last place.
+        """
+        numbers = [
+            torch.full((), float(value), dtype=torch.float32, device=position_ids.device)
+            for value in self._numbers
+        ]
+        phase = self._phase(position_ids, torch.stack(numbers)).double()
+        parts = [self._scaled(part.float()) for part in (phase.cos(), phase.sin())]
+        table = self._tables.get(position_ids.device)
+        if table is not None:
+            index = position_ids.to(torch.int64)
+            has_row = (index >= 0) & (index < table[0].shape[0])
+            index, has_row = torch.where(has_row, index, 0), has_row[..., None]
+            parts = [torch.where(has_row, rows[index], part) for rows, part in zip(table, parts, strict=True)]
+        return parts[0], parts[1]
+
+    def _phase(self, position_ids: Tensor, inv_freq: Tensor) -> Tensor:
         positions = position_ids.to(torch.int64).to(torch.float32)
         if self._position_divisor != 1.0:
             positions = positions / self._position_divisor
-        phase = positions[..., None] * self._inv_freq
-        cos, sin = phase.cos(), phase.sin()
-        if self._attention_scaling != 1.0:
-            cos, sin = cos * self._attention_scaling, sin * self._attention_scaling
-        return cos, sin
+        return positions[..., None] * inv_freq
+
+    def _scaled(self, part: Tensor) -> Tensor:
+        return part if self._attention_scaling == 1.0 else part * self._attention_scaling
 
     def _table(self, device: torch.device, length: int) -> tuple[Tensor, Tensor]:
         table = self._tables.get(device)

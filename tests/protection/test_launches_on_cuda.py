@@ -120,10 +120,6 @@ class _Counted(TorchDispatchMode):
         on_device = (isinstance(result, torch.Tensor) and result.is_cuda) or isinstance(result, tuple | list)
         if on_device and not makes_view and not name.startswith(NO_LAUNCH):
             self.launches[name] += 1
-        if name == "rotary":
-            x, cos, _, key, *_ = args
-            # What is not rotated is copied by a kernel of its own.
-            self.launches[name] += x.shape[-1] > cos.shape[-1] * (1 + key.endswith("shared"))
         return result
 
 

@@ -58,7 +58,7 @@ def test_the_compiled_kernel_has_the_eager_bits(monkeypatch: Any) -> None:
     assert {case.conjugate for case in chosen} == {False, True}
     assert {case.form.pairs for case in chosen} == {"half", "interleaved"}
     for case in chosen:
-        assert not case.differs(_compiled.rotate_planes), case
+        assert not case.differs(lambda one: one.by_planes(_compiled.rotate_planes)), case
     assert len(made) == len(chosen), "the eager kernel took over"
     assert not _compiled._broken
 
@@ -99,7 +99,7 @@ def test_a_compiler_that_fails_is_named_and_replaced(monkeypatch: Any) -> None:
     monkeypatch.setattr(_compiled, "_broken", False)
     (case, *_) = cases((torch.bfloat16,))
     with pytest.warns(RuntimeWarning, match="no such compiler"):
-        assert not case.differs(_compiled.rotate_planes)
+        assert not case.differs(lambda one: one.by_planes(_compiled.rotate_planes))
     assert _compiled._broken
     assert not _compiled.worthwhile(torch.empty(_compiled.SMALLEST))
 

@@ -1,4 +1,4 @@
-"""The Triton kernel has the eager bits, as far as shows without a GPU; tests/system/gpu does the rest."""
+"""The Triton kernels have the eager bits, as far as shows without a GPU; tests/system/gpu does the rest."""
 
 from __future__ import annotations
 
@@ -35,4 +35,9 @@ def test_the_interpreted_kernel_has_the_eager_bits() -> None:
 @pytest.mark.slow
 def test_the_generated_code_has_no_fused_multiply_add(tmp_path: Path) -> None:
     output = _run("ptx", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    assert output.startswith("6 agree")
+    assert output.startswith("7 agree")
+
+
+@pytest.mark.slow
+def test_the_interpreted_lookup_has_the_bits_of_plain_torch() -> None:
+    assert _run("look_up", TRITON_INTERPRET="1").startswith("6 agree")

@@ -1,4 +1,4 @@
-"""A process group of one over gloo, set up as DeepSpeed reads it from the environment."""
+"""A process group of one, set up as DeepSpeed reads it from the environment."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def backend() -> str:
+    """Return the backend of a process group: gloo, and NCCL beside it where DeepSpeed runs on CUDA."""
+    from deepspeed.accelerator import get_accelerator
+
+    return "cpu:gloo,cuda:nccl" if get_accelerator().device_name() == "cuda" else "gloo"
 
 
 @contextlib.contextmanager

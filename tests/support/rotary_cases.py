@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from safe_rope.rotation.kernels import Form, _eager
+from safe_rope.rotation.kernels import Form, _eager, _triton
 from safe_rope.rotation.kernels._form import planes, table_planes
 
-Rotate = Callable[[Tensor, Tensor, Tensor, Tensor, bool], None]
+RotatePlanes = Callable[[Tensor, Tensor, Tensor, Tensor, bool], None]
 SHAPES = (
     # leading dimensions of x, and of cos and sin
     ((2, 3, 5), (2, 1, 5)),
@@ -36,11 +36,15 @@ class Case(NamedTuple):
     rotary_dim: int
     conjugate: bool
 
-    def result(self, rotate: Rotate) -> Tensor:
-        """What ``rotate`` makes of it; elements beyond rotary_dim keep x's values."""
+    @property
+    def orders(self) -> tuple[str, str]:
+        """How the elements make pairs before and after."""
         before, after = self.form.pairs, self.form.out
-        if self.conjugate:
-            before, after = after, before
+        return (after, before) if self.conjugate else (before, after)
+
+    def by_planes(self, rotate: RotatePlanes) -> Tensor:
+        """What ``rotate`` makes of its planes; elements beyond rotary_dim keep x's values."""
+        before, after = self.orders
         out = self.x.clone()
         tables = (table_planes(t, self.form.table, self.rotary_dim) for t in (self.cos, self.sin))
         rotate(
@@ -51,18 +55,27 @@ class Case(NamedTuple):
         )
         return out
 
+    def by_triton(self) -> Tensor:
+        """What the Triton kernel makes of it, beside another tensor with fewer heads."""
+        alike = [d for d in range(self.x.dim() - 1) if max(self.cos.shape[d], self.sin.shape[d]) == 1]
+        fewer = self.x.narrow(alike[-1], 0, 1 + self.x.shape[alike[-1]] // 2) if alike else self.x
+        outs = [torch.full_like(x, torch.nan) for x in (fewer, self.x, fewer)]
+        xs = (fewer, self.x, fewer)
+        _triton.rotate(outs, xs, self.cos, self.sin, *self.orders, self.form.table, self.conjugate)
+        for out in (outs[0], outs[2]):
+            expected = outs[1].narrow(alike[-1], 0, out.shape[alike[-1]]) if alike else outs[1]
+            assert torch.equal(out, expected), self
+        return outs[1]
+
     def eager(self) -> Tensor:
         """What the eager implementation makes of it."""
-        before, after = self.form.pairs, self.form.out
-        if self.conjugate:
-            before, after = after, before
         columns = _eager.columns(self.cos, self.sin, self.form, self.conjugate)
-        return _eager.rotated(self.x, *columns, before, after)
+        return _eager.rotated(self.x, *columns, *self.orders)
 
-    def differs(self, rotate: Rotate, device: str = "cpu") -> bool:
+    def differs(self, rotate: Callable[[Case], Tensor], device: str = "cpu") -> bool:
         """Whether ``rotate`` on ``device`` gives another bit than the eager implementation on the CPU."""
         there = self._replace(x=self.x.to(device), cos=self.cos.to(device), sin=self.sin.to(device))
-        return not torch.equal(there.result(rotate).cpu(), self.eager())
+        return not torch.equal(rotate(there).cpu(), self.eager())
 
 
 def cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:

@@ -22,7 +22,7 @@ Work = Callable[[], dict[str, Any]]
 
 
 def one_rank() -> None:
-    """Make this process rank 0 of 1, on CPU, and its libraries quiet."""
+    """Make this process rank 0 of 1, and its libraries quiet."""
     names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(names)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -94,8 +94,10 @@ def _child(work: Work, writer: int, memory: int, port: int | None) -> None:
         if port is not None:
             os.environ["MASTER_PORT"] = str(port)
             import deepspeed
+            from deepspeed.accelerator import get_accelerator
 
-            deepspeed.init_distributed("gloo", verbose=False)
+            on_cuda = get_accelerator().device_name() == "cuda"
+            deepspeed.init_distributed("cpu:gloo,cuda:nccl" if on_cuda else "gloo", verbose=False)
         try:
             row = work()
         except BaseException as error:

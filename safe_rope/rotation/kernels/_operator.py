@@ -14,6 +14,7 @@ from torch import Tensor
 
 from safe_rope._base.positions import must_stay_opaque
 from safe_rope._base.torch_private import is_exporting_to_onnx, is_forward_mode, is_transformed, operator
+from safe_rope._base.triton import available
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
 from safe_rope.rotation.kernels._form import Form, joined, parse, planes, space_for, table_planes, unrotated
 
@@ -34,7 +35,7 @@ def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tupl
         if is_exporting_to_onnx():
             return tuple(_of_operators(x, cos, sin, form) for x in xs)
         return tuple(torch.ops.safe_rope.rotary(x, cos, sin, form.key, False) for x in xs)
-    return _differentiably(xs, cos, sin, form, conjugate=False)
+    return _rotated(xs, cos, sin, form, conjugate=False)
 
 
 def _of_operators(x: Tensor, cos: Tensor, sin: Tensor, form: Form) -> Tensor:
@@ -72,24 +73,30 @@ def compute(
     """
     before, after = (form.out, form.pairs) if conjugate else (form.pairs, form.out)
     width = form.rotary_dim(cos.shape[-1])
-    rotate_planes = _kernel_for(xs[0], compiled and outs is None)
-    if rotate_planes is None:
+    if xs[0].is_cuda and available():
+        results = tuple([space_for(x, width) for x in xs] if outs is None else outs)
+        _triton.rotate(results, xs, cos, sin, before, after, form.table, conjugate)
+        return results
+    if not (compiled and outs is None and _compiled.worthwhile(xs[0])):
         columns = _eager.columns(cos, sin, form, conjugate)
         given = outs or (None,) * len(xs)
         pairs = zip(xs, given, strict=True)
         return tuple([_eager.rotated(x, *columns, before, after, out) for x, out in pairs])
     cos, sin = table_planes(cos, form.table, width), table_planes(sin, form.table, width)
-    results = tuple([unrotated(x, width) for x in xs] if outs is None else outs)
+    results = tuple([unrotated(x, width) for x in xs])
     for x, out in zip(xs, results, strict=True):
-        rotate_planes(planes(out, after, width), planes(x, before, width), cos, sin, conjugate)
+        _compiled.rotate_planes(planes(out, after, width), planes(x, before, width), cos, sin, conjugate)
     return results
 
 
-def _kernel_for(x: Tensor, compiled: bool) -> Callable[..., None] | None:
-    """Return what rotates tensors like ``x`` with planes and tables; None for the eager implementation."""
-    if x.is_cuda and _triton.available():
-        return _triton.rotate_planes
-    return _compiled.rotate_planes if compiled and _compiled.worthwhile(x) else None
+def _rotated(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, form: Form, conjugate: bool
+) -> tuple[Tensor, ...]:
+    """Rotate by what autograd sees, where it has to see anything: that costs as much as a kernel."""
+    learns = torch.is_grad_enabled() and any([x.requires_grad for x in xs])
+    if learns or is_transformed() or is_forward_mode():
+        return _differentiably(xs, cos, sin, form, conjugate)
+    return compute(xs, cos, sin, form, conjugate)
 
 
 def _differentiably(
@@ -159,10 +166,7 @@ def _each(
     there = [x for x in xs if x is not None]
     if not there:
         return xs
-    if torch.is_grad_enabled() or is_transformed() or is_forward_mode():
-        rotated = iter(_differentiably(there, cos, sin, form, conjugate))
-    else:
-        rotated = iter(compute(there, cos, sin, form, conjugate))
+    rotated = iter(_rotated(there, cos, sin, form, conjugate))
     return tuple(None if x is None else next(rotated) for x in xs)
 
 

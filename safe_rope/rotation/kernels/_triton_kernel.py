@@ -12,74 +12,172 @@ import triton.language as tl
 def rotate_kernel(
     out_ptr,
     x_ptr,
-    cos_ptr,
-    sin_ptr,
-    inner_tokens,
-    inner_heads,
     heads,
-    half,
-    out_plane,
     out_token0,
     out_token1,
-    out_head0,
-    out_head1,
+    out_head,
     out_element,
-    x_plane,
     x_token0,
     x_token1,
-    x_head0,
-    x_head1,
+    x_head,
     x_element,
-    cos_plane,
-    cos_token0,
-    cos_token1,
-    cos_element,
-    sin_plane,
-    sin_token0,
-    sin_token1,
-    sin_element,
+    other_out_ptr,
+    other_x_ptr,
+    other_heads,
+    other_out_token0,
+    other_out_token1,
+    other_out_head,
+    other_out_element,
+    other_x_token0,
+    other_x_token1,
+    other_x_head,
+    other_x_element,
+    cos_ptr,
+    sin_ptr,
+    table_token0,
+    table_token1,
+    inner_tokens,
+    half,
+    rest,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
+    X_IN_HALVES: tl.constexpr,
+    OUT_IN_HALVES: tl.constexpr,
+    TABLE: tl.constexpr,
     CONJUGATE: tl.constexpr,
     ROUND_BF16: tl.constexpr,
 ) -> Any:
-    """Rotate HEADS heads of one token. Strides are in elements."""
+    """Rotate HEADS heads of one token, of the first tensor or the other. Strides are in elements.
+
+    TABLE says where the columns of both elements of a pair are: 0: in one; 1: half a row apart; 2: side by
+    side. Of a head 2 * half elements are rotated, and ``rest`` more are copied (none where REST is 0).
+    """
     token = tl.program_id(0).to(tl.int64)
     token0, token1 = token // inner_tokens, token % inner_tokens
-    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)
-    head0, head1 = head // inner_heads, head % inner_heads
-    element = tl.arange(0, HALF).to(tl.int64)
+    pair = tl.arange(0, HALF)
+    inside = pair < half
 
-    cos_at = cos_ptr + token0 * cos_token0 + token1 * cos_token1 + element * cos_element
-    sin_at = sin_ptr + token0 * sin_token0 + token1 * sin_token1 + element * sin_element
-    inside = element < half
-    cos_first = tl.load(cos_at, mask=inside, other=0.0)[None, :]
-    cos_second = tl.load(cos_at + cos_plane, mask=inside, other=0.0)[None, :]
-    sin_first = tl.load(sin_at, mask=inside, other=0.0)[None, :]
-    sin_second = tl.load(sin_at + sin_plane, mask=inside, other=0.0)[None, :]
+    cos_at = cos_ptr + token0 * table_token0 + token1 * table_token1
+    sin_at = sin_ptr + token0 * table_token0 + token1 * table_token1
+    column = pair * 2 if TABLE == 2 else pair
+    cos_first = tl.load(cos_at + column, mask=inside, other=0.0)[None, :]
+    sin_first = tl.load(sin_at + column, mask=inside, other=0.0)[None, :]
+    cos_second, sin_second = cos_first, sin_first
+    if TABLE != 0:
+        column += half if TABLE == 1 else 1
+        cos_second = tl.load(cos_at + column, mask=inside, other=0.0)[None, :]
+        sin_second = tl.load(sin_at + column, mask=inside, other=0.0)[None, :]
+    if CONJUGATE:
+        sin_first, sin_second = -sin_first, -sin_second
+        if TABLE != 0:
+            sin_first, sin_second = sin_second, sin_first
 
-    mask = (head < heads)[:, None] & inside[None, :]
-    x_at = x_ptr + token0 * x_token0 + token1 * x_token1 + (head0 * x_head0 + head1 * x_head1)[:, None]
-    x_at += (element * x_element)[None, :]
-    first = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x_at + x_plane, mask=mask, other=0.0).to(tl.float32)
+    blocks = tl.cdiv(heads, HEADS)
+    block = tl.program_id(1)
+    if block < blocks:
+        _turn(
+            out_ptr + token0 * out_token0 + token1 * out_token1,
+            x_ptr + token0 * x_token0 + token1 * x_token1,
+            block,
+            heads,
+            out_head,
+            out_element,
+            x_head,
+            x_element,
+            cos_first,
+            cos_second,
+            sin_first,
+            sin_second,
+            half,
+            rest,
+            HEADS,
+            HALF,
+            REST,
+            X_IN_HALVES,
+            OUT_IN_HALVES,
+            ROUND_BF16,
+        )
+    else:
+        _turn(
+            other_out_ptr + token0 * other_out_token0 + token1 * other_out_token1,
+            other_x_ptr + token0 * other_x_token0 + token1 * other_x_token1,
+            block - blocks,
+            other_heads,
+            other_out_head,
+            other_out_element,
+            other_x_head,
+            other_x_element,
+            cos_first,
+            cos_second,
+            sin_first,
+            sin_second,
+            half,
+            rest,
+            HEADS,
+            HALF,
+            REST,
+            X_IN_HALVES,
+            OUT_IN_HALVES,
+            ROUND_BF16,
+        )
+
+
+@triton.jit
+def _turn(
+    out_ptr,
+    x_ptr,
+    block,
+    heads,
+    out_head,
+    out_element,
+    x_head,
+    x_element,
+    cos_first,
+    cos_second,
+    sin_first,
+    sin_second,
+    half,
+    rest,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    X_IN_HALVES: tl.constexpr,
+    OUT_IN_HALVES: tl.constexpr,
+    ROUND_BF16: tl.constexpr,
+):
+    head = block.to(tl.int64) * HEADS + tl.arange(0, HEADS)
+    is_head = (head < heads)[:, None]
+    out_at = out_ptr + (head * out_head)[:, None]
+    x_at = x_ptr + (head * x_head)[:, None]
+    pair = tl.arange(0, HALF)
+    mask = is_head & (pair < half)[None, :]
+
+    x_first = (pair if X_IN_HALVES else 2 * pair).to(tl.int64)
+    x_second = x_first + (half if X_IN_HALVES else 1)
+    first = tl.load(x_at + (x_first * x_element)[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x_at + (x_second * x_element)[None, :], mask=mask, other=0.0).to(tl.float32)
 
     # Launched with enable_fp_fusion=False: no product and sum below becomes one operation.
-    if CONJUGATE:
-        turned_first = first * cos_first + second * sin_second
-        turned_second = second * cos_second - first * sin_first
-    else:
-        turned_first = first * cos_first - second * sin_first
-        turned_second = second * cos_second + first * sin_second
+    turned_first = first * cos_first - second * sin_first
+    turned_second = second * cos_second + first * sin_second
 
-    out_at = out_ptr + token0 * out_token0 + token1 * out_token1
-    out_at += (head0 * out_head0 + head1 * out_head1)[:, None] + (element * out_element)[None, :]
+    out_first = (pair if OUT_IN_HALVES else 2 * pair).to(tl.int64)
+    out_second = out_first + (half if OUT_IN_HALVES else 1)
+    out_first, out_second = (out_first * out_element)[None, :], (out_second * out_element)[None, :]
     if ROUND_BF16:
-        tl.store(out_at, _to_bf16(turned_first), mask=mask)
-        tl.store(out_at + out_plane, _to_bf16(turned_second), mask=mask)
+        tl.store(out_at + out_first, _to_bf16(turned_first), mask=mask)
+        tl.store(out_at + out_second, _to_bf16(turned_second), mask=mask)
     else:
-        tl.store(out_at, turned_first.to(out_ptr.dtype.element_ty), mask=mask)
-        tl.store(out_at + out_plane, turned_second.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_at + out_first, turned_first.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_at + out_second, turned_second.to(out_ptr.dtype.element_ty), mask=mask)
+
+    if REST > 0:
+        kept = tl.arange(0, REST)
+        is_kept = is_head & (kept < rest)[None, :]
+        column = (2 * half + kept).to(tl.int64)
+        values = tl.load(x_at + (column * x_element)[None, :], mask=is_kept)
+        tl.store(out_at + (column * out_element)[None, :], values, mask=is_kept)
 
 
 @triton.jit

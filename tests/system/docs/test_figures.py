@@ -14,8 +14,8 @@ from markdown import PAGES, ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DATA: dict[str, Any] = json.loads((ROOT / "docs" / "data" / "figures.json").read_text(encoding="utf-8"))
-MADE_WHOLE = ("docs/coverage.md", "docs/decoding.md", "docs/reliability.md")
-"""Pages that test_coverage, test_decoding and test_reliability compare with what makes them."""
+MADE_WHOLE = ("docs/coverage.md", "docs/decoding.md", "docs/gpu.md", "docs/reliability.md")
+"""Pages that test_coverage, test_decoding, test_gpu and test_reliability compare with what makes them."""
 
 
 def test_the_chart_is_drawn_from_the_data() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.rotary_cases import cases
+from support.rotary_cases import Case, cases
 
+from safe_rope._base import triton
 from safe_rope.rotation import apply_rotary
-from safe_rope.rotation.kernels import _eager, _triton
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,15 +22,15 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_triton_kernel_has_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
-    assert _triton.available()
+    assert triton.available()
     for case in cases((dtype,)):
-        assert not case.differs(_triton.rotate_planes, "cuda"), case
+        assert not case.differs(Case.by_triton, "cuda"), case
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_plain_torch_on_the_gpu_has_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
     for case in cases((dtype,)):
-        assert not case.differs(_eager.rotate_planes, "cuda"), case
+        assert not case.differs(Case.eager, "cuda"), case
 
 
 @pytest.mark.parametrize("compiled", [False, True])

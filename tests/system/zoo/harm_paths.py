@@ -95,14 +95,14 @@ def under_low_default(make: Make) -> nn.Module:
         torch.set_default_dtype(torch.float32)
 
 
-def on_meta(make: Make) -> nn.Module:
+def on_meta(make: Make, device: str = "cpu") -> nn.Module:
     """Build the model on meta and give it memory, which holds anything: here NaN."""
     with torch.device("meta"):
         model = make()
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # empty memory is filled then
     try:
-        return model.to_empty(device="cpu")
+        return model.to_empty(device=device)
     finally:
         torch.use_deterministic_algorithms(deterministic)
 

@@ -133,7 +133,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy that nothing can change; a tensor with a mark holds its memory in ``table``."""
     if tensor.is_meta:
         raise RuntimeError("a tensor on meta, which no later operation can use with others")
-    return getattr(tensor, "table", tensor).detach().clone()
+    return getattr(tensor, "table", tensor).detach().cpu().clone()
 
 
 # ---- what is named ----------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument(
         "--cases",
         default="decode",
-        help="comma-separated: decode, static, compiled, prefill, training (default: %(default)s)",
+        help="comma-separated: decode, static, compiled, graphed, prefill, training (default: %(default)s)",
     )
     text = "torch.autocast on two ranks: how far from DDP, what travels and waits in which dtype"
     autocast = kinds.add_parser("autocast", help=text, description=text, allow_abbrev=False)

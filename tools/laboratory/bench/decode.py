@@ -48,6 +48,7 @@ KNOWN = (
 ALSO = ("esm", "codegen", "qwen2_vl_text", "gpt_oss", "deepseek_v2", "roformer", "falcon")
 SETTINGS: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 8, "rotary_dim": 32},
+    "esm": {"position_embedding_type": "rotary", "pad_token_id": 1, "token_dropout": False},
     "gpt_oss": {"_experts_implementation": "eager"},
     "roformer": {"is_decoder": True},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "_experts_implementation": "eager"},
@@ -109,7 +110,9 @@ def here(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the times depend on, besides the code."""
     import transformers
 
+    gpu = {"gpu": torch.cuda.get_device_name()} if options.device.startswith("cuda") else {}
     return {
+        **gpu,
         "processor": f"{platform.machine()} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": os.cpu_count(),
         "threads": options.threads,
@@ -275,7 +278,8 @@ def cases(model: Any, batch: int, wanted: list[str], device: str) -> Iterator[Ca
         kinds = {
             "decode": decoding,
             "static": functools.partial(decoding, cache=_static),
-            "compiled": functools.partial(decoding, cache=_static, compiled=True),
+            "compiled": functools.partial(decoding, cache=_static, compiled="default"),
+            "graphed": functools.partial(decoding, cache=_static, compiled="reduce-overhead"),
         }
         yield from (Case(kind, batch, run, True) for kind, run in kinds.items() if kind in wanted)
     if name is None:
@@ -324,10 +328,10 @@ def _static(model: Any, batch: int) -> Any:
 
 
 def _decoding(
-    model: Any, inputs: Any, step: Any, name: str, cache: Any = None, compiled: bool = False
+    model: Any, inputs: Any, step: Any, name: str, cache: Any = None, compiled: str = ""
 ) -> Callable[[], Any]:
     state: dict[str, Any] = {"left": 0, "position": PROMPT}
-    run = torch.compile(model, dynamic=False) if compiled else model
+    run = torch.compile(model, dynamic=False, mode=compiled) if compiled else model
 
     def one() -> Any:
         position = torch.full_like(step["input_ids"], state["position"])  # as generate() gives them

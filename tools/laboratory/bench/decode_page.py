@@ -36,6 +36,7 @@ CASES = {
     ("decode", 16): "decode, batch 16",
     ("static", 1): "static cache",
     ("compiled", 1): "compiled, static cache",
+    ("graphed", 1): "CUDA graph, static cache",
     ("prefill", 1): "prefill",
     ("training", 1): "training",
     ("forward", 1): "forward",

@@ -47,6 +47,9 @@ def best_times(
 ) -> list[float]:
     """Return the shortest time of each call; they take turns, so that a slow moment meets all of them.
 
+    A GPU's own clock is read where ``cold``: what a program takes to launch is then no part of the time, as
+    the cache is emptied meanwhile.
+
     Args:
         calls: what to time, after one call of each that compiles what there is to compile.
         device: on which they run.
@@ -55,25 +58,43 @@ def best_times(
 
     """
     best, now = [float("inf")] * len(calls), clock(device)
+    # A GPU is busy with so many bytes for longer than a call takes to launch.
     flush = (
-        torch.empty(1 << 28, dtype=torch.int8, device=device) if cold and device.startswith("cuda") else None
+        torch.empty(1 << 32, dtype=torch.int8, device=device) if cold and device.startswith("cuda") else None
     )
     for call in calls:
         call()
     end = time.perf_counter() + seconds
     rounds = 0
-    while rounds < 5 or time.perf_counter() < end:
+    while rounds < (5 if flush is None else 20) or time.perf_counter() < end:
         for index, call in enumerate(calls):
-            if flush is not None:
-                flush.zero_()
-            wait(device)
-            start = now()
-            result = call()
-            wait(device)
-            best[index] = min(best[index], now() - start)
-            del result
+            taken = _of_device(call, flush) if flush is not None else _of_program(call, device, now)
+            best[index] = min(best[index], taken)
         rounds += 1
     return best
+
+
+def _of_program(call: Callable[[], Any], device: str, now: Callable[[], float]) -> float:
+    wait(device)
+    start = now()
+    call()
+    wait(device)
+    return now() - start
+
+
+def _of_device(call: Callable[[], Any], flush: torch.Tensor) -> float:
+    began, ended = _event(), _event()
+    flush.zero_()
+    began.record()
+    call()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
+
+
+def _event() -> Any:
+    event: Any = torch.cuda.Event
+    return event(enable_timing=True)
 
 
 def wait(device: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import importlib.metadata
 import json
@@ -69,20 +70,22 @@ def waits(device: str) -> dict[str, Any]:
 @torch.no_grad()
 def launches(device: str) -> dict[str, Any]:
     """How many operators a forward calls, and how many kernels it launches."""
-    from laboratory.bench.decode import operators
+    from laboratory.bench.decode import WARM_UP, as_it_is_alone, operators
 
     found: dict[str, Any] = {}
     for name in FAMILIES:
         stock, guarded, inputs = _pair(name, device)
-        for kind, model in (("stock", stock), ("guarded", guarded)):
-            model(**inputs)
-            row: dict[str, Any] = {"operators": operators(functools.partial(model, **inputs))[0]}
-            if device == "cuda":
-                activities = [torch.profiler.ProfilerActivity.CUDA]
-                with torch.profiler.profile(activities=activities) as profiler:
+        for which, (kind, model) in enumerate((("stock", stock), ("guarded", guarded))):
+            with as_it_is_alone(which):
+                for _ in range(WARM_UP):
                     model(**inputs)
-                    torch.cuda.synchronize()
-                row["kernels"] = sum("CUDA" in str(e.device_type) for e in profiler.events())
+                row: dict[str, Any] = {"operators": operators(functools.partial(model, **inputs))[0]}
+                if device == "cuda":
+                    activities = [torch.profiler.ProfilerActivity.CUDA]
+                    with torch.profiler.profile(activities=activities) as profiler:
+                        model(**inputs)
+                        torch.cuda.synchronize()
+                    row["kernels"] = sum("CUDA" in str(e.device_type) for e in profiler.events())
             found[f"{name}, {kind}"] = row
     return found
 
@@ -127,6 +130,45 @@ def graphs(device: str) -> dict[str, Any]:
     return found
 
 
+@torch.no_grad()
+def outputs(device: str) -> dict[str, Any]:
+    """How far models are from the stock one in FP32 on a CPU, as a share of its largest output.
+
+    In FP32 the two may differ by what the device's own arithmetic does, in BF16 by rounding; what a guarded
+    model adds to the error of the stock one is the figure that matters.
+    """
+    from laboratory.bench.decode import models, own_inputs, subjects
+
+    found: dict[str, Any] = {}
+    for name in subjects():
+        try:
+            stock, guarded, _, _ = models(name, 2)
+            low = None if stock is None else copy.deepcopy(stock).bfloat16()
+            inputs = None if low is None else own_inputs(low, "cpu")
+            if inputs is None:
+                found[name] = "cannot be run small"
+                continue
+            stock.eval(), guarded.eval()
+            inputs = {n: v.float() if v.is_floating_point() else v for n, v in inputs.items()}
+            truth = _first(copy.deepcopy(stock)(**inputs)).double()  # what has run may keep tables on the CPU
+            row: dict[str, Any] = {}
+            for dtype in (torch.float32, torch.bfloat16):
+                there = {n: v.to(device, dtype if v.is_floating_point() else None) for n, v in inputs.items()}
+                for kind, model in (("stock", stock), ("guarded", guarded)):
+                    result = _first(model.to(device, dtype)(**there)).cpu().double()
+                    error = float((result - truth).abs().max() / truth.abs().max())
+                    row[f"{kind}, {str(dtype).removeprefix('torch.')}"] = float(f"{error:.2e}")
+            found[name] = row
+        except Exception as error:  # one model says why, the others go on
+            found[name] = f"{type(error).__name__}: {str(error)[:160]}"
+    return found
+
+
+def _first(output: Any) -> torch.Tensor:
+    values = output.to_tuple() if hasattr(output, "to_tuple") else output
+    return next(v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
+
+
 def zero(device: str) -> dict[str, Any]:
     """Losses of two steps of a guarded Llama, and what the audit says of it, for each stage of ZeRO."""
     import tempfile
@@ -157,7 +199,7 @@ def _rank(stage: int, device: str, out: Path, rank: int) -> list[str | Path]:
 
 
 STEPS: dict[str, Callable[[str], dict[str, Any]]] = {
-    step.__name__: step for step in (there, waits, launches, memory, graphs, zero)
+    step.__name__: step for step in (there, waits, launches, memory, graphs, outputs, zero)
 }
 
 

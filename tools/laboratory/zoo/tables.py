@@ -83,7 +83,7 @@ def position_tables(model: nn.Module, again: nn.Module) -> dict[str, Table]:
             continue
         # Ready-made cos and sin in FP32 are off by what FP32 phases are; exact ones are not.
         rows = values.shape[-2] if re.search(r"(cos|sin)_cached$", name) else 0
-        tables[path] = Table(values.detach().clone(), rows * 2.0**-23)
+        tables[path] = Table(values.detach().cpu().clone(), rows * 2.0**-23)
     return tables
 
 
@@ -122,7 +122,7 @@ def _ask(module: nn.Module, every_form: bool) -> Iterator[tuple[str, torch.Tenso
         types = [re.sub(r"_?(original_)?inv_freq$", "", name) for name in module._buffers]
         layer_types = tuple(dict.fromkeys(types)) if any(types) else (None,)
     for layer_type in layer_types:
-        positions = torch.tensor([POSITIONS])
+        positions = torch.tensor([POSITIONS], device=_device(module))
         for form, ids in (("", positions), ("3 axes ", positions.expand(3, 1, -1))):
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -133,13 +133,19 @@ def _ask(module: nn.Module, every_form: bool) -> Iterator[tuple[str, torch.Tenso
             values = result if isinstance(result, tuple) else (result,)
             for index, value in enumerate(values):
                 if isinstance(value, torch.Tensor) and _counts(value):
-                    yield f"{label}{index}", getattr(value, "table", value).detach().clone()
+                    yield f"{label}{index}", getattr(value, "table", value).detach().cpu().clone()
             if not every_form:
                 break
 
 
+def _device(module: nn.Module) -> torch.device:
+    """Return where a module's tables are."""
+    device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
+    return torch.device("cpu") if device.type == "meta" else device
+
+
 def _call(module: nn.Module, names: tuple[str, ...], layer_type: str | None, ids: torch.Tensor) -> Any:
-    x = torch.zeros(1, 2, len(POSITIONS), 8)
+    x = torch.zeros(1, 2, len(POSITIONS), 8, device=ids.device)
     try:
         if "seq_len" in names and "position_ids" not in names:
             tables = module(x, seq_len=POSITIONS[-1] + 1)

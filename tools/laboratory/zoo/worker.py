@@ -206,7 +206,7 @@ class _Runner:
                     if name == "S4":
                         model = _engine(model, 2)
                     elif name == "S5":
-                        model = model.to(torch.bfloat16)
+                        model = model.to(_device(), torch.bfloat16)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error!s}"[:300]}
         finally:
@@ -252,6 +252,13 @@ def _engine(model: Any, stage: int) -> Any:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=1e-3)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config(stage))[0].module
+
+
+def _device() -> str:
+    """Return where DeepSpeed runs."""
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().device_name())
 
 
 def _guard(kind: str) -> Guard:
