@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import safe_rope
+from safe_rope._base import torch_private
 
 pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.fresh]
 
@@ -323,3 +325,30 @@ def test_a_dtype_that_only_a_buffer_tells_is_the_stock_models_in_a_graph() -> No
         guarded = compiled()
     assert guarded.dtype == stock.dtype == torch.bfloat16
     assert torch.equal(guarded, stock)
+
+
+@pytest.mark.parametrize("circular", [False, True])
+def test_a_plain_attribute_is_read_in_a_graph(circular: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo before torch 2.13 asks the property again that stands for it."""
+
+    class Sines(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.outer(torch.arange(600.0), 1e4 ** (-torch.arange(0, 32, 2) / 32)).sin()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table[: x.shape[1]].to(x)
+
+    if circular:
+        monkeypatch.setattr(torch_private, "_FOLLOWS_PROPERTIES", False)
+    x = torch.zeros(1, 600, 16, dtype=torch.bfloat16)
+    with safe_rope.guard():
+        model = torch.nn.Sequential(Sines())
+    model.to(torch.bfloat16)
+    duplicate = copy.deepcopy(model)
+    compiled = torch.compile(duplicate, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
+    assert torch.equal(compiled(x), Sines().table.bfloat16()[None])
+    own = torch.rand(600, 16)
+    duplicate[0].table = own
+    assert torch.equal(compiled(x), own.bfloat16()[None])

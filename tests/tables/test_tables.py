@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama
 from safe_rope.tables import RotaryTable, StockTable, _angles, _exact
 from safe_rope.tables._exact import _store
 from safe_rope.tables._levels import COARSE, FINE, TOP, Levels
+from safe_rope.tables._stock import StockLookup
 
 THETAS = [1e4, 5e5, 1e6]
 TWO_DIGIT_POSITIONS = COARSE.rows << COARSE.shift
@@ -299,3 +300,17 @@ def stock_cos_sin(
     module = rotary_class(dim, max_position_embeddings=length)
     cos, sin = module(x, seq_len=length)
     return module.inv_freq, cos, sin
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_what_a_cuda_graph_computes_is_within_an_ulp_of_the_cpu(has_table: bool) -> None:
+    lookup = StockLookup(tuple((1e4 ** -(torch.arange(32) / 32)).tolist()), 1.25, 2.0)
+    positions = torch.tensor([[0, 1, 63, 64, 4095, 131_071, -1]])
+    expected = lookup(positions, torch.float32)
+    if has_table:
+        cos, sin = lookup(torch.arange(64), torch.float32)
+        lookup._tables[positions.device] = cos, sin
+    for got, true in zip(lookup._captured(positions), expected, strict=True):
+        ulps = (got.view(torch.int32) - true.view(torch.int32)).abs()
+        assert int(ulps.max()) <= 1
+        assert not has_table or not ulps[:, :3].any()
