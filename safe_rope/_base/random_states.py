@@ -27,12 +27,26 @@ def set_random_states(states: tuple[Any, Any, torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def random_states_kept(device: str = "cpu") -> Iterator[None]:
-    """Put the random states of torch, Python and NumPy back at the end."""
+def random_states_kept(device: str | torch.device | None = "cpu") -> Iterator[None]:
+    """Put the random states of torch, Python and NumPy back at the end.
+
+    Args:
+        device: where numbers may be drawn besides the CPU; None where that is not known.
+
+    """
     before = random_states()
-    devices = [torch.cuda.current_device()] if device == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=_cuda_devices(device)):
             yield
     finally:
         set_random_states(before)
+
+
+def _cuda_devices(device: str | torch.device | None) -> list[int]:
+    in_use: Any = torch.cuda.is_initialized
+    if device is None and not in_use():
+        return []
+    device = torch.device("cuda" if device is None else device)
+    if device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]

@@ -128,7 +128,7 @@ def rebuild(
 
     """
     replay = None if conditions is None else functools.partial(replaying, conditions, device)
-    build = functools.partial(_rebuild, cls, arguments, replay, before)
+    build = functools.partial(_rebuild, cls, arguments, replay, before, device)
     try:
         rebuilt = build(_parameters_on_meta, anew=True)
     except Exception:  # noqa: BLE001 - a foreign constructor
@@ -151,6 +151,7 @@ def _rebuild(
     arguments: Arguments,
     replay: Callable[[], contextlib.AbstractContextManager[None]] | None,
     before: Before | None,
+    device: torch.device | None,
     parameters: Callable[[], contextlib.AbstractContextManager[None]],
     *,
     anew: bool,
@@ -163,7 +164,7 @@ def _rebuild(
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(random_states_kept())
+        stack.enter_context(random_states_kept(device))  # it may name one itself
         stack.enter_context(constructors.pristine(follow=False))
         stack.enter_context(constructors.unpartitioned())
         stack.enter_context(parameters())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
+from safe_rope._base.devices import kept_on
 from safe_rope.tables import _double_double as dd
 from safe_rope.tables._angles import doubled_angles
 
@@ -118,7 +119,9 @@ class Levels:
             with self._lock, torch.inference_mode(False), torch.no_grad():
                 levels = self._on_device.get(device)
                 if levels is None:
-                    levels = {digit: self.level(digit).to(device) for digit in (FINE, COARSE, TOP)}
+                    digits = (FINE, COARSE, TOP)
+                    copies = kept_on(device, [self.level(digit) for digit in digits])
+                    levels = dict(zip(digits, copies, strict=True))
                     self._on_device[device] = levels
         return levels
 

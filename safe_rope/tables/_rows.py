@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from safe_rope._base.devices import kept_on
 from safe_rope._base.originals import arange
 from safe_rope._base.torch_private import is_dispatched, undispatched
 from safe_rope.tables import RotaryTable, StockTable
@@ -69,7 +70,8 @@ class RowCache:
                 cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
             else:
                 cos, sin = cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
-            return cos.to(device), sin.to(device)
+            cos, sin = kept_on(device, (cos, sin))
+            return cos, sin
 
     def __reduce__(self) -> tuple[object, ...]:
         return shared_rows, (self.table, self.length, self.layout)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
+from safe_rope._base.devices import kept_on
 from safe_rope._base.positions import refuse_too_large
 
 _LARGEST_TABLE = 1 << 18
@@ -93,7 +94,8 @@ class StockLookup:
                 if table is None or table[0].shape[0] < length:
                     rows = 1 << max(length - 1, 1).bit_length()
                     cos, sin = self._compute(originals.arange(rows, dtype=torch.int64, device="cpu"))
-                    table = self._tables[device] = (cos.to(device), sin.to(device))
+                    cos, sin = kept_on(device, (cos, sin))
+                    table = self._tables[device] = cos, sin
         return table
 
 

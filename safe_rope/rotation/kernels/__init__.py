@@ -12,7 +12,7 @@ gradient by the negative angle, in the same arithmetic.
 * ``_few``: plain torch, as few operations as it takes. Few tokens on CPU, as in decoding.
 * ``_eager``: plain torch, in blocks that stay in the cache. Any device.
 * ``_compiled``: one inductor kernel on CPU, floating-point contraction switched off.
-* ``_triton``: one Triton kernel on CUDA, compiled with ``enable_fp_fusion=False``.
+* ``_triton``: one Triton kernel on CUDA for q and k, compiled with ``enable_fp_fusion=False``.
 
 Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
 """
