@@ -22,8 +22,9 @@ def available() -> bool:
     return True
 
 
+@functools.cache
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on CPU tensors."""
+    """Whether Triton's interpreter runs the kernels, on CPU tensors: Triton decides that once."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 

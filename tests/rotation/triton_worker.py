@@ -9,6 +9,7 @@ import torch
 from support.rotary_cases import Case, cases
 
 from safe_rope._base.triton import interpreted
+from safe_rope.rotation.kernels import Form
 from safe_rope.tables._exact import ExactLookup
 
 
@@ -17,6 +18,12 @@ def interpret() -> int:
     count = 0
     # Every seventh: interpreted, the kernel takes a tenth of a second.
     for case in list(cases((torch.bfloat16, torch.float16, torch.float32)))[::7]:
+        assert not case.differs(Case.by_triton), case
+        count += 1
+    # Under vmap one of the two may have a row for each sample, and the other one for all.
+    x, rows = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 5, 8)
+    for cos, sin in ((rows, rows[:1]), (rows[1:], rows)):
+        case = Case(x, cos, sin, Form("half", "half", "shared"), 16, conjugate=False)
         assert not case.differs(Case.by_triton), case
         count += 1
     return count

@@ -57,6 +57,8 @@ def rotate(
         table: how cos and sin are laid out, see `Form`.
         conjugate: rotate by the negative angle.
     """
+    if cos.shape != sin.shape:
+        cos, sin = torch.broadcast_tensors(cos, sin)  # type: ignore[no-untyped-call]
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
     how = before == "half", after == "half", table, conjugate
