@@ -121,6 +121,12 @@ def test_the_sources_are_named_where_a_type_checker_looks(tmp_path: Path) -> Non
     assert '"safe_rope._protection.Guard"' in done.stdout, done.stdout
 
 
+def test_what_correct_rounding_would_cost_is_measured() -> None:
+    from laboratory.bench.tables import _correct_rounding
+
+    assert _correct_rounding().ratio > 1
+
+
 def test_what_is_tested_once_is_there() -> None:
     assert all((ROOT / path).is_dir() for path in _suite.ONCE)
 

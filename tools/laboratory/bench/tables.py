@@ -70,7 +70,7 @@ def _correct_rounding() -> Row:
     """Time the addition of angles in double-double, which would round every entry rightly, on CPU."""
     planes = torch.rand(8, 256, 64, dtype=torch.float64)
     high, low = planes[:4], planes[4:] * 2.0**-54
-    a = dd.Phasor(dd.Real(high[0], low[0]), dd.Real(high[1], low[1]))
-    b = dd.Phasor(dd.Real(high[2], low[2]), dd.Real(high[3], low[3]))
+    a = torch.stack((high[0], low[0], high[1], low[1]))
+    b = torch.stack((high[2], low[2], high[3], low[3]))
     ours, other = best_times([lambda: dd.rotate(a, b), lambda: combine(high[:2], high[2:])], "cpu", 0.5)
     return Row("combining 256 rows of 64 in double-double", "the same in float64", ours, other)
