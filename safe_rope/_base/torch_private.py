@@ -129,10 +129,8 @@ def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def set_compiler(callback: Any) -> Any:
     """Have Dynamo give each frame of this thread to ``callback``, None for none; return the one before."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    if eval_frame is None:
-        return None
-    return eval_frame.set_eval_frame(callback)
+    give = getattr(sys.modules.get("torch._dynamo.eval_frame"), "set_eval_frame", None)
+    return None if give is None else give(callback)
 
 
 def forget_compiled(function: Callable[..., Any]) -> None:
