@@ -24,6 +24,7 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
+from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import forget_compiled
 from safe_rope._protection import running, stand_ins
@@ -132,7 +133,9 @@ class PinnedState(Keeper):
             )
             self.nominal[name] = table.dtype
         self.adopt(module, name, table)
-        self.put(module, name, self.make(module, name, table.device))
+        self.replace_placed(name)
+        if not is_watched():  # what a transform wraps is no tensor of a device
+            self.put(module, name, self.make(module, name, table.device))
 
     def keep_new(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""
