@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from laboratory.ranks import backend
 from support.durations import Durations, recorded
-from support.one_rank import backend, environment, set_imports_aside
+from support.one_rank import environment, set_imports_aside
 
 SHARED_MEMORY = Path("/dev/shm")
 # A process that was started a moment ago has made its file and may not have mapped it yet.

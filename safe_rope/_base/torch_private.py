@@ -294,12 +294,12 @@ def graphs_take_attributes() -> bool:
     return _graphs_take_attributes
 
 
-_FOLLOWS_PROPERTIES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+_FINDS_PROPERTIES_AGAIN = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 def graphs_find_properties_again() -> bool:
     """Whether Dynamo asks a property for what stands under its name in ``__dict__``: before torch 2.13."""
-    return not _FOLLOWS_PROPERTIES
+    return _FINDS_PROPERTIES_AGAIN
 
 
 def mark_static(tensor: torch.Tensor, dim: int) -> None:

@@ -159,10 +159,8 @@ class Body:
         if plan is None and kinds[0]:
             return rotate(xs, rows, sin_rows, self.form)
         arranged = self._columns(rows, sin_rows, plan)
-        if len(args) == self._count and not self.gathers:
-            table, other = args[self._cos_at], args[self._sin_at]
-            if type(table) is type(other) is CosSin and table.row is None:
-                self._keep(table, other, args, kinds, plan, arranged)
+        if (tables := self._tables_of(args)) is not None:
+            self._keep(*tables, args, kinds, plan, arranged)
         return self._turned(xs, *arranged, plan)
 
     def _columns(self, cos: Tensor, sin: Tensor, plan: _few.Plan | None) -> tuple[Tensor, Tensor]:
@@ -206,16 +204,17 @@ class Body:
         self, args: tuple[Any, ...], xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, unsqueeze: int
     ) -> None:
         """Keep with a table that a kernel takes it for such states: looking at both costs as much."""
-        if len(args) != self._count or self.gathers:
-            return
-        table, other = args[self._cos_at], args[self._sin_at]
-        if (
-            type(table) is type(other) is CosSin
-            and table.row is None
-            and not torch.is_inference_mode_enabled()
-        ):
+        tables = self._tables_of(args)
+        if tables is not None and not torch.is_inference_mode_enabled():
             rows = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), _BY_KERNEL
-            self._note(table, other, args, _kinds(xs), rows)
+            self._note(*tables, args, _kinds(xs), rows)
+
+    def _tables_of(self, args: tuple[Any, ...]) -> tuple[CosSin, CosSin] | None:
+        """Return the tables of a call with which something can be kept for calls with the same ones."""
+        if len(args) != self._count or self.gathers:
+            return None
+        cos, sin = args[self._cos_at], args[self._sin_at]
+        return (cos, sin) if type(cos) is type(sin) is CosSin and cos.row is None else None
 
     def _note(self, cos: CosSin, sin: CosSin, args: tuple[Any, ...], kinds: Any, found: Any) -> None:
         """Keep with a table what calls with the same objects find."""

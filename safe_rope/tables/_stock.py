@@ -27,7 +27,6 @@ class StockLookup:
     ) -> None:
         with torch.inference_mode(False):
             self._inv_freq = originals.tensor(inv_freq, dtype=torch.float32, device="cpu")
-        self._numbers = inv_freq
         self._attention_scaling = attention_scaling
         self._position_divisor = position_divisor
         self._lock = threading.Lock()
@@ -38,10 +37,13 @@ class StockLookup:
         refuse_too_large(position_ids)
         if position_ids.device.type == "cpu":
             cos, sin = self._compute(position_ids)
-            return cos.to(dtype), sin.to(dtype)
-        if position_ids.is_cuda and torch.cuda.is_current_stream_capturing():
+        elif position_ids.is_cuda and torch.cuda.is_current_stream_capturing():
             cos, sin = self._captured(position_ids)
-            return cos.to(dtype), sin.to(dtype)
+        else:
+            cos, sin = self._on_device(position_ids)
+        return cos.to(dtype), sin.to(dtype)
+
+    def _on_device(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         smallest, largest = (int(bound) for bound in _bounds(position_ids))
         if smallest < 0 or largest >= _LARGEST_TABLE:
             cos, sin = (part.to(position_ids.device) for part in self._compute(position_ids.cpu()))
@@ -51,7 +53,7 @@ class StockLookup:
                 part.index_select(0, index).view(*position_ids.shape, part.shape[-1])
                 for part in self._table(position_ids.device, largest + 1)
             )
-        return cos.to(dtype), sin.to(dtype)
+        return cos, sin
 
     def _compute(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         phase = self._phase(position_ids, self._inv_freq)
@@ -63,10 +65,7 @@ class StockLookup:
         What the device's table has no row for is rounded from float64. The phase is that of the CPU; cos and
         sin may be off by one unit in the last place.
         """
-        numbers = [
-            torch.full((), float(value), dtype=torch.float32, device=position_ids.device)
-            for value in self._numbers
-        ]
+        numbers = [position_ids.new_full((), f, dtype=torch.float32) for f in self._inv_freq.tolist()]
         phase = self._phase(position_ids, torch.stack(numbers)).double()
         parts = [self._scaled(part.float()) for part in (phase.cos(), phase.sin())]
         table = self._tables.get(position_ids.device)

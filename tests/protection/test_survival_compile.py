@@ -340,7 +340,7 @@ def test_a_plain_attribute_is_read_in_a_graph(circular: bool, monkeypatch: pytes
             return x + self.table[: x.shape[1]].to(x)
 
     if circular:
-        monkeypatch.setattr(torch_private, "_FOLLOWS_PROPERTIES", False)
+        monkeypatch.setattr(torch_private, "_FINDS_PROPERTIES_AGAIN", True)
     x = torch.zeros(1, 600, 16, dtype=torch.bfloat16)
     with safe_rope.guard():
         model = torch.nn.Sequential(Sines())

@@ -26,13 +26,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def backend() -> str:
-    """Return the backend of a process group: gloo, and NCCL beside it where DeepSpeed runs on CUDA."""
-    from deepspeed.accelerator import get_accelerator
-
-    return "cpu:gloo,cuda:nccl" if get_accelerator().device_name() == "cuda" else "gloo"
-
-
 @contextlib.contextmanager
 def environment() -> Iterator[None]:
     """Say in the environment that this process is the only rank."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from laboratory.ranks import own_port
+from laboratory.ranks import backend, own_port
 
 GRACE = 2.0
 """Seconds that a child has to end in."""
@@ -94,10 +94,8 @@ def _child(work: Work, writer: int, memory: int, port: int | None) -> None:
         if port is not None:
             os.environ["MASTER_PORT"] = str(port)
             import deepspeed
-            from deepspeed.accelerator import get_accelerator
 
-            on_cuda = get_accelerator().device_name() == "cuda"
-            deepspeed.init_distributed("cpu:gloo,cuda:nccl" if on_cuda else "gloo", verbose=False)
+            deepspeed.init_distributed(backend(), verbose=False)
         try:
             row = work()
         except BaseException as error:

@@ -32,6 +32,13 @@ def own_port() -> Iterator[int]:
             left.unlink(missing_ok=True)
 
 
+def backend() -> str:
+    """Return the backend of a process group: gloo, and NCCL beside it where DeepSpeed runs on CUDA."""
+    from deepspeed.accelerator import get_accelerator
+
+    return "cpu:gloo,cuda:nccl" if get_accelerator().device_name() == "cuda" else "gloo"
+
+
 def run_ranks(
     command: Callable[[int], Sequence[str | Path]],
     *,

@@ -8,7 +8,6 @@ them all as far as a CPU goes.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
@@ -158,7 +157,6 @@ def _record(out: Path, found: dict[str, dict[str, object]]) -> dict[str, Any]:
     return record
 
 
-@functools.cache
 def _half() -> int:
     """Return half of the processor's cores."""
     return max((os.cpu_count() or 1) // 2, 1)

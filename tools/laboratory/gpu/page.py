@@ -38,6 +38,11 @@ def _prose(text: str) -> str:
     return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
 
 
+def _columns(*names: str) -> Iterator[str]:
+    yield f"| {' | '.join(names)} |"
+    yield "|---" * len(names) + "|"
+
+
 def _machine(name: str, record: dict[str, Any]) -> Iterator[str]:
     there = record["there"]
     packages = ("torch", "triton", "transformers", "deepspeed", "liger-kernel")
@@ -50,8 +55,7 @@ def _machine(name: str, record: dict[str, Any]) -> Iterator[str]:
 def _tests(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield "### Tests"
     yield ""
-    yield "| what | passed | failed |"
-    yield "|---|---|---|"
+    yield from _columns("what", "passed", "failed")
     for name, counts in found.items():
         yield f"| {name} | {counts['tests'] - counts['failed']} | {counts['failed']} |"
 
@@ -65,8 +69,9 @@ def _rotation(found: dict[str, Any]) -> Iterator[str]:
         "bytes, and the target is 1.15 of it. Liger-Kernel rotates in BF16 and in place; the target is 1.00."
     )
     yield ""
-    yield "| q, k [batch, heads, length, head_dim] | µs | of a copy | of Liger-Kernel | of transformers |"
-    yield "|---|---|---|---|---|"
+    yield from _columns(
+        "q, k [batch, heads, length, head_dim]", "µs", "of a copy", "of Liger-Kernel", "of transformers"
+    )
     rows = {(row["what"], row["against"]): row for row in found["application"]}
     for (what, against), row in rows.items():
         if against != "a device copy":
@@ -83,8 +88,7 @@ def _launches(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Four layers, BF16, twelve tokens."
     yield ""
-    yield "| model | stock | guarded |"
-    yield "|---|---|---|"
+    yield from _columns("model", "stock", "guarded")
     for name in _models(found):
         stock, guarded = (found[f"{name}, {kind}"]["kernels"] for kind in ("stock", "guarded"))
         yield f"| {name} | {stock} | {guarded} |"
@@ -118,8 +122,7 @@ def _outputs(found: dict[str, Any]) -> Iterator[str]:
         "Random weights, two layers."
     )
     yield ""
-    yield "| model | FP32, stock | FP32, guarded | BF16, stock | BF16, guarded |"
-    yield "|---|---|---|---|---|"
+    yield from _columns("model", "FP32, stock", "FP32, guarded", "BF16, stock", "BF16, guarded")
     columns = [f"{kind}, {dtype}" for dtype in ("float32", "bfloat16") for kind in ("stock", "guarded")]
     for name, row in found.items():
         if isinstance(row, dict):
@@ -138,8 +141,7 @@ def _decoding(found: dict[str, Any]) -> Iterator[str]:
         "The layers are a few hundred elements wide: what the program takes to launch is all there is."
     )
     yield ""
-    yield "| model | level | what | batch | stock, ms | guarded | operators |"
-    yield "|---|---|---|---|---|---|---|"
+    yield from _columns("model", "level", "what", "batch", "stock, ms", "guarded", "operators")
     for row in found["rows"]:
         for case in row["cases"]:
             if "ratio" not in case:
@@ -182,8 +184,7 @@ def _damage(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Models with position tables that the load path damages, without the guard and with it."
     yield ""
-    yield "| load path | models | damaged | with the guard |"
-    yield "|---|---|---|---|"
+    yield from _columns("load path", "models", "damaged", "with the guard")
     for path, row in found.items():
         yield f"| {path} | {row['models']} | {row['stock']} | {row['guard']} |"
 
