@@ -430,13 +430,16 @@ def _functions_of(value: Any) -> list[types.FunctionType]:
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
-    value = getattr(value, "__func__", value)
-    if isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, functools.cached_property):
-        value = value.func
-    while hasattr(value, "__wrapped__"):
-        value = value.__wrapped__
+    try:
+        value = getattr(value, "__func__", value)
+        if isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, functools.cached_property):
+            value = value.func
+        while hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+    except Exception:  # noqa: BLE001 - what stands for an optional import raises what it likes
+        return None
     return value if isinstance(value, types.FunctionType) else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -310,6 +311,92 @@ def mark_static(tensor: torch.Tensor, dim: int) -> None:
 def inductor_cpp() -> Any:
     """Return inductor's settings for C++. Imported late: half a second that only those pay who compile."""
     return importlib.import_module("torch._inductor.config").cpp
+
+
+class Inductor:
+    """Calls operators of torch with the tensors of a graph that inductor makes loops of."""
+
+    def __init__(self, lowering: Any) -> None:
+        self._lowering = lowering
+
+    def __call__(self, operator: Any, *arguments: Any) -> Any:
+        """Return what ``operator`` gives."""
+        return self._lowering.lowerings[operator](*arguments)
+
+    def joined(self, parts: list[Any]) -> Any:
+        """Return `torch.cat` of ``parts`` along their last dimension."""
+        kernel = self._lowering.ir.ConcatKernel.create(parts, len(parts[0].get_size()) - 1)
+        return self._lowering.TensorBox(kernel)
+
+    def to(self, x: Any, dtype: torch.dtype) -> Any:
+        """Return ``x`` in another dtype."""
+        return self(torch.ops.prims.convert_element_type.default, x, dtype)
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """Return the shape of a tensor whose sizes are all known."""
+        return tuple(int(size) for size in x.get_size())
+
+    def numel(self, x: Any) -> int:
+        """Return how many elements a tensor has whose sizes are all known."""
+        return math.prod(self.shape(x))
+
+    def dtype(self, x: Any) -> torch.dtype:
+        """Return the dtype of a tensor."""
+        return x.get_dtype()  # type: ignore[no-any-return]
+
+
+def lower_on_cpu(operator: CustomOpDef, loops: Callable[..., Any]) -> None:
+    """Let inductor make loops of an operator on a CPU, where it keeps each product and each sum apart.
+
+    Args:
+        operator: what is called everywhere else, and by an inductor that has not what it takes.
+        loops: called with an `Inductor` and the operator's arguments, whose values are those that memory
+            holds. Returns what the operator gives, or None where that is to be called.
+    """
+
+    def register(lowering: Any) -> None:
+        overload = operator._opoverload
+        try:
+            called = lowering.fallback_handler(overload, add_to_fallback_set=False)
+            taken = lowering.register_lowering(overload, type_promotion_kind=None)
+        except (AttributeError, TypeError):
+            return
+
+        def lowered(*arguments: Any) -> Any:
+            made = None
+            with contextlib.suppress(Exception):
+                made = _loops_of(arguments)
+            return called(*arguments) if made is None else made
+
+        def _loops_of(arguments: tuple[Any, ...]) -> Any:
+            tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, lowering.TensorBox)]
+            if not (_keeps_operations_apart() and all(map(_is_known, tensors))):
+                return None
+            for tensor in tensors:
+                tensor.realize()  # what is rounded on its way to memory would not be in a loop
+            return loops(Inductor(lowering), *arguments)
+
+        taken(lowered)
+
+    wrapt.register_post_import_hook(register, "torch._inductor.lowering")
+
+
+def _keeps_operations_apart() -> bool:
+    """Whether inductor compiles for a CPU as it does unless it is told otherwise."""
+    config = importlib.import_module("torch._inductor.config")
+    contract = config.cpp.enable_floating_point_contract_flag
+    return (
+        contract in (False, "off")
+        and not config.cpp.enable_unsafe_math_opt_flag
+        and getattr(config, "cpu_backend", "cpp") == "cpp"
+    )
+
+
+def _is_known(x: Any) -> bool:
+    """Whether a tensor of inductor's is on a CPU, and no size of it is left open."""
+    return x.get_device().type == "cpu" and not any(
+        getattr(size, "free_symbols", ()) for size in x.get_size()
+    )
 
 
 # ---- wrappers and FSDP ---------------------------------------------------------------------------------

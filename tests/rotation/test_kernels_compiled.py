@@ -15,7 +15,7 @@ from support.rotary_cases import cases
 from torch import Tensor
 
 from safe_rope.rotation import apply_rotary
-from safe_rope.rotation.kernels import Form, _compiled
+from safe_rope.rotation.kernels import Form, _compiled, _operator
 from safe_rope.rotation.kernels._form import PAIRS
 from safe_rope.rotation.kernels._operator import _of_operators
 
@@ -83,6 +83,55 @@ def test_inside_a_compiled_region_large_states_have_the_eager_bits(monkeypatch: 
     assert {conjugate for _, conjugate in made} == {False, True}
 
 
+SMALL_FORMS = (
+    Form("half", "half", "half"),
+    Form("interleaved", "interleaved", "interleaved"),
+    Form("interleaved", "half", "first"),
+    Form("half", "interleaved", "shared"),
+)
+
+
+def _small_region(states: list[tuple[Form, Tensor, Tensor]], cos: Tensor, sin: Tensor) -> list[Tensor]:
+    """Rotations between neighbours that a compiler fuses with, and whose roundings it would leave out."""
+    results = []
+    for form, q, k in states:
+        width = 8 if form.table == "shared" else 16
+        q, k = ((x.float() * 0.7).to(x.dtype).transpose(1, 2) for x in (q, k))
+        rotated = _operator.rotate((q, k), cos[..., :width], sin[..., :width], form)
+        results += [(one.float() * 1.3).to(one.dtype) for one in rotated]
+    return results
+
+
+@needs_compiler
+@pytest.mark.parametrize("contract", [None, "fast"])
+def test_inside_a_compiled_region_small_states_are_fused_to_the_eager_bits(
+    contract: str | None, monkeypatch: Any
+) -> None:
+    calls = []
+    compute = _operator.compute
+    monkeypatch.setattr(_operator, "compute", lambda *args, **kw: calls.append(args) or compute(*args, **kw))
+    torch.manual_seed(0)
+    states = [
+        (form, *(torch.randn(2, 5, heads, head_dim).to(dtype).requires_grad_() for heads in (3, 1)))
+        for form, (dtype, head_dim) in itertools.product(SMALL_FORMS, zip(DTYPES, (16, 20, 20), strict=True))
+    ]
+    xs = [x for _, *both in states for x in both]
+    cos, sin = torch.randn(2, 1, 5, 16), torch.randn(2, 1, 5, 16)
+    options = {} if contract is None else {"cpp.enable_floating_point_contract_flag": contract}
+    results = {}
+    for name in ("eager", "compiled"):
+        region = _small_region
+        if name == "compiled":
+            region = torch.compile(region, fullgraph=True, options=options)
+            calls.clear()
+        outputs = region(states, cos, sin)
+        weights = [torch.linspace(-1, 1, one.numel()).view(one.shape).to(one.dtype) for one in outputs]
+        results[name] = [*outputs, *torch.autograd.grad(outputs, xs, weights)]
+    for one, other in zip(results["eager"], results["compiled"], strict=True):
+        assert torch.equal(one, other)
+    assert bool(calls) == (contract is not None), "a compiler that may contract calls the operator"
+
+
 def test_inside_a_compiled_region_small_states_need_no_kernel_of_their_own(monkeypatch: Any) -> None:
     monkeypatch.setattr(_compiled, "_kernel", None)
     compiled = torch.compile(apply_rotary, fullgraph=True, backend="aot_eager")
@@ -121,7 +170,9 @@ def test_the_operator_is_well_defined() -> None:
     cos, sin = (t.unsqueeze(1) for t in _tables(7, 16))
     for requires_grad in (False, True):
         x = torch.randn(1, 2, 7, 16, requires_grad=requires_grad)
-        torch.library.opcheck(torch.ops.safe_rope.rotary, (x, cos, sin, "half.half.shared", False))
+        torch.library.opcheck(
+            torch.ops.safe_rope.rotary, ([x, x[:, :1]], cos, sin, "half.half.shared", False)
+        )
 
 
 @pytest.mark.parametrize("form", [Form(*form) for form in itertools.product(PAIRS, PAIRS, TABLES)])
@@ -129,6 +180,5 @@ def test_other_runtimes_get_the_same_bits_of_plain_operators(form: Form) -> None
     # 16 of 20 elements are rotated.
     x = torch.randn(1, 2, 7, 20).to(torch.bfloat16)
     cos, sin = (t.unsqueeze(1) for t in _tables(7, 16 if form.table == "shared" else 32))
-    assert torch.equal(
-        _of_operators(x, cos, sin, form), torch.ops.safe_rope.rotary(x, cos, sin, form.key, False)
-    )
+    (expected,) = torch.ops.safe_rope.rotary([x], cos, sin, form.key, False)
+    assert torch.equal(_of_operators(x, cos, sin, form), expected)

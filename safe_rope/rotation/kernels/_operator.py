@@ -1,7 +1,8 @@
 """One differentiable rotation in front of the three implementations.
 
 Eagerly it is a `torch.autograd.Function`. Whatever records instead of computing (a compiler, export, fake
-tensors) sees one operator, ``safe_rope::rotary``, whose arithmetic it can neither fuse nor contract.
+tensors) sees one operator, ``safe_rope::rotary``, whose arithmetic it can neither fuse nor contract. Inductor
+alone gets loops of it, and only where it contracts nothing (`_fused`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ import torch
 from torch import Tensor
 
 from safe_rope._base.positions import must_stay_opaque
-from safe_rope._base.torch_private import is_exporting_to_onnx, is_forward_mode, is_transformed, operator
+from safe_rope._base.torch_private import (
+    is_exporting_to_onnx,
+    is_forward_mode,
+    is_transformed,
+    lower_on_cpu,
+    operator,
+)
 from safe_rope._base.triton import available
 from safe_rope.rotation.kernels import _compiled, _eager, _triton
 from safe_rope.rotation.kernels._form import Form, joined, parse, planes, space_for, table_planes, unrotated
+from safe_rope.rotation.kernels._fused import loops
 
 
 def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tuple[Tensor, ...]:
@@ -34,7 +42,7 @@ def rotate(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form) -> tupl
     if must_stay_opaque(xs[0]):
         if is_exporting_to_onnx():
             return tuple(_of_operators(x, cos, sin, form) for x in xs)
-        return tuple(torch.ops.safe_rope.rotary(x, cos, sin, form.key, False) for x in xs)
+        return tuple(torch.ops.safe_rope.rotary(xs, cos, sin, form.key, False))
     return _rotated(xs, cos, sin, form, conjugate=False)
 
 
@@ -192,14 +200,15 @@ class _InPlace(torch.autograd.Function):
 _apply_in_place: Callable[..., Tensor] = _InPlace.apply
 
 
-@operator("safe_rope::rotary", "(Tensor x, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor")
-def _rotary(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
-    return compute((x,), cos, sin, parse(form), conjugate, compiled=True)[0]
+@operator("safe_rope::rotary", "(Tensor[] xs, Tensor cos, Tensor sin, str form, bool conjugate) -> Tensor[]")
+def _rotary(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> list[Tensor]:
+    return list(compute(xs, cos, sin, parse(form), conjugate, compiled=True))
 
 
 @_rotary.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> Tensor:
-    return space_for(x, parse(form).rotary_dim(cos.shape[-1]))
+def _(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, form: str, conjugate: bool) -> list[Tensor]:
+    width = parse(form).rotary_dim(cos.shape[-1])
+    return [space_for(x, width) for x in xs]
 
 
 def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -207,9 +216,11 @@ def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(cos, sin)
 
 
-def _turn_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _turn_back(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Any, ...]:
     cos, sin = ctx.saved_tensors
-    return torch.ops.safe_rope.rotary(gradient, cos, sin, ctx.form, not ctx.conjugate), None, None, None, None
+    back = torch.ops.safe_rope.rotary(gradients, cos, sin, ctx.form, not ctx.conjugate)
+    return back, None, None, None, None
 
 
 _rotary.register_autograd(_turn_back, setup_context=_keep_tables)
+lower_on_cpu(_rotary, loops)
