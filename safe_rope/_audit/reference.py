@@ -70,7 +70,8 @@ class PhaseReference:
         spec: what the module was built for.
         prefix: what its tensors' names start with, "" or the layer type and an underscore.
         divisor: what the module divides positions by (linear scaling before transformers 4.43), or 1.
-        base: FP32 CPU ``[rotary_dim // 2]``, what ``original_inv_freq`` should hold.
+        base: FP32 CPU ``[rotary_dim // 2]``, the frequencies of a sequence of the trained length.
+        original: as ``base``, what ``original_inv_freq`` should hold.
         layouts: the layouts that cos and sin may have; one where a patch says which.
         farthest: the largest distance that matters: the model's announced length, or the window of the layers
             that use this embedding.
@@ -106,6 +107,9 @@ class PhaseReference:
             if self.spec.depends_on_length and kept is None:
                 raise UnsupportedModelError("its frequencies follow the length by a rule that is not known")
             self.base = base
+        self.original = self.base
+        if kept is not None and not self.spec.depends_on_length:
+            self.base = kept.inv_freq
         window = _window(module, layer_type)
         self.farthest = min(self.max_position, window or self.max_position)
 
@@ -145,7 +149,9 @@ class PhaseReference:
     def expected(self, name: str) -> Tensor | None:
         """What the tensor ``name`` (``*inv_freq``) should hold now, FP32 CPU; None where that is unknown."""
         spec, rest = self.spec, name.removeprefix(self.prefix)
-        if rest == "original_inv_freq" or (rest == "inv_freq" and not spec.depends_on_length):
+        if rest == "original_inv_freq":
+            return self.original
+        if rest == "inv_freq" and not spec.depends_on_length:
             return self.base
         if spec.rope_type == "longrope" and rest in ("inv_freq", "long_inv_freq"):
             long = self._long_inv_freq()

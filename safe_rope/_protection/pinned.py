@@ -99,8 +99,11 @@ class PinnedState(Keeper):
         return self.pins
 
     def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        values = self.pins[name].values
+        # Code that asks a table of 16 bits for its dtype is to hear what it does in the stock model.
+        dtype = self.nominal[name] if values.dtype in LOW else values.dtype
         with torch.inference_mode(False):
-            return self.pins[name].values.to(device, copy=True)
+            return values.to(device, dtype, copy=True)
 
     def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         super().put(module, name, table)

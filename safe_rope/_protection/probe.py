@@ -22,7 +22,13 @@ from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.ask import UnansweredError, ask, copied, cos_and_sin, undisturbed
 from safe_rope._recognition.channels import Channels, match
 from safe_rope._recognition.holdings import entries
-from safe_rope._recognition.specs import Convention, cached_length, calling_convention, layer_types
+from safe_rope._recognition.specs import (
+    Convention,
+    cached_length,
+    calling_convention,
+    layer_types,
+    position_buffers,
+)
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.registry import RopePatch
@@ -132,7 +138,24 @@ def _probe(reference: nn.Module, patch: RopePatch | None, convention: Convention
         ids = ids.expand(count, -1, -1)
     x = torch.zeros(*ids.shape[-2:], 8, dtype=torch.bfloat16)
     low = cos_and_sin(ask(copied(reference), ids, layer_types(reference)[0], x=x))[0].dtype
+    if _reads_more(reference, ids, layer_types(reference)[0]):
+        return None
     return _Answer(merged, low == torch.bfloat16, remembers)
+
+
+def _reads_more(reference: nn.Module, positions: torch.Tensor | int, layer_type: str | None = None) -> bool:
+    """Whether forward reads of x more than its dtype and device, or notes more than a length."""
+    asked = copied(reference)
+    plain = cos_and_sin(ask(asked, positions, layer_type))
+    for x in (torch.full((3, 5, 8), 0.5), torch.full((3, 2, 5, 8), 2.0)):
+        other = cos_and_sin(ask(copied(reference), positions, layer_type, x=x))
+        if not all(map(torch.equal, plain, other)):
+            return True
+    before, after = vars(reference), vars(asked)
+    plainly = (bool, int, float, str, type(None))
+    names = (n for n in {*before, *after} if n not in position_buffers(asked) and "max_seq_len" not in n)
+    pairs = ((before.get(name), after.get(name)) for name in names)
+    return any(a != b for a, b in pairs if isinstance(a, plainly) and isinstance(b, plainly))
 
 
 def _remembers(asked: nn.Module, state: RotaryState, layer_type: str | None, length: int) -> bool:
@@ -178,6 +201,8 @@ def _probe_rows(reference: nn.Module, state: RotaryState) -> _Answer | None:
         rows = copy.deepcopy(state).rows(copied(reference), length)
         if any(not torch.equal(a, b[:length]) for a, b in zip(stock, rows, strict=True)):
             return None
+    if _reads_more(reference, 7):
+        return None
     low = cos_and_sin(ask(copied(reference), 7, x=torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)))[0].dtype
     width = 2 * state.sets[None].inv_freq.numel()
     return _Answer(Channels(tuple(i % (width // 2) for i in range(width))), low == torch.bfloat16)

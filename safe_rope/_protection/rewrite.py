@@ -214,29 +214,25 @@ def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
 
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
     by_layer_type = "layer_type" in inspect.signature(stock.forward).parameters
-    inner = stock.forward
+    inner, plain_call = stock.forward, _plain_calls(stock, "position_ids")
 
-    def forward(
-        self: nn.Module,
-        x: torch.Tensor,
-        position_ids: torch.Tensor,
-        layer_type: str | None = None,
-        **ignored: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [*position_ids.shape, rotary_dim], FP32."""
-        state = state_of(self)
-        if not isinstance(position_ids, torch.Tensor) and is_traced((x, position_ids)):
-            asked = inner if layer_type is None else functools.partial(inner, layer_type=layer_type)
-            traced = functools.partial(asked, self, x, position_ids)
-            return run_traced(self, traced, traced)
+        state, call = state_of(self), plain_call(args, kwargs)
+        if call is None and is_traced((*args, *kwargs.values())):
+            traced = functools.partial(inner, self, *args, **kwargs)
+            return run_traced(self, traced, traced)  # type: ignore[no-any-return]
         is_live = not is_watched()
-        if _is_overruled(self, is_live, patched=stock.forward is not inner):
-            given = (layer_type,) if by_layer_type else ()
+        if _is_overruled(self, is_live, unlike=stock.forward is not inner):
             with torch.no_grad():
-                return self.forward(x, position_ids, *given, **ignored)  # type: ignore[no-any-return]
-        if is_live and (step := state.step(x, position_ids, layer_type if by_layer_type else None)):
+                return self.forward(*args, **kwargs)  # type: ignore[no-any-return]
+        if call is None or (not is_live and state.is_set_otherwise(self)):
+            return _called_otherwise(self, inner, args, kwargs)  # type: ignore[no-any-return]
+        x, position_ids, layer_type = call
+        layer_type = layer_type if by_layer_type else None
+        if is_live and (step := state.step(x, position_ids, layer_type)):
             return step  # type: ignore[no-any-return]
-        cos, sin = state.lookup(self, position_ids, layer_type if by_layer_type else None)
+        cos, sin = state.lookup(self, position_ids, layer_type)
         several_axes = position_ids.dim() == 3
         return _deliver(state, x, state.widen(cos, several_axes), state.widen(sin, several_axes))
 
@@ -244,36 +240,83 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
 
 
 def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
-    inner = stock.forward
+    inner, plain_call = stock.forward, _plain_calls(stock, "seq_len")
 
-    def forward(
-        self: nn.Module, x: torch.Tensor, seq_len: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first seq_len rows of cos and sin, each [seq_len, rotary_dim], FP32."""
-        if seq_len is None:
-            raise TypeError(f"{stock.__name__} needs seq_len, the number of rows that are wanted; got None")
-        state = state_of(self)
+        state, call = state_of(self), plain_call(args, kwargs)
         is_live = not is_watched()
-        if _is_overruled(self, is_live, patched=stock.forward is not inner):
+        if _is_overruled(self, is_live, unlike=stock.forward is not inner):
             with torch.no_grad():
-                return self.forward(x, seq_len=seq_len)  # type: ignore[no-any-return]
+                return self.forward(*args, **kwargs)  # type: ignore[no-any-return]
+        if call is None or (not is_live and state.is_set_otherwise(self)):
+            return _called_otherwise(self, inner, args, kwargs)  # type: ignore[no-any-return]
+        x, seq_len, _ = call
         cos, sin = state.rows(self, seq_len)
         return _deliver(state, x, cos[:seq_len], sin[:seq_len])
 
     return forward
 
 
-def _is_overruled(module: nn.Module, is_live: bool, *, patched: bool = False) -> bool:
+def _plain_calls(stock: type[nn.Module], asked: str) -> Callable[[Any, Any], tuple[Any, Any, Any] | None]:
+    """Return what reads x, ``asked`` and layer_type of a call of forward; None where it says more."""
+    parameters = [*inspect.signature(stock.forward).parameters.values()][1:]
+    names = tuple(p.name for p in parameters)
+    defaults = {p.name: p.default for p in parameters}
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
+        given = dict(zip(names[: len(args)], args, strict=len(args) <= len(names)))
+        if len(args) > len(names) or any(name in given for name in kwargs):
+            return None
+        given.update(kwargs)
+        x, where = given.pop(names[0], None), given.pop(asked, None)
+        layer_type = given.pop("layer_type", None)
+        if not isinstance(x, torch.Tensor) or where is None or isinstance(where, torch.fx.Proxy):
+            return None
+        # A default is what the stock forward was asked with when it was compared.
+        if any(value is not defaults.get(name, given) for name, value in given.items()):
+            return None
+        return x, where, layer_type
+
+    return read
+
+
+def _called_otherwise(
+    module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Return what the stock forward does with arguments of its own; the module is pinned if it takes them.
+
+    Raises:
+        TypeError: it cannot do without what is missing.
+
+    """
+    try:
+        result = inner(module, *args, **kwargs)
+    except Exception as error:
+        if any(value is None for value in (*args, *kwargs.values())) or len(args) + len(kwargs) < 2:
+            takes = inspect.signature(inner)
+            raise TypeError(
+                f"{type(module).__name__}.forward takes {takes}; got None, or fewer arguments"
+            ) from error
+        raise
+    if is_watched():
+        return result
+    _is_overruled(module, is_live=True, unlike=True)
+    return module.forward(*args, **kwargs)
+
+
+def _is_overruled(module: nn.Module, is_live: bool, *, unlike: bool = False) -> bool:
     """Put the tables back; tell whether the module is pinned from here on, by what somebody put there.
 
     Args:
         module: a protected module.
         is_live: whether nobody records or transforms what happens.
-        patched: whether the class has another forward than when the module was protected.
+        unlike: whether the class has another forward than when the module was protected, or is called in
+            another way.
 
     """
     if is_live:
-        if patched:
+        if unlike:
             state_of(module).overruled["forward"] = torch.empty(0)
         state_of(module).restore(module)
         keep_up(module)

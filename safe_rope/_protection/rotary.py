@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import originals
+from safe_rope._base import bytecode, originals
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import (
     Convention,
     cached_length,
@@ -38,6 +39,8 @@ from safe_rope.rotation._cos_sin import CosSin
 from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
 
+_KEPT_BY_TABLES = ("max_seq_len_cached", "original_max_seq_len")
+"""Lengths that a stock forward writes down, and that follow the tables here."""
 _LARGEST_STEP = 32
 """Sequences and position axes of a step beyond which nothing is made ahead."""
 _LAST_AHEAD = 1 << 31
@@ -101,7 +104,8 @@ class RotaryState(Keeper):
         """For each set what was asked for last, the position that would be next, and what was made ahead."""
         self.lost: set[str] = set()
         self._now: dict[str, Make] = {}
-        self.scaling: Any = None  # the module's own factor, as it was
+        self.settings: dict[str, Any] = {}
+        """Numbers, names and switches that the stock forward reads of its module, as they were."""
         self.overruled: dict[str, torch.Tensor] = {}
         """What somebody has put into the module that no spec asks for; see `rewrite.keep_up`."""
 
@@ -143,7 +147,8 @@ class RotaryState(Keeper):
             prefix = "" if layer_type is None else f"{layer_type}_"
             expected = shown_spec(module, spec).inv_freq(bits=bits)
             shown = _authoritative(true.get(f"{prefix}inv_freq"), shown_spec(module, spec), expected)
-            original = _authoritative(true.get(f"{prefix}original_inv_freq"), shown_spec(module, spec), shown)
+            first = true.get(f"{prefix}original_inv_freq")
+            original = shown if first is None else _authoritative(first, shown_spec(module, spec), expected)
             table = _table(tables, module, spec, shown, bits)
             sets[layer_type] = Frequencies(spec, prefix, original, shown, table, table)
             if spec.rope_type == "longrope":
@@ -154,7 +159,8 @@ class RotaryState(Keeper):
             state._grow_rows(module, cached_length(module))
         else:
             state._show_tables(module)
-        state.scaling = vars(module).get("attention_scaling")
+        read = bytecode.read_by_forward(stock_class(module)) - set(_KEPT_BY_TABLES) | {"attention_scaling"}
+        state.settings = {name: _setting(module, name) for name in read}
         for name in state._pins(module):
             current = module._buffers.get(name, vars(module).get(name))
             if isinstance(current, torch.Tensor):
@@ -337,25 +343,42 @@ class RotaryState(Keeper):
         return self._now[name](device)
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
-        if vars(module).get("attention_scaling") != self.scaling:
-            self.overruled["attention_scaling"] = torch.empty(0)
+        if self.is_set_otherwise(module):
+            self.overruled["settings"] = torch.empty(0)
         looked = super().restore(module, device)
         if looked and self.row_cache is not None:
             self._rows = self.row_cache.on(module._buffers["cos_cached"].device)  # type: ignore[union-attr]
         return looked
 
+    def is_set_otherwise(self, module: nn.Module) -> bool:
+        """Whether an attribute that the stock forward reads is another than when the module was protected."""
+        return any([_setting(module, name) != value for name, value in self.settings.items()])
+
     def stock(self, name: str) -> Iterable[torch.Tensor]:
         known: tuple[Bits, ...] = ("checkpoint", "machine")
         for frequencies in self.sets.values():
-            if name in (f"{frequencies.prefix}inv_freq", f"{frequencies.prefix}original_inv_freq"):
-                yield from (frequencies.spec.inv_freq(bits=bits) for bits in known)
+            own = name.removeprefix(frequencies.prefix)
+            if own not in ("inv_freq", "original_inv_freq"):
+                continue
+            begins = own == "original_inv_freq" or frequencies.spec.depends_on_length
+            true = frequencies.original if begins else frequencies.inv_freq
+            formula = [frequencies.spec.inv_freq(bits=bits) for bits in known]
+            # Over frequencies of somebody's own they are written for good.
+            if any(torch.equal(true, values) for values in formula):
+                yield from formula
 
     def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
         for frequencies in self.sets.values():
-            if name == f"{frequencies.prefix}inv_freq" and self._is_another_set(module, frequencies, values):
+            own = name.removeprefix(frequencies.prefix)
+            if own not in ("inv_freq", "original_inv_freq"):
+                continue
+            if self._is_another_set(module, frequencies, values):
                 inv_freq = values.detach().to("cpu", torch.float32, copy=True)
-                frequencies.inv_freq = inv_freq
-                frequencies.table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+                if own == "inv_freq":
+                    frequencies.inv_freq = inv_freq
+                    frequencies.table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+                else:
+                    frequencies.original = inv_freq
                 self._now = self._pins(module)
                 return
         self.overruled[name] = values.detach().clone()
@@ -406,6 +429,12 @@ class RotaryState(Keeper):
         return {**super().__getstate__(), "_rows": None, "_now": {}, "_ahead": {}}
 
 
+def _setting(module: nn.Module, name: str) -> Any:
+    """Return what a module has under a name if that is a number, a string or a switch."""
+    value = module.__dict__.get(name)  # Dynamo before torch 2.8 takes no ``vars`` of a module
+    return value if isinstance(value, (bool, int, float, str)) else None  # nor before 2.7 a union
+
+
 def _only(position_ids: torch.Tensor) -> int | None:
     """Return the one position that a few are, None where they differ or are many."""
     if not 0 < position_ids.numel() <= _LARGEST_STEP:
@@ -420,6 +449,8 @@ def spec_now(module: nn.Module, layer_type: str | None, spec: RopeSpec) -> RopeS
         now = read_spec(module, find(module), layer_type)
     except SafeRopeError:
         return spec
+    if spec.rope_type == "dynamic" and now.factor is not None:
+        now = dataclasses.replace(now, rope_type=spec.rope_type)  # the module keeps its own rule
     return now if (now.rope_type, now.rotary_dim) == (spec.rope_type, spec.rotary_dim) else spec
 
 

@@ -27,6 +27,7 @@ from safe_rope._base.torch_private import storage_key
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
+from safe_rope._recognition.given_modules import without_modules
 from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -157,7 +158,6 @@ def _rebuild(
     anew: bool,
 ) -> Rebuilt:
     provenance = Provenance()
-    args, kwargs = arguments.fresh()
     with contextlib.ExitStack() as stack:
         stack.enter_context(unwatched())
         stack.enter_context(torch.inference_mode(False))
@@ -167,6 +167,7 @@ def _rebuild(
         stack.enter_context(random_states_kept(device))  # it may name one itself
         stack.enter_context(constructors.pristine(follow=False))
         stack.enter_context(constructors.unpartitioned())
+        args, kwargs = without_modules(*arguments.fresh())
         stack.enter_context(parameters())
         stack.enter_context(_nothing_remembered(cls))
         held = (*args, *kwargs.values())

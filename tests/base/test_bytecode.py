@@ -13,6 +13,7 @@ from support.zero_init import zero_init
 from torch import nn
 from torch.nn import functional as F
 
+import safe_rope
 from safe_rope._base.bytecode import conduct, facts, only_hands_out, stores_when_called
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
@@ -299,3 +300,29 @@ WRITING = (_loop, _numbered, _paired, _all_given, _halves, _halves_by_function, 
 def test_what_is_written_to_arguments(forward: Any) -> None:
     cls = type("Module", (nn.Module,), {"forward": forward})
     assert conduct(cls).writes == (forward in WRITING)
+
+
+class _Missing:
+    """What stands for an optional import, as MONAI has it: it says what is missing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError("no optional extension")
+
+
+_extension = _Missing()
+
+
+class AsksAnOptionalImport(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if self.inner is not None else _extension.sample(x)
+
+
+def test_an_optional_import_that_is_missing_stays_unasked() -> None:
+    with safe_rope.guard():
+        model = nn.Sequential(AsksAnOptionalImport())
+    assert not safe_rope.protect(model).unprotected
+    assert safe_rope.audit(model).ok

@@ -190,3 +190,39 @@ def test_frequencies_that_a_graph_rounds_are_named() -> None:
     with pytest.warns(PrecisionWarning, match="OwnsFrequencies computes from inv_freq"):
         got = outcome(compiled, BF16)
     assert torch.equal(got, outcome(stock, BF16))
+
+
+class MadeInADtype(nn.Module):
+    """As ChatGLM's: frequencies of the dtype that it is asked for, which its forward asks for theirs."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", (10000.0 ** (-torch.arange(0, 16, 2) / 16)).to(dtype))
+
+    def forward(self, length: int) -> torch.Tensor:
+        counted = torch.arange(length, dtype=self.inv_freq.dtype)
+        theta = 10000.0 ** (-torch.arange(0, 16, 2, dtype=self.inv_freq.dtype) / 16)
+        return torch.outer(counted, theta).float().cos()
+
+
+CASTS: tuple[tuple[torch.dtype, ...], ...] = ((), (FP32,), (torch.float64,), (torch.float16,), (BF16, FP32))
+
+
+@pytest.mark.parametrize("casts", CASTS, ids=str)
+@pytest.mark.parametrize("made", [BF16, torch.float16, FP32], ids=str)
+def test_a_table_of_16_bits_has_the_dtype_that_its_casts_give_it(
+    made: torch.dtype, casts: tuple[torch.dtype, ...]
+) -> None:
+    def built() -> nn.Module:
+        module: nn.Module = MadeInADtype(made)
+        for dtype in casts:
+            module = module.to(dtype)
+        return module
+
+    truth = MadeInADtype(FP32)(1500)
+    with safe_rope.guard():
+        module = built()
+    off, stock_off = ((one(1500) - truth).abs().max() for one in (module, built()))
+    assert off <= stock_off + 1e-6
+    if made != FP32:
+        assert module.inv_freq.dtype == built().inv_freq.dtype

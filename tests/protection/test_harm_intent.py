@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable
@@ -260,3 +261,39 @@ def test_what_a_model_learns_while_it_runs_is_never_reset(dtype: torch.dtype, ho
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other.rope.levels, model.rope.levels)
     assert model.state_dict()["rope.levels"].dtype == stock.state_dict()["rope.levels"].dtype
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_what_a_model_initialises_over_frequencies_of_its_own_is_there_as_in_stock(initialised: bool) -> None:
+    # transformers 5 writes the formula's frequencies over those of each class that is called like its own.
+    modules = families.rotary_modules(families.build("llama"))
+    if "model.rotary_emb" not in modules:
+        pytest.skip("each layer of this transformers makes its own")
+    parent = type(modules["model.rotary_emb"])
+
+    class OwnRotaryEmbedding(parent):  # type: ignore[misc,valid-type]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.inv_freq = self.inv_freq * 0.3
+
+    class OwnModel(families.model_class("llama")):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model.rotary_emb = OwnRotaryEmbedding(config)
+            if initialised:
+                self.post_init()
+
+    config = families.config("llama")
+    ids = torch.arange(40)[None]
+    outputs = []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        with safe_rope.guard(tables="fp32") if guarded else contextlib.nullcontext():
+            model = OwnModel(config).eval()
+        rotary = model.model.rotary_emb
+        tables = rotary.inv_freq, getattr(rotary, "original_inv_freq", torch.empty(0))
+        outputs.append((*tables, model(ids).logits))
+        if initialised or guarded:
+            assert safe_rope.audit(model).ok
+    for one, other in zip(*outputs, strict=True):
+        assert torch.equal(one, other)

@@ -214,6 +214,20 @@ def test_a_sequence_that_grows_asks_the_config_as_it_is_then(name: str) -> None:
         assert safe_rope.audit(module).ok
 
 
+@pytest.mark.parametrize("other", ["linear", "yarn"])
+def test_a_sequence_that_grows_keeps_the_rule_of_its_module(other: str) -> None:
+    stock, module = copy.deepcopy(_stock("llama", "dynamic")), _protected("llama", "dynamic", "exact")
+    if not hasattr(getattr(stock, "config", None), "rope_parameters"):
+        pytest.skip("before transformers 5 its rule asks for a length that only its own type has")
+    for one in (stock, module):
+        one.config = copy.deepcopy(one.config)
+        one.config.rope_parameters = {"rope_type": other, "factor": 9.0, "rope_theta": 77.0}
+        if other == "yarn":
+            one.config.rope_parameters["original_max_position_embeddings"] = LIMIT
+    for length in (10, LIMIT + 30, 4 * LIMIT):
+        _agree(module, stock, "exact", length)
+
+
 def test_a_sequence_that_grows_under_vmap_is_no_damage() -> None:
     module = _protected("llama", "dynamic", "exact")
     if not hasattr(module, "original_max_seq_len"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from support import families, survival
 
 import safe_rope
@@ -107,6 +109,22 @@ def test_lora_on_top_trains_and_merges(family: str, peft: Any, monkeypatch: Any)
     merged = adapted.merge_and_unload()
     survival.assert_runs(merged)
     survival.assert_right(merged, family, "exact")
+
+
+def test_lora_inside_a_guard_stays_where_it_is(peft: Any) -> None:
+    # Its constructor takes the model, and puts the adapters into it: run again, it would put others there.
+    config = transformers.GPTJConfig(
+        vocab_size=128, n_embd=64, n_layer=2, n_head=4, n_positions=512, rotary_dim=8, bos_token_id=0
+    )
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    outputs = []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        with safe_rope.guard(tables="fp32") if guarded else contextlib.nullcontext():
+            model = peft.get_peft_model(transformers.GPTJForCausalLM(config), lora).eval()
+        assert not any(parameter.is_meta for parameter in model.parameters())
+        outputs.append(model(input_ids=torch.arange(40)[None]).logits)
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

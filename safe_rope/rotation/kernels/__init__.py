@@ -1,4 +1,4 @@
-"""The arithmetic of rotary position embedding on q and k, in four implementations that agree bit for bit.
+"""The arithmetic of rotary position embedding on q and k, in five implementations that agree bit for bit.
 
 For each pair (x1, x2) of elements and its angle, in FP32:
 
@@ -12,6 +12,7 @@ gradient by the negative angle, in the same arithmetic.
 * ``_few``: plain torch, as few operations as it takes. Few tokens on CPU, as in decoding.
 * ``_eager``: plain torch, in blocks that stay in the cache. Any device.
 * ``_compiled``: one inductor kernel on CPU, floating-point contraction switched off.
+* ``_fused``: not called, but made a part of inductor's own loops. Few tokens on CPU in a graph.
 * ``_triton``: one Triton kernel on CUDA for q and k, compiled with ``enable_fp_fusion=False``.
 
 Source: Su et al. 2021, arXiv:2104.09864, eq. 34.

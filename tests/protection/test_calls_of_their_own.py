@@ -1,0 +1,185 @@
+"""Rotary modules that look like the usual ones, and take or read more than those: as without a guard."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+
+X, IDS = torch.zeros(1, 2, 50, 32), torch.arange(50)[None]
+
+
+class Base(nn.Module):
+    def __init__(self, dim: int = 32, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+        inv_freq = 1.0 / (base ** (torch.arange(0, dim, 2).float() / dim))
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        phase = (self.inv_freq[None, :, None].float() @ positions[:, None, :].float()).transpose(1, 2)
+        both = torch.cat((phase, phase), -1)
+        return both.cos(), both.sin()
+
+
+class Offset(Base):
+    def forward(self, x: Tensor, position_ids: Tensor, offset: int = 0) -> Any:
+        return self.turn(position_ids + offset)
+
+
+class Rows(Base):
+    def forward(self, x: Tensor, position_ids: Tensor, seq_len: int | None = None) -> Any:
+        return tuple(table[:, :seq_len] for table in self.turn(position_ids))
+
+
+class Named(Base):
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids)
+
+
+class WithoutX(Base):
+    def forward(self, x: Tensor | None = None, position_ids: Tensor = IDS) -> Any:
+        return self.turn(position_ids)
+
+
+class DeviceFirst(Base):
+    """As Parler-TTS has it."""
+
+    def forward(self, device_type: Any, position_ids: Tensor) -> Any:
+        return self.turn(position_ids)
+
+
+class ByAttribute(Base):
+    offset = 0
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids + self.offset)
+
+
+class ByMode(Base):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids if self.training else position_ids * 2)
+
+
+class ByShape(Base):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids + x.shape[-2] - position_ids.shape[-1])
+
+
+class Noting(Base):
+    last = -1
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        self.last = int(position_ids.max())
+        return self.turn(position_ids)
+
+
+class Cached(Base):
+    """The tables of transformers 4.36."""
+
+    offset = 0
+
+    def __init__(self, dim: int = 32, max_position_embeddings: int = 64, base: float = 10000.0) -> None:
+        super().__init__(dim, base)
+        self.max_position_embeddings = max_position_embeddings
+        self.grow(max_position_embeddings)
+
+    def grow(self, length: int) -> None:
+        self.max_seq_len_cached = length
+        phase = torch.outer(torch.arange(length).type_as(self.inv_freq), self.inv_freq)
+        both = torch.cat((phase, phase), -1)
+        self.register_buffer("cos_cached", both.cos(), persistent=False)
+        self.register_buffer("sin_cached", both.sin(), persistent=False)
+
+    def rows(self, x: Tensor, length: int, first: int = 0) -> Any:
+        if length + first > self.max_seq_len_cached:
+            self.grow(length + first)
+        tables = self.cos_cached, self.sin_cached
+        return tuple(table[first : length + first].to(x.dtype) for table in tables)
+
+
+class LengthOfX(Cached):
+    def forward(self, x: Tensor, seq_len: int | None = None) -> Any:
+        return self.rows(x, x.shape[-2] if seq_len is None else seq_len)
+
+
+class LengthAndOffset(Cached):
+    def forward(self, x: Tensor, seq_len: int | None = None, offset: int = 0) -> Any:
+        return self.rows(x, seq_len or 0, offset)
+
+
+class LengthByAttribute(Cached):
+    def forward(self, x: Tensor, seq_len: int | None = None) -> Any:
+        return self.rows(x, seq_len or 0, self.offset)
+
+
+CALLS: dict[str, tuple[type[Base], tuple[Any, ...], dict[str, Any]]] = {
+    "offset": (Offset, (X, IDS), {"offset": 7}),
+    "offset by place": (Offset, (X, IDS, 7), {}),
+    "offset by default": (Offset, (X, IDS), {"offset": 0}),
+    "rows": (Rows, (X, IDS), {"seq_len": 20}),
+    "x by another name": (Named, (), {"hidden": X, "position_ids": IDS}),
+    "no x": (WithoutX, (), {"position_ids": IDS}),
+    "nothing": (WithoutX, (), {}),
+    "a name of a device": (DeviceFirst, ("cpu", IDS), {}),
+    "a device": (DeviceFirst, (torch.device("cpu"), IDS), {}),
+    "an attribute": (ByAttribute, (X, IDS), {}),
+    "in evaluation": (ByMode, (X, IDS), {}),
+    "the shape of x": (ByShape, (torch.zeros(1, 2, 57, 32), IDS), {}),
+    "something noted": (Noting, (X, IDS), {}),
+    "the length of x": (LengthOfX, (X,), {}),
+    "a length beyond": (LengthOfX, (X, 90), {}),
+    "length and offset": (LengthAndOffset, (X, 50, 7), {}),
+    "length and attribute": (LengthByAttribute, (X, 50), {}),
+}
+
+
+def _built(cls: type[Base], how: str) -> Base:
+    with safe_rope.guard(tables="fp32") if how == "guard" else contextlib.nullcontext():
+        module = cls()
+    if how == "protect":
+        safe_rope.protect(module, tables="fp32")
+    if "Attribute" in cls.__name__:
+        module.offset = 5
+    return module.eval()
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_else_a_forward_takes_or_reads_counts(call: str, how: str) -> None:
+    cls, args, kwargs = CALLS[call]
+    stock, module = _built(cls, "stock"), _built(cls, how)
+    for _ in range(2):  # and again, when it is known that it takes more
+        expected, got = stock(*args, **kwargs), module(*args, **kwargs)
+        for one, other in zip(expected, got, strict=True):
+            assert torch.equal(one, other)
+            assert one.dtype == other.dtype
+    assert getattr(module, "last", None) == getattr(stock, "last", None)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_such_a_module_is_exact_after_a_cast(call: str) -> None:
+    cls, args, kwargs = CALLS[call]
+    expected = _built(cls, "stock")(*args, **kwargs)
+    module = _built(cls, "guard")
+    module.to(torch.bfloat16)
+    low = tuple(a.bfloat16() if a is X else a for a in args)
+    for one, other in zip(expected, module(*low, **kwargs), strict=True):
+        assert (one - other.float()).abs().max() <= 2.0**-8, "rounded once at most"
+
+
+@pytest.mark.parametrize("call", ["offset", "an attribute", "no x", "length and offset"])
+def test_so_it_does_in_a_graph(call: str) -> None:
+    cls, args, kwargs = CALLS[call]
+    stock, module = _built(cls, "stock"), _built(cls, "guard")
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for offset in (module.offset, 3) if cls is ByAttribute else (0,):
+        stock.offset = module.offset = offset
+        for one, other in zip(stock(*args, **kwargs), compiled(*args, **kwargs), strict=True):
+            assert torch.equal(one, other)
