@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 _AXES = (3, 4)
 """How many position axes a module is asked with; the first number that it takes counts."""
 _POSITIONS = ((0, 1, 2, 5, 11, 257, 1023), (3, 4, 7, 250, 300, 512, 2049))
+_FAR = (4095, 4096, 8191, 8200, 32767, 33000, 65540, 131072, 200003, 1048577)
 
 
 class _Answer(NamedTuple):
@@ -89,6 +90,8 @@ def full_state(
     state = RotaryState.read(
         module, patch, convention, tables=tables, apply=apply, true=true, inv_freq=inv_freq
     )
+    if state.is_set_otherwise(reference):
+        return None  # the reference has not been asked for that
     state.channels, state.follows_x, state.remembers_length = answer
     state.applied = found
     there = {module for module, name in found.places if _installed.exists(module, name)}
@@ -174,10 +177,14 @@ def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[
     if axes:
         yield torch.stack([plain * (axis + 1) + axis for axis in range(axes)])
     spec = state.sets[layer_type].spec
+    yield plain[:1, -1:]
     if spec.depends_on_length:
         longest = spec.max_position_embeddings or 4096
         yield plain % 7 + 2 * longest
         yield plain % 7
+    else:
+        yield torch.arange(600)[None]
+        yield torch.tensor(_FAR)[None]
 
 
 def _count_axes(reference: nn.Module) -> int:

@@ -1,8 +1,8 @@
 """Recognise an application function by what it computes: on sample inputs, forward and backward, to the bit.
 
 A function that is recognised can be replaced by a kernel (`safe_rope.rotation.kernels`); every other one
-runs as it is on inputs raised to FP32. Names and source say nothing here: the samples differ in every
-element, so that a function that pairs, broadcasts, slices or scales otherwise gives other numbers.
+runs as it is on inputs raised to FP32. The samples differ in every element, so that a function that pairs,
+broadcasts, slices or scales otherwise gives other numbers. What no sample tells, its code does (`is_plain`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from safe_rope._base.positions import is_watched, must_stay_opaque
 from safe_rope._base.torch_private import FakeTensor, WithoutTorchFunction
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, read, written
+from safe_rope.rotation._plain_code import is_plain
 from safe_rope.rotation.kernels import Form, _eager, _few, rotate
 from safe_rope.rotation.kernels._form import PAIRS
 
@@ -337,6 +338,8 @@ def recognise(stock: Callable[..., Any], known: Body | None = None) -> Body | No
         known: what a function of the same code was; one sample says whether that still holds.
 
     """
+    if not is_plain(stock):
+        return None
     if known is not None:
         with _undisturbed():
             if _agree_on(

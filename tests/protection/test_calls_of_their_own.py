@@ -79,6 +79,16 @@ class Noting(Base):
         return self.turn(position_ids)
 
 
+class Clamped(Base):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids.clamp(max=4095))
+
+
+class OneAfterTheOther(Base):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids + 3 if position_ids.shape[-1] == 1 else position_ids)
+
+
 class Cached(Base):
     """The tables of transformers 4.36."""
 
@@ -131,6 +141,8 @@ CALLS: dict[str, tuple[type[Base], tuple[Any, ...], dict[str, Any]]] = {
     "an attribute": (ByAttribute, (X, IDS), {}),
     "in evaluation": (ByMode, (X, IDS), {}),
     "the shape of x": (ByShape, (torch.zeros(1, 2, 57, 32), IDS), {}),
+    "far positions": (Clamped, (X, IDS + 5000), {}),
+    "one position": (OneAfterTheOther, (X, IDS[:, 7:8]), {}),
     "something noted": (Noting, (X, IDS), {}),
     "the length of x": (LengthOfX, (X,), {}),
     "a length beyond": (LengthOfX, (X, 90), {}),
@@ -183,3 +195,13 @@ def test_so_it_does_in_a_graph(call: str) -> None:
         stock.offset = module.offset = offset
         for one, other in zip(stock(*args, **kwargs), compiled(*args, **kwargs), strict=True):
             assert torch.equal(one, other)
+
+
+def test_what_is_set_before_a_model_is_protected_counts() -> None:
+    stock, module = ByAttribute(), ByAttribute()
+    stock.offset = module.offset = 5
+    safe_rope.protect(module, tables="fp32")
+    assert all(map(torch.equal, stock(X, IDS), module(X, IDS)))
+    stock, module = ByMode().eval(), ByMode().eval()
+    safe_rope.protect(module, tables="fp32")
+    assert all(map(torch.equal, stock(X, IDS), module(X, IDS)))
