@@ -13,7 +13,7 @@ import torch
 from support import families, survival
 from torch import Tensor
 
-from safe_rope.rotation import CosSin, fp32_application
+from safe_rope.rotation import CosSin, _bodies, fp32_application
 from safe_rope.rotation._bodies import recognise
 
 pytestmark = pytest.mark.contract
@@ -111,8 +111,9 @@ def _marked(arguments: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_fast_path_has_the_bits_of_the_stock_function_on_raised_inputs(
-    family: str, dtype: torch.dtype, unsqueeze_dim: int
+    family: str, dtype: torch.dtype, unsqueeze_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_bodies, "is_plain", lambda function: True)  # what counts its calls is not
     stock = _stock(family)
     calls: list[str] = []
 
@@ -277,7 +278,10 @@ def test_a_function_that_computes_anything_else_is_left_alone(function: Callable
     assert recognise(function) is None
 
 
-def test_an_unusual_call_of_a_known_function_is_answered_by_the_function_itself() -> None:
+def test_an_unusual_call_of_a_known_function_is_answered_by_the_function_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_bodies, "is_plain", lambda function: True)  # what counts its calls is not
     calls = []
 
     @functools.wraps(_llama)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -113,7 +114,7 @@ def with_a_number(scale: list[float]) -> Callable[..., Any]:
 held = [1.0]
 by_a_closure = with_a_number(held)
 decorated = _counted(plain)
-PLAIN = (plain, by_none, modeling_llama.apply_rotary_pos_emb)
+PLAIN = (plain, by_none, inspect.unwrap(modeling_llama.apply_rotary_pos_emb))
 OTHERS = {
     function.__name__: function
     for function in (by_length, by_heads, by_mode, by_a_global, noting, in_a_helper)
