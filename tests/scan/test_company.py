@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from safe_rope.scan.engine.callees import ANY_DTYPES
 from safe_rope.scan.engine.finding import Finding, apply_edits
 from safe_rope.scan.run.analyze import analyze
 
@@ -52,6 +53,38 @@ MIXED = {
     "a list of layers": f"{DEF}x = {COUNT}\n    for layer in [torch.nn.Linear(n, n)]:\n"
     "        x = layer.to(torch.ones(1).dtype)(x)\n        x = layer(x)\n    return x\n",
     "the default": f"{DEF}return torch.meshgrid(torch.arange(n) / n, torch.linspace(0, 1, m))\n",
+    **{
+        f"a function: {call}": f"import functools\n{DEF}t, w = {COUNT}, torch.ones(n)\n    return {call}\n"
+        for call in (
+            "torch.conv1d(t[None, None], torch.ones(1, 1, 3))",
+            "torch.layer_norm(t, (n,), w)",
+            "torch.prelu(t[None], w)",
+            "torch.bilinear(t[None], w[None], torch.ones(1, n, n))",
+            "torch.Tensor.dot(t, w)",
+            "t.__matmul__(w)",
+            "(lambda a, b: a @ b)(t, w)",
+            "(torch.matmul if m else torch.dot)(t, w)",
+            "functools.partial(torch.matmul, t)(w)",
+            "functools.reduce(torch.matmul, [t, torch.ones(n, n)])",
+            "list(map(torch.dot, [t], [w]))",
+            "list(map(lambda a: a @ w, [t]))",
+            "torch.vmap(torch.dot)(t[None], w[None])",
+            "torch.nn.Linear(n, n).to(w.dtype)(t)",
+        )
+    },
+    "a variable that holds a function": f"{DEF}product = lambda a: a @ torch.ones(n)\n"
+    f"    return product({COUNT})\n",
+    "a parameter that holds a function": f"def apply(g, *a):\n    return g(*a)\n"
+    f"{DEF}return apply(torch.dot, {COUNT}, torch.ones(n))\n",
+    "one of two functions": f"{DEF}g = torch.mul\n    if m:\n        g = torch.dot\n"
+    f"    return g({COUNT}, torch.ones(n))\n",
+    **{
+        f"an inherited layer: {layer}": "class B:\n    def __init__(self, n: int):\n"
+        "        setattr(self, 'proj', torch.nn.Linear(n, n).to(torch.ones(1).dtype))\n"
+        f"class M(B):\n    def f(self, n: int):\n        return {layer}({COUNT})\n"
+        f"{DEF}return M(n).f(n)\n"
+        for layer in ("self.proj", "getattr(self, 'proj')", "self.proj.forward")
+    },
 }
 INTS = DEF.replace("m)", "m: int)")
 TOGETHER = {
@@ -118,7 +151,8 @@ def test_what_meets_is_one_fix(name: str) -> None:
     [
         "torch.outer(t, w)", "torch.einsum('i,j->ij', t, w)", "torch.cat([t, w])", "torch.where(t > 1, t, w)",
         "w.copy_(t)", "w.add_(t)", "torch.bucketize(t, w)", "t @ w.float()", "t.to(w.dtype) @ w",
-        "torch.ones(t.shape[0]) @ w", "torch.meshgrid(t, torch.linspace(0, 1, n, dtype=torch.float32))",
+        "torch.ones(t.shape[0]) @ w", "torch.polar(torch.ones_like(t), t)", "t.to(w.device).add(w)",
+        "torch.roll(t, m)", "torch.meshgrid(t, torch.linspace(0, 1, n, dtype=torch.float32))",
     ],
 )  # fmt: skip
 def test_an_operation_that_takes_any_dtypes_asks_for_no_company(line: str) -> None:
@@ -127,6 +161,22 @@ def test_an_operation_that_takes_any_dtypes_asks_for_no_company(line: str) -> No
     fixed = apply_edits(f"import torch\n{source}".encode(), finding.fix.edits).decode()  # type: ignore[union-attr]
     for how in ((False, False), (True, False), (False, True), (True, True)):
         assert runs(fixed, *how) or not runs(source, *how)
+
+
+def asks_for_one_dtype(function: Callable[..., object], *given: object) -> bool:
+    try:
+        function(*given)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return "same dtype" in str(error) or "scalar type" in str(error)
+    return False
+
+
+def test_torch_asks_for_one_dtype_in_no_function_that_takes_any() -> None:
+    low, high = torch.ones(4, dtype=torch.bfloat16), torch.ones(4)
+    functions = [getattr(of, name, None) for name in sorted(ANY_DTYPES) for of in (torch, torch.Tensor)]
+    for one in filter(callable, functions):
+        for given in ((low, high), (high, low), (low, high, high), ((low, high),)):
+            assert not asks_for_one_dtype(one, *given), one
 
 
 def test_a_line_that_a_comment_keeps_keeps_what_it_meets(project: Path, scan) -> None:

@@ -8,19 +8,12 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine.callees import MOST_CALLS, Callees, Operand
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Binding, Place, Scope, Site, Walk
+from safe_rope.scan.engine.scopes import Binding, Place, Scope, Walk
 from safe_rope.scan.engine.values import PINNED
 
-# Functions and methods, less a last underscore, that raise for tensors of different dtypes.
-_STRICT = {
-    "meshgrid", "cartesian_prod", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "tensordot", "einsum",
-    "addmm", "addmv", "baddbmm", "addbmm", "chain_matmul", "lerp", "scatter", "scatter_add", "scatter_reduce",
-    "index_add", "index_copy", "index_put", "index_reduce", "masked_scatter", "put", "allclose", "isclose",
-    "cross", "cdist", "heaviside", "histogram", "quantile", "nanquantile",
-}  # fmt: skip
-_STRICT_MODULES = ("torch.nn.functional", "torch.linalg")
 # What gives a tensor of the dtype of what it is given.
 _KEEPING = (
     tensors.KEPT | tensors.JOINED | tensors.FLOATED | tensors.SUMMED | tensors.ROUNDED
@@ -32,7 +25,6 @@ _NUMBERS = {"size", "numel", "dim", "item", "tolist", "len", "shape", "dtype", "
 _DEPTH = 40
 _MOST = 400  # expressions of one operand that a loop makes asked again
 _MOST_FUNCTIONS = 3  # of one name
-_MOST_CALLS = 64  # that give a parameter something
 _WRITES = {"append", "extend", "insert"}
 
 # The certain expressions that a value is made of, by id, and whether nothing else in it is floating.
@@ -54,6 +46,7 @@ class Company:
         self._walk = walk
         self._inference = inference
         self._certain = certain
+        self._callees = Callees(walk, inference)
         self._known: dict[tuple[int, int], _Made] = {}
         self._active: set[tuple[int, int]] = set()  # what is being asked
         self._asked = 0  # within one question
@@ -61,55 +54,38 @@ class Company:
 
     def groups(self) -> Iterator[_Made]:
         """Yield what meets in each operation that takes one dtype, and whether nothing else does."""
-        for operands, place in self._operations():
-            made = self._all(operands, place)
-            if made[0]:
-                yield made
+        for operands, understood in self._operations():
+            made, only = _joined(self._made(*operand) for operand in operands)
+            if made:
+                yield made, only and understood
 
-    def _operations(self) -> Iterator[tuple[list[ast.expr], Place]]:
+    def _operations(self) -> Iterator[tuple[list[Operand], bool]]:
+        """Yield what may have to have one dtype, and whether the operation is understood."""
         for site in self._walk.sites:
             match site.node:
                 case ast.BinOp(left=left, op=ast.MatMult(), right=right):
-                    yield [left, right], site.place
+                    yield [(left, site.place), (right, site.place)], True
                 case ast.Call():
-                    yield self._operands(site.node, site), site.place
+                    yield self._operands(site.node, site.place)
         for statement, place in self._walk.statements:
             match statement:
                 case ast.Assign(targets=[ast.Subscript(value=target, slice=index)], value=value):
                     if not self._is_plain(index, place):
-                        yield [target, value], place
+                        yield [(target, place), (value, place)], True
                 case ast.AugAssign(target=target, op=ast.MatMult(), value=value):
-                    yield [target, value], place
+                    yield [(target, place), (value, place)], True
 
-    def _operands(self, node: ast.Call, site: Site) -> list[ast.expr]:
-        """Return what a call takes in one dtype; [] where it takes any."""
-        function, place = node.func, site.place
-        given = [*node.args, *(word.value for word in node.keywords)]
-        if self._is_layer(function, place):
-            return [function, *given]
-        method = getattr(function, "attr", "").rstrip("_") in _STRICT
-        of = function.value if isinstance(function, ast.Attribute) else None
-        if not method and of is not None and not isinstance(of, ast.Name | ast.Attribute):
-            return []
-        module, _, name = self._inference.names.qualify(function, place).rpartition(".")
-        if module != "torch" and module not in _STRICT_MODULES:
-            return [of, *given] if method and of is not None else []
-        if name == "einsum" and is_outer(self._inference.call(node, place)):
-            return []
-        return given if name in _STRICT or module != "torch" else []
-
-    def _is_layer(self, function: ast.expr, place: Place) -> bool:
-        """Say whether what is called is an object that a call has made, or one of several."""
-        while isinstance(function, ast.Subscript):
-            function = function.value
-        match function:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                bound = self._inference.names.attributes(name, place)
-            case ast.Name(id=name):
-                bound = self._inference.names.bindings(name, place)
-            case _:
-                return False
-        return any(one.how == "item" or isinstance(one.value, ast.Call) for one in bound)
+    def _operands(self, node: ast.Call, place: Place) -> tuple[list[Operand], bool]:
+        """Return what a call takes in one dtype, nothing where it takes any, and whether that is known."""
+        call = self._inference.call(node, place)
+        given: list[Operand] = [(one, place) for one in (*node.args, *(word.value for word in node.keywords))]
+        given += [
+            (one.value, one.place) for one in (*call.positional, *call.keywords.values()) if not one.direct
+        ]
+        takes_any = self._callees.takes_any(call, given, place)
+        if takes_any:
+            return [], True
+        return [*given, *self._callees.receiver(call, place)], takes_any is not None
 
     def _is_plain(self, index: ast.expr, place: Place) -> bool:
         """Say whether an index is of numbers and slices: an assignment there casts."""
@@ -120,8 +96,7 @@ class Company:
         )
 
     def _all(self, nodes: Iterable[ast.expr | None], place: Place) -> _Made:
-        made = [self._made(node, place) for node in nodes if node is not None]
-        return frozenset().union(*(some for some, _ in made)), all(only for _, only in made)
+        return _joined(self._made(node, place) for node in nodes if node is not None)
 
     def _made(self, node: ast.expr, place: Place) -> _Made:
         key = (id(node), id(place))
@@ -185,7 +160,7 @@ class Company:
             )  # in a loop, what stands below comes before, too
             added = self._added.get((id(place.scope), name), ())
             made += [self._all(given, at) for given, at in added if first < at.order < last]
-        return frozenset().union(*(some for some, _ in made)), bool(made) and all(only for _, only in made)
+        return _joined(made) if made else _OTHER
 
     def _attribute(self, name: str) -> _Made:
         """Return what an attribute of some object is made of: one of the file's classes may have it."""
@@ -202,7 +177,7 @@ class Company:
     def _binding(self, binding: Binding) -> _Made:
         if binding.how == "parameter":
             sites = self._inference.arguments(binding.place.scope, binding.parameter)
-            given = [self._made(site.value, site.place)[0] for site in sites[:_MOST_CALLS]]
+            given = [self._made(site.value, site.place)[0] for site in sites[:MOST_CALLS]]
             return frozenset().union(*given), False
         return _OTHER if binding.value is None else self._made(binding.value, binding.place)
 
@@ -223,7 +198,7 @@ class Company:
         """Return what a call's result is made of."""
         module, _, name = call.function.rpartition(".")
         function = call.node.func
-        method = isinstance(function, ast.Attribute) and module not in ("torch", *_STRICT_MODULES, "einops")
+        method = isinstance(function, ast.Attribute) and module.partition(".")[0] not in ("torch", "einops")
         name = getattr(function, "attr", name) if method else name
         if name in _NUMBERS:
             return _NO_TENSOR
@@ -233,17 +208,17 @@ class Company:
             target = tensors.cast_target(self._inference, call)
             if target is not None:
                 return frozenset(), target.dtype in PINNED and not target.assumed
-        if module == "torch" and name in _FREE:
+        if module == "torch" and (name in _FREE or (name.endswith("_like") and "dtype" in call.keywords)):
             value = self._inference.value(call.node, place)
             return frozenset(), value.dtype in PINNED and not value.assumed
         scopes = self._functions(function, call.function)
         if 0 < len(scopes) <= _MOST_FUNCTIONS:
-            returned = [self._made(*one) for scope in scopes for one in scope.returns]
-            return frozenset().union(*(some for some, _ in returned)), all(only for _, only in returned)
+            return _joined(self._made(*one) for scope in scopes for one in scope.returns)
         of = [function.value] if method and isinstance(function, ast.Attribute) else []
         given = [*call.node.args, *(word.value for word in call.node.keywords)]
         made, only = self._all([*of, *given], place)
-        return made, only and bool(given or of) and name.rstrip("_") in _KEEPING | {"to"}
+        keeps = name.rstrip("_") in _KEEPING | {"to"} or (module == "torch" and name.endswith("_like"))
+        return made, only and bool(given or of) and keeps
 
     def _functions(self, node: ast.expr, function: str) -> list[Scope]:
         """Return the functions or methods of the file that a call may mean."""
@@ -252,10 +227,6 @@ class Company:
         return self._walk.functions.get(function[1:], []) if function.startswith(".") else []
 
 
-def is_outer(call: Call) -> bool:
-    """Say whether an einsum sums over nothing: only then is it a product of positions and frequencies."""
-    equation = call.positional[0].value if call.positional else None
-    if not isinstance(equation, ast.Constant) or not isinstance(equation.value, str):
-        return False
-    inputs, _, output = equation.value.replace(" ", "").partition("->")
-    return set(inputs) - {","} <= set(output)
+def _joined(made: Iterable[_Made]) -> _Made:
+    some = list(made)
+    return frozenset().union(*(one for one, _ in some)), all(only for _, only in some)

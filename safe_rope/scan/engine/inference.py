@@ -25,6 +25,7 @@ from safe_rope.scan.engine.values import (
 from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, MASKS, RETURNS_INTEGERS, SHAPES
 
 _DEPTH = 40
+FORWARDS = ("forward", "__call__")  # called through their module, by no name
 _MOST = 2000  # expressions that one question leaves open
 _TRUTH = Value("number", True, False, bound=1)
 _MASK_BY_NAME = Value(whole=True, assumed=True)
@@ -340,7 +341,7 @@ class CallSites:
 
     def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
         """Return the arguments that calls give to a parameter."""
-        if not isinstance(scope.node, Function) or scope.name in ("forward", "__call__"):
+        if not isinstance(scope.node, Function) or scope.name in FORWARDS:
             return []
         arguments = [*scope.node.args.posonlyargs, *scope.node.args.args]
         position = next((n for n, argument in enumerate(arguments) if argument.arg == parameter), 10**6)

@@ -27,7 +27,7 @@ _TENSORS_ONLY = {
 }  # fmt: skip
 _LIMITED = {"clamp", "clip", "clamp_min", "clamp_max", "max", "min"}
 ROUNDED = {"ceil", "floor", "round", "trunc"}
-_COMPARED = {
+COMPARED = {
     "ne", "eq", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isin", "isnan",
     "isinf", "any", "all", "bool", "not_equal", "greater", "less",
 }  # fmt: skip
@@ -210,8 +210,8 @@ def _with_dtype(of: Value, dtype: str, whole: bool | None = None) -> Value:
 
 def _operation(of: Value, name: str) -> Value:
     """Return what a unary operation gives."""
-    if name in _COMPARED or name in _INDEXED:
-        return tensor("bool" if name in _COMPARED else "int", assumed=of.assumed or of.sort != "tensor")
+    if name in COMPARED or name in _INDEXED:
+        return tensor("bool" if name in COMPARED else "int", assumed=of.assumed or of.sort != "tensor")
     known = of.sort == "tensor" or (of.sort == "unknown" and (of.dtype or name in ROUNDED | _TENSORS_ONLY))
     if not known:
         return UNKNOWN

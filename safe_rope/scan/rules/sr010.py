@@ -14,7 +14,7 @@ import ast
 import re
 
 from safe_rope.scan.engine import INVERSE_FREQUENCIES, Call, File, Fix, Place, Report, Site
-from safe_rope.scan.engine.company import is_outer
+from safe_rope.scan.engine.callees import is_outer
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
