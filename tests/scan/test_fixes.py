@@ -148,3 +148,22 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
 def test_a_cast_of_what_stands_in_brackets_is_replaced_behind_them(cast: str, expected: str) -> None:
     source = "import torch\ndef f(x, n):\n    return "
     assert fixed(f"{source}{cast}\n", unsafe=True) == f"{source}{expected}\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.arange(n).to(x)",  # a tensor, a dtype or a device
+        "torch.arange(n).type(torch.HalfTensor)",  # on CPU
+        "torch.meshgrid(torch.arange(n, dtype=x.dtype), x)",
+        "torch.arange(n).type_as(x) @ x",
+    ],
+)
+def test_no_fix_writes_what_may_never_run(line: str) -> None:
+    found = analyze(f"import torch\ndef f(x, n):\n    return {line}\n".encode(), "model.py")
+    assert [finding.fix for finding in found] == [None]
+
+
+def test_a_cast_to_what_is_used_as_a_tensor_is_replaced() -> None:
+    source = "import torch\ndef f(x, n):\n    return torch.arange(n).to(x) / x.shape[0]\n"
+    assert "to(device=x.device, dtype=torch.float32)" in fixed(source, unsafe=True)

@@ -227,6 +227,13 @@ def test_integers_are_summed_and_multiplied_before_they_are_cast(before: str, af
         "def f(n: int):\n    n /= 2\n    return torch.arange(n, dtype=torch.float32)\n",
         "def f(n: int, o):\n    torch.arange(n, dtype=torch.float32, out=o)\n",
         "def f(n: int, d: int, g):\n    t = torch.arange(n)\n    with g() as t:\n        return t / d\n",
+        "def f(n: int):\n    return torch.arange(-0.0, -n, -1.0)\n",
+        "def f(n: int):\n    return torch.arange(0.0 * -1, -n, -1, dtype=torch.float64)\n",
+        "def f(n: int):\n    return torch.arange(n).type('torch.DoubleTensor') / 3\n",
+        "def f(n: int):\n    return torch.arange(n).type(torch.cuda.DoubleTensor) / 3\n",
+        "def f(pairs):\n    return [torch.arange(n, dtype=torch.float) for i, (n, m) in enumerate(pairs)]\n",
+        "def f(pairs):\n    for i, (n, m) in enumerate(pairs):\n"
+        "        return torch.arange(n, dtype=torch.float32)\n",
     ],
 )
 def test_what_a_name_or_a_call_may_stand_for_makes_no_safe_fix(source: str) -> None:

@@ -52,12 +52,12 @@ class Company:
         self._asked = 0  # within one question
         self._open = False  # whether a part of the answer is left to a question around
 
-    def groups(self) -> Iterator[_Made]:
-        """Yield what meets in each operation that takes one dtype, and whether nothing else does."""
+    def groups(self) -> Iterator[tuple[frozenset[int], bool, bool]]:
+        """Yield what meets where one dtype is taken, whether nothing else does, and whether that is sure."""
         for operands, understood in self._operations():
             made, only = _joined(self._made(*operand) for operand in operands)
             if made:
-                yield made, only and understood
+                yield made, only, understood
 
     def _operations(self) -> Iterator[tuple[list[Operand], bool]]:
         """Yield what may have to have one dtype, and whether the operation is understood."""

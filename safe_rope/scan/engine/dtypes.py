@@ -15,7 +15,8 @@ _DTYPES = {
     "bool": "bool",
     "complex64": "complex", "cfloat": "complex", "complex128": "complex", "cdouble": "complex",
 } | dict.fromkeys(
-    ("int64", "long", "int32", "int", "int16", "short", "int8", "uint8", "uint16", "uint32", "uint64"), "int"
+    ("int64", "long", "int32", "int", "int16", "short", "int8", "uint8", "uint16", "uint32", "uint64", "byte",
+     "char"), "int"
 )  # fmt: skip
 _EXPLICIT = {"float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8"}
 _TENSOR_CLASSES = {
@@ -36,7 +37,9 @@ def named(function: str) -> Value | None:
     if base and base != "torch" and last.lower() in _EXPLICIT:
         # numpy's, jax's or a kernel language's
         return Value("dtype", dtype=_DTYPES[last.lower()], source=function)
-    if base != "torch":
+    if base in ("torch", "torch.cuda") and last.endswith("Tensor"):  # as .type() takes it
+        last = last.removesuffix("Tensor").lower()
+    elif base != "torch":
         return None
     if last.startswith("float8"):
         return Value("dtype", dtype="float8", source=function)

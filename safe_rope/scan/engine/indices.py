@@ -36,10 +36,17 @@ def holds(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
         node = node.value
     if not isinstance(node, ast.Name) or depth > _DEPTH:
         return False
-    return _is_used(file, place.scope, node.id) or any(
-        isinstance(value, ast.Attribute) and value.attr == "dtype" and holds(file, value, where, depth + 1)
-        for value, where in file.names.values(node.id, place)
-    )
+    if _is_used(file, place.scope, node.id):
+        return True
+    sources: list[tuple[ast.expr, Place]] = [
+        (value, where) for value, where in file.names.values(node.id, place)
+        if isinstance(value, ast.Attribute) and value.attr == "dtype"
+    ]  # fmt: skip
+    for one in file.names.bindings(node.id, place):
+        if one.how == "parameter":
+            given = file.inference.arguments(one.place.scope, one.parameter)
+            sources += [(argument.value, argument.place) for argument in given]
+    return any(holds(file, *source, depth + 1) for source in sources)
 
 
 def _is_used(file: File, scope: Scope, name: str) -> bool:
@@ -81,7 +88,7 @@ def _indexes(
                 return True
             case ast.Assign(targets=[ast.Name(id=target)]) if depth < _DEPTH:
                 return _last_index(file, place.scope, target, depth + 1) > place.order
-            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) | ast.Tuple() | ast.List():
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()) | ast.Tuple() | ast.List() | ast.Slice():
                 pass
             case ast.Attribute(attr=name) if name in tensors.KEPT:
                 pass

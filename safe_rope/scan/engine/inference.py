@@ -102,6 +102,8 @@ class Inference:
                     return NONE
                 if isinstance(constant, complex):
                     return COMPLEX
+                if isinstance(constant, str) and constant.endswith("Tensor"):
+                    return dtypes.named(constant) or UNKNOWN
                 return number(constant) if isinstance(constant, int | float) else UNKNOWN
             case ast.Name():
                 return self._name(node, place)
@@ -223,12 +225,12 @@ class Inference:
         taken: ast.expr | None = binding.value
         if isinstance(taken, ast.Call):
             function = self.names.qualify(taken.func, binding.place)
-            if function == "range" or (function == "enumerate" and binding.index == 0):
+            if function == "range" or (function == "enumerate" and binding.index == (0,)):
                 return INT
             if function in ("enumerate", "zip", "reversed", "sorted"):
-                chosen = binding.index if function == "zip" else 0
-                known = function != "enumerate" and chosen < len(taken.args)
-                taken = taken.args[chosen] if known else None
+                index = binding.index if function == "zip" else (0,)
+                known = function != "enumerate" and len(index) == 1 and index[0] < len(taken.args)
+                taken = taken.args[index[0]] if known else None
         return UNKNOWN if taken is None else _element(self.value(taken, binding.place))
 
     def _parameter(self, binding: Binding) -> Value:

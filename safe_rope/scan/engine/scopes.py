@@ -14,7 +14,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Path = tuple[tuple[int, int], ...]
 Kind = Literal["constructor", "forward", "script", "unknown"]
 # What a tensor is asked for.
-_ASKED = {"device", "dtype", "shape", "size", "ndim"}
+ASKED = {"device", "dtype", "shape", "size", "ndim"}
 # The arm that is a loop's body: what is bound in it reaches what stands before, too.
 LOOP = 0
 
@@ -75,7 +75,7 @@ class Binding:
     place: Place
     annotation: ast.expr | None = None
     parameter: str = ""
-    index: int = 0
+    index: tuple[int, ...] = ()  # of what is unpacked, and of what that is unpacked from
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +131,7 @@ class Walk:
                 name = getattr(node.value, "id", "")
                 if name == "self":
                     self.mentions.setdefault(node.attr, []).append(place)
-                elif name and node.attr in _ASKED:
+                elif name and node.attr in ASKED:
                     bound = place.scope.bindings.get(name)
                     place.scope.takes_tensors |= bool(bound and bound[0].how == "parameter")
             elif kind is ast.comprehension or kind is ast.Lambda:
@@ -181,7 +181,7 @@ class Walk:
 
     def _bind_target(
         self, target: ast.expr, value: ast.expr | None, place: Place, how: str = "value",
-        annotation: ast.expr | None = None, index: int = 0,
+        annotation: ast.expr | None = None, index: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         binding = Binding(how, value, place, annotation, index=index)
         if isinstance(target, ast.Name):
@@ -203,7 +203,7 @@ class Walk:
                     self._bind_target(inner, values[number], place)
                 else:
                     unpacked = "element" if how == "value" else how
-                    self._bind_target(inner, value, place, unpacked, index=number)
+                    self._bind_target(inner, value, place, unpacked, index=(*index, number))
 
     def _assign(self, node: ast.Assign, place: Place) -> None:
         for target in node.targets:

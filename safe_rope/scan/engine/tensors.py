@@ -264,9 +264,9 @@ def cast_argument(evaluator: Evaluator, call: Call) -> Argument | None:
         if name in call.keywords:
             return call.keywords[name]
     for argument in call.positional[:2]:
-        if isinstance(argument.value, ast.Constant):
-            continue
         sort = evaluator.of(argument).sort
+        if isinstance(argument.value, ast.Constant) and sort != "dtype":
+            continue
         if sort in ("dtype", "tensor") or (sort == "unknown" and not _is_device(argument.value)):
             return argument
     return None

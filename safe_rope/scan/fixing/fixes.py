@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 
-from safe_rope.scan.engine import Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
+from safe_rope.scan.engine import ASKED, Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
 
 # Up to here every whole number is a float32; beyond, arange rounds otherwise than a cast does.
 _EXACT = 2**24
@@ -70,6 +71,8 @@ def through_integers(file: File, call: Call, place: Place, *, keep: bool = True)
     for bound, value in zip(bounds, values, strict=True):
         if value.is_float:
             literal = value.constant is not None and not _names(bound.value)
+            # No integer is the -0.0 that a count from it begins with.
+            literal = literal and (value.constant != 0 or math.copysign(1, value.constant) > 0)
             kept = kept and literal
             if literal and bound.direct:
                 start, stop = file.source.start(bound.value), file.source.end(bound.value)
@@ -161,9 +164,23 @@ def replace_cast(file: File, node: ast.expr, place: Place, *near: ast.expr) -> F
         if argument is None or not argument.direct or argument.place is not place:
             return None
         float32 = torch_name(file, "float32", place, argument.value, *near)
-        if file.of(argument).sort == "dtype" or "dtype" in call.keywords:
+        target = file.of(argument)
+        if target.source.endswith("Tensor"):
+            return None  # it moves to the type's device, too
+        if target.sort == "dtype" or "dtype" in call.keywords or node.func.attr == "type":
             start, end = file.source.start(argument.value), file.source.end(argument.value)
             replacement = f"{float32}"
+        elif node.func.attr == "to" and not _is_tensor(file, argument):
+            return None
         else:
             replacement = f".to(device={file.source.segment(argument.value)}.device, dtype={float32})"
     return Fix(False, "Cast to float32.", (edit(file, start, end, replacement),)) if float32 else None
+
+
+def _is_tensor(file: File, argument: Argument) -> bool:
+    """Say whether an argument is known as a tensor, or asked for what no dtype or device has."""
+    if file.of(argument).sort == "tensor":
+        return True
+    uses = file.flow.uses(argument.place.scope, getattr(argument.value, "id", ""))
+    asked = {above[-1].attr for _, above, _ in uses if isinstance(above[-1], ast.Attribute)}
+    return not asked.isdisjoint(ASKED)

@@ -57,6 +57,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
                 f"positions cast to {_named(step.target)}: "
                 f"{messages.position(step.target, file.largest(call))}; use float32",
                 fixes.replace_cast(file, step.node, step.place, call.node.func),
+                step.node,
             )
     return None
 
@@ -159,6 +160,12 @@ RULE = Rule(
         "import torch\ndef f(device, n):\n    return torch.arange(n).to(device)\n",
         "import torch\ndef f(input_ids, n):\n    return torch.arange(n).type_as(input_ids)\n",
         "import torch\nt = torch.arange(128).to(torch.bfloat16)\n",
+        "import torch\nt = torch.arange(n).type(torch.LongTensor)\n",
+        "import torch\nt = torch.arange(n).type(torch.cuda.DoubleTensor)\n",
+        "import torch\ndef f(position_ids):\n    return position_ids.type('torch.IntTensor')\n",
+        "import torch\ndef f(x, i, h, w):\n    x[i, :h] = 0\n    return torch.arange(h).to(h)\n",
+        "import torch\ndef grid(h):\n    return torch.arange(h).to(h)\n"
+        "def f(x, i, sizes):\n    for h in sizes:\n        x[i, :h] = grid(h)\n",
         "import torch\ndef f(batch_idxs, n):\n    return torch.arange(n).type_as(batch_idxs)\n",
         "import torch\ndef f(x, order, n):\n    return x[torch.arange(n).to(order) - order]\n",
         "import torch\ndef forward(self, x, position_ids):\n    return position_ids.to(x.device)\n",
@@ -178,6 +185,8 @@ RULE = Rule(
         "import torch\ndef f(self, n):\n    return torch.arange(n).type_as(self.inv_freq)\n",
         "import torch\ndef f(x, n):\n    return torch.arange(n, device=x.device).to(x.dtype)\n",
         "import torch\nt = torch.arange(4096).bfloat16()\n",
+        "import torch\nt = torch.arange(4096).type(torch.HalfTensor)\n",
+        "import torch\nt = torch.arange(4096).type('torch.cuda.BFloat16Tensor')\n",
         "import torch\ndef f(n, damping: torch.Tensor):\n    return torch.arange(n).to(damping)\n",
         "import torch\ndef f(n, dtype):\n    t = torch.arange(n)\n    return t[None, :].to(dtype)\n",
         "import torch\ndef forward(self, x, position_ids):\n"

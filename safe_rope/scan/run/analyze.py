@@ -10,7 +10,18 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from platform import python_version
 
-from safe_rope.scan.engine import Call, Diagnostic, File, Finding, Scope, Site, Source, Walk, prefilter
+from safe_rope.scan.engine import (
+    PINNED,
+    Call,
+    Diagnostic,
+    File,
+    Finding,
+    Scope,
+    Site,
+    Source,
+    Walk,
+    prefilter,
+)
 from safe_rope.scan.engine.company import Company
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.rules.rule import Rule
@@ -78,16 +89,34 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
         for function in rule.functions:
             by_function.setdefault(function, []).append(rule)
     found: list[tuple[Finding, int]] = []
+    changed: set[int] = set()  # what a fix gives another dtype than it has in FP32
     reported: set[tuple[str, Scope | None]] = set()
     for site in file.walk.sites:
         name, call = _what(file, site, by_function)
         for rule in by_function.get(name, ()):
             report = rule.check(file, site, call)
             if report is not None and (rule.id, owner := site.place.scope.owner) not in reported:
-                found.append((file.finding(rule.id, report), id(report.cast or report.node)))
+                cast = report.cast or report.node
+                found.append((file.finding(rule.id, report), id(cast)))
+                if file.value(cast, site.place).dtype not in {*PINNED, "default", "int"}:
+                    changed.add(id(cast))
                 if rule.once_per_class and owner is not None:
                     reported.add((rule.id, owner))
-    return _proven(file, found)
+    return _proven(file, _unmixed(file, found, changed))
+
+
+def _unmixed(
+    file: File, found: list[tuple[Finding, int]], changed: Collection[int]
+) -> list[tuple[Finding, int]]:
+    """Leave out a fix that gives another dtype than what it meets has, where one is taken: it may raise."""
+    fixed = {cast for one, cast in found if one.fix is not None}
+    if fixed.isdisjoint(changed):
+        return found
+    groups = Company(file.walk, file.inference, fixed).groups()
+    mixed = {one for group, only, sure in groups if sure and not only for one in group}
+    return [
+        (replace(one, fix=None) if cast in changed and cast in mixed else one, cast) for one, cast in found
+    ]
 
 
 def _proven(file: File, found: list[tuple[Finding, int]]) -> list[Finding]:
@@ -97,15 +126,15 @@ def _proven(file: File, found: list[tuple[Finding, int]]) -> list[Finding]:
     """
     fixes = {number: one.fix for number, (one, _) in enumerate(found) if one.fix and one.fix.safe}
     before: set[int] = set()
-    groups: list[tuple[frozenset[int], bool]] = []
+    groups: list[tuple[frozenset[int], bool, bool]] = []
     while fixes.keys() != before:
         before = {*fixes}
         groups = list(Company(file.walk, file.inference, {found[number][1] for number in fixes}).groups())
-        alone = {one for group, only in groups if not only for one in group}
+        alone = {one for group, only, understood in groups if not (only and understood) for one in group}
         together = _together(file, [one for one, _ in found], fixes)
         fixes = {number: fixes[number] for number in together if found[number][1] not in alone}
     edits = {found[number][1]: fix.edits for number, fix in fixes.items()}
-    for whole in _joined(group for group, _ in groups):
+    for whole in _joined(group for group, _, _ in groups):
         joined = sorted({edit for one in whole for edit in edits[one]}, key=lambda edit: edit.start)
         edits |= dict.fromkeys(whole, tuple(joined))
     return [
