@@ -326,6 +326,17 @@ POSITIONS = {
             def forward(self, q):
                 pos = torch.arange(q.size(-2), device=q.device, dtype=q.dtype)
                 return q @ q.mT + (pos[None] - pos[:, None]) * self.slopes""",
+    "a period in a tensor": """
+        def create_embedding(positions, dim: int, period: float, dtype: torch.dtype):
+            adim = torch.arange(dim // 2, dtype=dtype)
+            phase = positions / torch.full([], period, dtype=dtype) ** (adim / (dim // 2 - 1))
+            return torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)""",
+    "slopes of the default dtype": """
+        class Attention(nn.Module):
+            def __init__(self, heads: int, n: int):
+                super().__init__()
+                slopes = torch.tensor([2.0 ** (-8 * (i + 1) / heads) for i in range(heads)])
+                self.register_buffer("alibi", torch.arange(n)[None, None, :] * slopes[:, None, None])""",
 }
 
 

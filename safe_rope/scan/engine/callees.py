@@ -19,7 +19,7 @@ ANY_DTYPES = (
         "where", "maximum", "minimum", "fmax", "fmin", "hypot", "atan2", "copysign", "addcmul", "addcdiv",
         "float_power", "rsub", "logaddexp", "bucketize", "copy", "to", "type", "type_as", "size", "numel",
         "item", "tolist", "numpy", "arange", "tensor", "as_tensor", "full", "zeros", "ones", "empty", "sort",
-        "argsort", "topk", "diff", "norm", "unfold", "rearrange", "reduce", "requires_grad", "equal",
+        "argsort", "topk", "diff", "unfold", "rearrange", "requires_grad", "equal",
         "Buffer", "Parameter", "linspace", "lgamma", "square", "nan_to_num", "view_as_real",
         "view_as_complex", *tensors.CASTS,
     }
@@ -32,6 +32,15 @@ _DEPTH = 8
 MOST_CALLS = 64  # that are looked at for what they give a parameter
 
 Operand = tuple[ast.expr, Place]
+
+
+def surely_takes_any(node: ast.Call) -> bool:
+    """Say whether the call alone shows that it takes any dtypes, or nothing: most calls do."""
+    function = node.func
+    if not isinstance(function, ast.Attribute):
+        return False
+    own = isinstance(function.value, ast.Name) and function.value.id in _OWN
+    return not (node.args or node.keywords) or (not own and function.attr.strip("_") in ANY_DTYPES)
 
 
 class Callees:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 from safe_rope.scan.engine import tensors
-from safe_rope.scan.engine.callees import MOST_CALLS, Callees, Operand
+from safe_rope.scan.engine.callees import MOST_CALLS, Callees, Operand, surely_takes_any
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Call
 from safe_rope.scan.engine.scopes import Binding, Place, Scope, Walk
@@ -39,33 +39,42 @@ class Company:
     Args:
         walk: of the file.
         inference: of the file.
-        certain: the expressions, by id, whose fix makes them float32 whatever a default or zero.Init does.
     """
 
-    def __init__(self, walk: Walk, inference: Inference, certain: Collection[int]) -> None:
+    def __init__(self, walk: Walk, inference: Inference) -> None:
         self._walk = walk
         self._inference = inference
-        self._certain = certain
+        self._certain: Collection[int] = ()
         self._callees = Callees(walk, inference)
         self._known: dict[tuple[int, int], _Made] = {}
         self._active: set[tuple[int, int]] = set()  # what is being asked
         self._asked = 0  # within one question
         self._open = False  # whether a part of the answer is left to a question around
 
-    def groups(self) -> Iterator[tuple[frozenset[int], bool, bool]]:
-        """Yield what meets where one dtype is taken, whether nothing else does, and whether that is sure."""
-        for operands, understood in self._operations():
+    def groups(self, certain: Collection[int]) -> Iterator[tuple[frozenset[int], bool, bool]]:
+        """Yield what meets where one dtype is taken, whether nothing else does, and whether that is sure.
+
+        Args:
+            certain: expressions, by id, whose fix makes them float32 whatever a default or zero.Init does.
+        """
+        self._certain = certain
+        self._known.clear()
+        for operands, understood in self._operations:
             made, only = _joined(self._made(*operand) for operand in operands)
             if made:
                 yield made, only, understood
 
-    def _operations(self) -> Iterator[tuple[list[Operand], bool]]:
-        """Yield what may have to have one dtype, and whether the operation is understood."""
+    @cached_property
+    def _operations(self) -> list[tuple[list[Operand], bool]]:
+        """Return what may have to have one dtype, and whether the operation is understood."""
+        return [one for one in self._found() if one[0]]
+
+    def _found(self) -> Iterator[tuple[list[Operand], bool]]:
         for site in self._walk.sites:
             match site.node:
                 case ast.BinOp(left=left, op=ast.MatMult(), right=right):
                     yield [(left, site.place), (right, site.place)], True
-                case ast.Call():
+                case ast.Call() if not surely_takes_any(site.node):
                     yield self._operands(site.node, site.place)
         for statement, place in self._walk.statements:
             match statement:

@@ -18,6 +18,7 @@ _DTYPES = {
     ("int64", "long", "int32", "int", "int16", "short", "int8", "uint8", "uint16", "uint32", "uint64", "byte",
      "char"), "int"
 )  # fmt: skip
+_PYTHONS = {"float": "float64", "int": "int", "bool": "bool", "complex": "complex"}
 _EXPLICIT = {"float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8"}
 _TENSOR_CLASSES = {
     "LongTensor": "int", "IntTensor": "int", "ShortTensor": "int", "ByteTensor": "int", "BoolTensor": "bool",
@@ -33,6 +34,8 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 def named(function: str) -> Value | None:
     """Return the dtype that a full name stands for."""
+    if function in _PYTHONS:
+        return Value("dtype", dtype=_PYTHONS[function], source=function)
     base, _, last = function.rpartition(".")
     if base and base != "torch" and last.lower() in _EXPLICIT:
         # numpy's, jax's or a kernel language's

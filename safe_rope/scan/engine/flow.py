@@ -18,8 +18,8 @@ _MAX_USES = 400  # of one variable
 _MAX_STEPS = 32  # on all ways together
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
-_EINOPS = ("einops.rearrange", "einops.repeat")
-_FUNCTIONS = {"pow", "div", "mul", "true_divide"}
+_KEPT = ("einops.rearrange", "einops.repeat", "abs")
+_FUNCTIONS = set(tensors.OPERATORS) - {"matmul"}
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
 # raises values, floating or not; only at one that raises a number to them; or where they become a parameter
 # that is learned.
@@ -221,9 +221,10 @@ class Flow:
                 return _CASTS[name] if goal == "floating" else None
             kept = name in tensors.KEPT or name in ("long", "int", "round", "floor")
         elif any(argument is current for argument in node.args):
-            module, _, name = self._inference.call(node, place).function.rpartition(".")
+            full = self._inference.call(node, place).function
+            module, _, name = full.rpartition(".")
             if module != "torch":
-                return None if f"{module}.{name}" in _EINOPS else _END
+                return None if full in _KEPT else _END
             operands, operations = node.args, _FUNCTIONS
             kept = name in tensors.KEPT or name in tensors.JOINED
         else:
@@ -251,8 +252,9 @@ class Flow:
             return _ARITHMETIC if scaled else None
         unknown_divisor = isinstance(operation, ast.Div) and not other.dtype  # lengths, as often as not
         if other.sort == "tensor" and not other.is_int and not unknown_divisor:
-            # The other tensor's dtype decides; that of a number in a tensor is the default one.
-            return _ARITHMETIC if other.dtype == "default" and self.is_single(other_node, place) else _END
+            # The other tensor's dtype decides. Where that is the default one, a grid is reported for itself.
+            made = self.is_single(other_node, place) or not (other.grid or other.exponent)
+            return _ARITHMETIC if other.dtype == "default" and made else _END
         return _ARITHMETIC if _makes_float(operation, other) else None
 
     def is_single(self, node: ast.expr, place: Place, depth: int = 0) -> bool:
@@ -268,6 +270,8 @@ class Flow:
                 return len(values) == 1 and self.is_single(*values[0], depth + 1)
             case ast.Call(args=[argument, *_]):
                 module, _, function = self._inference.call(node, place).function.rpartition(".")
+                if module == "torch" and function == "full":
+                    return isinstance(argument, ast.Tuple | ast.List) and not argument.elts
                 if module == "torch" and function in ("tensor", "as_tensor"):
                     return self._inference.value(argument, place).sort == "number"
                 return module == "torch" and function in _NUMERIC and self.is_single(argument, place, depth)

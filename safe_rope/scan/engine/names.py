@@ -130,7 +130,10 @@ class Names:
                     return self.qualify(ast.Attribute(of, attribute), place, depth + 1)
         if not isinstance(node, ast.Name):
             return ""
-        if bindings := self.bindings(node.id, place):
+        bindings = self.bindings(node.id, place)
+        if node.id in self.walk.imports:  # None stands for a module that is not there
+            bindings = [one for one in bindings if not isinstance(one.value, ast.Constant)]
+        if bindings:
             return self._alias(bindings, depth)
         if node.id in self.walk.imports:
             return self.walk.imports[node.id]

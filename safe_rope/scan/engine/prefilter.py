@@ -43,19 +43,19 @@ _COUNT = re.compile(
     rb"arange\(([\w., \[\]:+\-]*)(?:\([\w., \-]*\)[\w., \[\]:+\-]*)*"
     rb"(?:, (?:device|dtype)=[\w.]+)*\)[^\n/*]*(?=\n)"
 )
-_FLOATING = re.compile(
-    rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|pow|exp|log|sin|cos|sqrt"
-)
+# In the names of functions and methods that make a count floating.
+_ARITHMETIC = rb"(?:pow|exp|log|sin|cos|sqrt|reciprocal|div|mul|outer)"
+_FLOATING = re.compile(rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|" + _ARITHMETIC)
 _INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
 _WORD = re.compile(rb"\w")
 _NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w*(?![\w.(\[=])")
 _FRACTION = re.compile(rb" = [^\n]*?(?:[^/\n]/[^/\n]|\d\.\d)| = float\(")
 _USED = re.compile(
     rb"(?:\[[^\]]*\]|\s*\.\w+\([^()]*\))*"
-    rb"\s*(?:[/*]|\.(?:to|type\w*|half|bfloat16|exp|log|sin|cos|sqrt|pow|div|mul)\()"
-    rb"|[^\n]*\d\."
+    rb"\s*(?:[/*]|\.(?:to|type\w*|half|bfloat16|\w*" + _ARITHMETIC + rb"\w*)\()"
+    rb"|[^\n]*(?:\d\.|\)\s*[/*])"
 )
-_USING = re.compile(rb"[/*]\s*\(?\s*$|(?:exp|log|sin|cos|sqrt|pow|div|mul)\([^\n]*\n?\s*$")
+_USING = re.compile(rb"[/*]\s*\(?\s*$|" + _ARITHMETIC + rb"\w*\([^\n]*\n?\s*$")
 _ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
 # Statements in which a count ends; a line of a longer expression does not look like them.
 _SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")

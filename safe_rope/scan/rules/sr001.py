@@ -116,5 +116,8 @@ RULE = Rule(
         "import torch\nt = torch.tensor([i for i in range(0, n)], dtype=torch.float32)\n",
         "import torch\nr = range(n)\nt = torch.tensor(list(r), dtype=torch.float32)\n",
         "from torch import *\nt = arange(n, dtype=float)\n",
+        "import torch\nt = torch.arange(n, dtype=float)\n",
+        "try:\n    import torch\nexcept ImportError:\n    torch = None\nt = torch.arange(n, dtype=float)\n",
+        "torch = None\nif True:\n    import torch\nt = torch.arange(n, dtype=torch.float)\n",
     ),
 )

@@ -68,6 +68,7 @@ RULE = Rule(
         "from torch import *\nx = arange(n, dtype=int64)\n",
         "import torch\ndef f(x, mid, rows):\n    ids = torch.arange(9, dtype=mid.dtype).repeat(rows)\n"
         "    return x[ids], torch.arange(len(x), dtype=mid.dtype)\n",
+        "import torch\nt = torch.arange(n, dtype=int)\n",
         "import torch\ndef f(slot, n):\n    page = slot // n\n"
         "    return page, torch.arange(n, dtype=slot.dtype)\n",
     ),

@@ -102,24 +102,26 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
                     changed.add(id(cast))
                 if rule.once_per_class and owner is not None:
                     reported.add((rule.id, owner))
-    return _proven(file, _unmixed(file, found, changed))
+    company = Company(file.walk, file.inference)
+    return _proven(file, _unmixed(company, found, changed), company)
 
 
 def _unmixed(
-    file: File, found: list[tuple[Finding, int]], changed: Collection[int]
+    company: Company, found: list[tuple[Finding, int]], changed: Collection[int]
 ) -> list[tuple[Finding, int]]:
     """Leave out a fix that gives another dtype than what it meets has, where one is taken: it may raise."""
     fixed = {cast for one, cast in found if one.fix is not None}
     if fixed.isdisjoint(changed):
         return found
-    groups = Company(file.walk, file.inference, fixed).groups()
-    mixed = {one for group, only, sure in groups if sure and not only for one in group}
+    groups = company.groups(fixed)
+    mixed = {one for group, only, sure in groups if sure and not only for one in group} & {*changed}
     return [
-        (replace(one, fix=None) if cast in changed and cast in mixed else one, cast) for one, cast in found
+        (replace(one, fix=None) if cast in mixed and one.fix and not one.fix.safe else one, cast)
+        for one, cast in found
     ]
 
 
-def _proven(file: File, found: list[tuple[Finding, int]]) -> list[Finding]:
+def _proven(file: File, found: list[tuple[Finding, int]], company: Company) -> list[Finding]:
     """Keep the fixes safe that change all equal lines, and all that an operation takes in one dtype.
 
     What such an operation takes is one fix. Each finding comes with the id of what its fix casts.
@@ -129,7 +131,7 @@ def _proven(file: File, found: list[tuple[Finding, int]]) -> list[Finding]:
     groups: list[tuple[frozenset[int], bool, bool]] = []
     while fixes.keys() != before:
         before = {*fixes}
-        groups = list(Company(file.walk, file.inference, {found[number][1] for number in fixes}).groups())
+        groups = list(company.groups({found[number][1] for number in fixes}))
         alone = {one for group, only, understood in groups if not (only and understood) for one in group}
         together = _together(file, [one for one, _ in found], fixes)
         fixes = {number: fixes[number] for number in together if found[number][1] not in alone}
