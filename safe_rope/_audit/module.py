@@ -390,7 +390,8 @@ def _is_as_told(built: nn.Module, formula: PhaseReference) -> bool:
 def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the tables that no constructor gives again and whose numbers are rounded, or are none."""
     for found in random_tables(module):
-        buffer = plain(module._buffers[found.name]).detach()
+        held: Any = module._buffers.get(found.name, module._parameters.get(found.name))
+        buffer = plain(held).detach()
         if buffer.is_meta or bool(buffer.isnan().any()):
             yield found.name, "it holds no values, and its constructor does not give them again"
         elif (low := low_dtype_of(buffer.cpu())) is not None:

@@ -42,11 +42,13 @@ class Facts(NamedTuple):
     computes: bool
     """They make a count, and take powers, exponentials, sines or outer products."""
     turns: bool
-    """They take sines and cosines."""
+    """They take sines or cosines."""
     makes_waves: bool
     """They, the constructor, or what helps them take sines or cosines of what they count."""
     turns_counts: bool
     """``forward``, or what helps it, counts, and takes sines or cosines."""
+    rotates: bool
+    """They take both sines and cosines, which hardly anything but positions needs."""
 
 
 class Conduct(NamedTuple):
@@ -139,6 +141,27 @@ def turns_counts(function: Any) -> bool:
     return _turn_counts(list(_all_reached(_functions_of(function))))
 
 
+def constructing(cls: type) -> list[types.FunctionType]:
+    """The constructors of a class and its bases, and the methods and functions that help them."""
+    functions = [one for name, value in _own(cls) if name in _CONSTRUCTORS for one in _functions_of(value)]
+    return list(_reached(_by_name(cls), functions, beside=True))
+
+
+def methods_by_name(cls: type) -> dict[str, list[types.FunctionType]]:
+    """The methods and properties of a class and its bases that take an object, but for constructors."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for name, value in _own(cls):
+        if name not in _CONSTRUCTORS and not isinstance(value, staticmethod):
+            found.setdefault(name, []).extend(_functions_of(value))
+    return found
+
+
+def called_beside(function: types.FunctionType, value: Any) -> types.FunctionType | None:
+    """The function that a value is, if it is one of the package of another; None if it is not."""
+    called = _function_of(value)
+    return called if called is not None and _is_beside(called, function) else None
+
+
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
     own = _by_name(cls)
@@ -199,8 +222,8 @@ def _reached(
 def _beside(function: types.FunctionType) -> Iterator[types.FunctionType]:
     """Yield the functions of the same package that one names."""
     for value in _named(function, _names(function.__code__)):
-        called = _function_of(value)
-        if called is not None and _is_beside(called, function):
+        called = called_beside(function, value)
+        if called is not None:
             yield called
 
 
@@ -244,9 +267,10 @@ def _facts(cls: Any) -> Facts:
     return Facts(
         counts=counts,
         computes=counts and bool(names & _WAVES),
-        turns={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
+        turns=_take_waves(names, methods),
         makes_waves=bool(counted) and (bool(everywhere & _SINES) or any(map(_turns, own))),
         turns_counts=bool(later & _COUNTING) and _take_waves(later, reached),
+        rotates={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.turned import freezes, turned_at_random
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
@@ -23,6 +24,7 @@ from safe_rope._recognition.tables import (
     is_empty_table,
     is_frequency,
     is_librarys,
+    is_no_position,
     is_table_of,
     may_be_turned,
     oscillates,
@@ -38,6 +40,8 @@ HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Module)
 _SAMPLE = 128
 """Rows and columns of a weight that are looked at."""
+_WHOLE = 256
+"""How far BF16 counts."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
 _TORCHS = "is in a module of torch: it is rounded to whatever dtype the model is given"
 _DERIVED = "is in a module whose class torch has derived (a parametrization, fully_shard): it is as in stock"
@@ -96,7 +100,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         for name, parameter in _own_parameters(module):
             if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            if not (has_position_name(name) or bytecode.facts(type(module)).makes_waves):
+            if not _is_told(module, name):
                 continue
             low = parameter.dtype in LOW and (is_frequency(name) or may_be_turned(module, parameter))
             reason = _LOW.format(parameter.dtype) if low else _LEFT
@@ -122,22 +126,37 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
 
 
 def random_tables(module: nn.Module) -> Iterator[Frozen]:
-    """Yield the buffers of a module that takes sines which may be tables by name or values, and are not kept.
+    """Yield what a module that takes sines holds of frequencies that no constructor gives again, unkept.
 
-    Such are random frequencies, which no constructor gives again.
+    Its buffers that may be tables by name or values. Where its constructor draws numbers, those, and the
+    parameters that it freezes, which it takes sines of a product with.
     """
-    facts = bytecode.facts(stock_class(module))
-    if not facts.turns or own_class(type(module)).__module__.startswith("torch."):
+    stock = own_class(stock_class(module))
+    if not bytecode.facts(stock).turns or own_class(type(module)).__module__.startswith("torch."):
         return
     state: Any = vars(module).get(STATE)
     kept = set() if state is None else set(state.names(module))
-    for name, buffer in own_tensors(module):
-        if name not in module._buffers or name in kept or not buffer.is_floating_point():
-            continue
-        if buffer.numel() < 2:  # one number may be there for its dtype
-            continue
-        if is_table_of(module, name, buffer, Origin.NONE) or is_empty_table(module, name, buffer):
+    buffers = [(name, one) for name, one in own_tensors(module) if name in module._buffers]
+    frozen = [(name, one) for name, one in module._parameters.items() if one is not None]
+    frozen = [(name, one) for name, one in frozen if not (one.requires_grad or _is_told(module, name))]
+    for name, tensor in (*buffers, *(frozen if freezes(stock) else ())):
+        if name in kept or not tensor.is_floating_point() or tensor.numel() < 2:
+            continue  # one number may be there for its dtype
+        found = not (is_no_position(name) or _loses_nothing(tensor)) and name in turned_at_random(stock)
+        if name in module._buffers:
+            found |= is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor)
+        if found:
             yield Frozen(module, name, _RANDOM, False)
+
+
+def _is_told(module: nn.Module, name: str) -> bool:
+    """Whether a frozen parameter counts as positions by its name or by what its module does."""
+    return has_position_name(name) or bytecode.facts(type(module)).makes_waves
+
+
+def _loses_nothing(values: torch.Tensor) -> bool:
+    """Whether a tensor holds whole numbers that 16 bits have, too."""
+    return not values.is_meta and bool(((values == values.round()) & (values.abs() <= _WHOLE)).all())
 
 
 def unkept_tables(module: nn.Module) -> Iterator[Frozen]:

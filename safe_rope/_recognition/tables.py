@@ -95,11 +95,11 @@ def _may_be_counted(module: nn.Module, name: str, value: torch.Tensor) -> bool:
         return bytecode.facts(_stock(module)).makes_waves
     if value.dtype not in (torch.int16, torch.int32, torch.int64):
         return False
-    return bool(_SELDOM.search(name.lower())) or _only_turns(module)
+    return bool(_SELDOM.search(name.lower())) or _only_rotates(module)
 
 
-def _only_turns(module: nn.Module) -> bool:
-    return bytecode.facts(_stock(module)).turns and next(module.parameters(), None) is None
+def _only_rotates(module: nn.Module) -> bool:
+    return bytecode.facts(_stock(module)).rotates and next(module.parameters(), None) is None
 
 
 def is_library_module(module: nn.Module) -> bool:
@@ -119,7 +119,7 @@ def may_hold_positions(module: nn.Module) -> bool:
     if keeps_nothing(module):  # each module of a model is asked, three times
         return False
     held = list(entries(module))
-    if any(not _is_no_position(name) for name, _ in own_tensors(module, held)):
+    if any(not is_no_position(name) for name, _ in own_tensors(module, held)):
         return True
     return bool(made_later(module) or uninitialized(module) or unreadable(module, held))
 
@@ -127,10 +127,12 @@ def may_hold_positions(module: nn.Module) -> bool:
 def only_makes_positions(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters computes positions in the forward of its class ``stock``.
 
-    It counts them, or it takes sines and cosines of what NumPy has counted or another module holds.
+    It counts them, or it takes sines of what another module holds, or sines and cosines of what NumPy has
+    counted.
     """
     facts, held = bytecode.facts(stock), vars(module).values()
-    makes = facts.computes or (facts.turns and (any(map(_is_array, held)) or _has_given(module)))
+    makes = facts.computes or (facts.turns and _has_given(module))
+    makes |= facts.rotates and any(map(_is_array, held))
     makes |= facts.makes_waves and any(map(_is_closure, held))
     return makes and next(module.parameters(), None) is None
 
@@ -191,11 +193,11 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         return False
     if is_position_table(name, tensor, origin):
         return True
-    if origin & Origin.RANDOM or tensor.is_meta or _is_no_position(name) or tensor.numel() < 2:
+    if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name) or tensor.numel() < 2:
         return False
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
-        return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_turns(module)
+        return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_rotates(module)
     # The origin of a parameter's values is not followed.
     named = is_frequency(name) or isinstance(tensor, nn.Parameter)
     makes = (named and may_be_turned(module, tensor)) or only_makes_positions(module, _stock(module))
@@ -209,7 +211,7 @@ def may_be_turned(module: nn.Module, tensor: torch.Tensor) -> bool:
 
 def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor that a constructor made is a position table: by origin, supplemented by name."""
-    if origin & Origin.RANDOM or tensor.is_meta or _is_no_position(name):
+    if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name):
         return False
     if tensor.numel() == 1:
         return not isinstance(tensor, nn.Parameter) and bool(torch.isfinite(tensor).all())
@@ -234,7 +236,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     return _has_values(tensor)
 
 
-def _is_no_position(name: str) -> bool:
+def is_no_position(name: str) -> bool:
+    """Whether a name says that what it names is counted out or drawn, and holds no positions."""
     name = name.lower()
     named = _POSITION.search(name) or _FREQUENCY.search(name)
     return bool(_NO_POSITION.search(name)) and not named

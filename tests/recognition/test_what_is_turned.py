@@ -1,0 +1,319 @@
+"""Frequencies are what sines or cosines are taken of a product with; what is not turned so is no position."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import safe_rope
+from safe_rope._base.turned import turned_at_random
+
+BF16 = torch.bfloat16
+TIMES = torch.arange(0, 1024.0, 4)  # BF16 has each of them
+
+
+class TimeEncoding(nn.Module):
+    """Cosines alone, as torch_geometric's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", 1.0 / 10000 ** (torch.arange(0, 64, 2).float() / 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(x.view(-1, 1) @ self.weight.view(1, -1))
+
+
+class ShiftedSine(TimeEncoding):
+    """Sines alone, of a phase and of the phase a quarter of a turn on, as nerfstudio's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = x.view(-1, 1) * self.weight
+        return torch.sin(torch.cat((phase, phase + math.pi / 2), -1))
+
+
+@pytest.mark.parametrize("cls", [TimeEncoding, ShiftedSine])
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")  # positions in 16 bits
+@pytest.mark.contract
+def test_a_phase_is_exact_where_only_one_of_sine_and_cosine_is_taken(cls: type[nn.Module], way: str) -> None:
+    true = cls()(TIMES)
+    if way == "guard":
+        with safe_rope.guard():
+            module = cls()
+    else:
+        module = cls()
+        safe_rope.protect(module)
+    given = module.to(BF16)(TIMES.to(BF16))
+    assert given.dtype == BF16
+    assert (given.float() - true).abs().max() <= 2**-8
+    assert (cls().to(BF16)(TIMES.to(BF16)).float() - true).abs().max() > 0.5
+
+
+class RandomFeatures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("B", torch.randn(3, 10) * 8.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = 2 * math.pi * x @ self.B
+        return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+class OneSine(RandomFeatures):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.register_buffer("B", torch.normal(mean=0.0, std=8.0, size=(3, 10)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = 2 * math.pi * x @ self.B
+        return torch.sin(torch.cat((phase, phase + math.pi / 2), -1))
+
+
+class FrozenFeatures(RandomFeatures):
+    """As in score_sde and in diffusers' GaussianFourierProjection."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.B = nn.Parameter(torch.randn(3, 10) * 8.0, requires_grad=False)
+
+
+class FrozenAfterwards(RandomFeatures):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.B = nn.Parameter(torch.empty(3, 10))
+        self.reset_parameters()
+        self.B.requires_grad_(False)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.B, std=8.0)
+
+
+class InALoop(RandomFeatures):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phases = [F.linear(2 * math.pi * x, self.B.t())]
+        return torch.cat([turn(phase) for turn in (torch.sin, torch.cos) for phase in phases], -1)
+
+
+class ByAMethod(RandomFeatures):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.waves(self.phase(x))
+
+    def phase(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * math.pi * x @ self.B.to(x.dtype)
+
+    def waves(self, phase: torch.Tensor) -> torch.Tensor:
+        return _both(phase)
+
+
+def _both(phase: torch.Tensor) -> torch.Tensor:
+    return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+class ByPhasors(RandomFeatures):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = 2 * math.pi * torch.einsum("nd,df->nf", x, self.B)
+        return torch.view_as_real(torch.polar(torch.ones_like(phase), phase)).transpose(-1, -2).flatten(-2)
+
+
+class Derived(RandomFeatures):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = 1
+
+
+RANDOM: list[type[nn.Module]] = [
+    *(RandomFeatures, OneSine, FrozenFeatures, FrozenAfterwards, InALoop, ByAMethod, ByPhasors, Derived)
+]
+
+
+@pytest.mark.parametrize("cls", RANDOM)
+@pytest.mark.contract
+def test_random_frequencies_are_named_whatever_they_are_called(cls: type[nn.Module]) -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(cls())
+    for report in (session.report, safe_rope.protect(model)):
+        assert ["B is nothing that its" in str(entry) for entry in report.left] == [True]
+    x = torch.rand(9, 3)
+    true = model(x)
+    assert safe_rope.audit(model).ok
+    damaged = safe_rope.audit(model.to(BF16).float())
+    assert (model(x) - true).abs().max() > 0.05
+    assert damaged.verdict == "unknown"
+    assert [finding.what for finding in damaged.findings] == ["B"]
+
+
+def test_random_whole_numbers_lose_nothing() -> None:
+    class Signs(RandomFeatures):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.register_buffer("B", torch.randint(-9, 9, (3, 10)).float())
+
+    assert safe_rope.audit(Signs()).ok
+    assert safe_rope.audit(Signs().to(BF16)).ok
+
+
+# ---- what is no position -------------------------------------------------------------------------------
+
+
+class Trained(RandomFeatures):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.B = nn.Parameter(torch.randn(3, 10))
+
+
+class Snake(nn.Module):
+    """The activation of vocoders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.randn(3).abs())
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.sin(self.alpha * x).pow(2) / (self.alpha + 1e-9) + self.shift
+
+
+class FilteredSnake(nn.Module):
+    """With the filter of BigVGAN beside the sine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filter", torch.kaiser_window(12, periodic=False)[None, None])
+        self.register_buffer("gain", torch.tensor([1.0, 1.5, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.conv1d(x[:, None], self.filter, padding=6)[:, 0, : x.shape[1]]
+        return x + torch.sin(self.gain * y).pow(2)
+
+
+class Siren(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w0 = 30.0
+        self.lin = nn.Linear(3, 10)
+        self.weight = nn.Parameter(torch.empty(10, 10).uniform_(-0.1, 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.w0 * F.linear(torch.sin(self.w0 * self.lin(x)), self.weight))
+
+
+class Gelu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slope", torch.rand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x) * torch.erf(x * self.slope)
+
+
+class Noisy(nn.Module):
+    """Noise and a mask from a generator, beside a sine of the activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("dither", torch.randn(3) * 0.1)
+        self.register_buffer("drop", torch.bernoulli(torch.full((3,), 0.5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        waves = torch.sin(x).unsqueeze(-1) * torch.cos(x).unsqueeze(-1)
+        return waves.squeeze(-1) * self.drop + self.dither
+
+
+class Codebook(nn.Module):
+    """A random codebook and a sinusoidal time in one class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("embed", torch.randn(16, 3))
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time = x[:, :1].sin() + x[:, :1].cos()
+        nearest = torch.cdist(x.float(), self.embed.float()).argmin(-1)
+        return self.lin(F.embedding(nearest, self.embed)) + time
+
+
+class Performer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("projection_matrix", torch.linalg.qr(torch.randn(8, 8))[0][:, :3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.projection_matrix.t() - x.square().sum(-1, keepdim=True) / 2).exp()
+
+
+class Spectrogram(nn.Module):
+    """A window, a filterbank and a cosine of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(16))
+        self.register_buffer("mel_basis", torch.rand(4, 9).sort(0).values)
+        self.mel = torch.rand(9).numpy()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        signal = x.flatten().repeat(8).float()
+        power = torch.stft(signal, 16, 4, window=self.window.float(), return_complex=True).abs()
+        return torch.cos(self.mel_basis.float() @ power).to(x.dtype)
+
+
+class States(nn.Module):
+    """A state that is drawn to begin with, and statistics of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h0", torch.randn(1, 3))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(x) + self.h0) * x.cos()
+
+
+NONE: list[type[nn.Module]] = [
+    *(Trained, Snake, FilteredSnake, Siren, Gelu, Noisy, Codebook, Performer, Spectrogram),
+    States,
+]
+
+
+@pytest.mark.parametrize("cls", NONE)
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.contract
+def test_what_is_no_position_is_neither_named_nor_changed(
+    cls: type[nn.Module], trained: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(cls()).eval().requires_grad_(trained)
+
+    x = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
+    stock = build()
+    with safe_rope.guard() as session:
+        guarded = build()
+    protected = build()
+    for report in (session.report, safe_rope.protect(protected)):
+        assert (report.protected, report.unprotected, report.left) == ([], [], [])
+    assert type(guarded[0]) is type(protected[0]) is cls
+    for dtype in (torch.float32, BF16):
+        expected = stock.to(dtype)(x.to(dtype))
+        for model in (guarded, protected):
+            assert torch.equal(model.to(dtype)(x.to(dtype)), expected)
+            assert not safe_rope.audit(model).findings
+        with torch.autocast("cpu", BF16):
+            given = [model(x.to(dtype)) for model in (stock, guarded, protected)]
+        assert all(torch.equal(one, given[0]) for one in given)
+    assert not [w for w in recwarn if "PrecisionWarning" in w.category.__name__]
+
+
+def _names(cls: Any) -> set[str]:
+    return set(turned_at_random(cls))
+
+
+def test_only_what_reaches_a_sine_is_turned() -> None:
+    assert _names(RandomFeatures) == {"B"}
+    assert _names(Noisy) == set()
+    assert _names(TimeEncoding) == set(), "its constructor draws nothing"
