@@ -16,7 +16,7 @@ from safe_rope._base import instructions
 _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "ndgrid"}
 _SINES = {"sin", "cos", "polar"}
 _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
-PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot"}
+PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot", "linear"}
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
 _STORING = {"register_buffer", "setattr", "__dict__", "vars"}
 CHANGING = {"append", "extend", "insert", "pop", "update", "setdefault", "add", "clear"}

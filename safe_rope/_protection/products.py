@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
@@ -64,7 +65,8 @@ class _Products(Provenance):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "").strip("_").removeprefix("r")
-        if self._multiplies and name in bytecode.PRODUCTS and torch.is_autocast_enabled(self._device):
+        is_product = self._multiplies and name in bytecode.PRODUCTS and not _is_of_a_layer(name, args)
+        if is_product and torch.is_autocast_enabled(self._device):
             origins = [self.origin(tensor) for tensor in tensors_in((args, kwargs))]
             if any(origin & Origin.KEPT and not origin & Origin.FINISHED for origin in origins):
                 warnings.warn(
@@ -101,6 +103,11 @@ class _Products(Provenance):
                 stacklevel=2,
             )
             return
+
+
+def _is_of_a_layer(name: str, args: Any) -> bool:
+    """Whether a product is that of a layer of weights, whose input is rounded as any activation is."""
+    return name == "linear" and any(isinstance(one, nn.Parameter) for one in args)
 
 
 def _is_coarse(tensor: torch.Tensor, origin: Origin) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import safe_rope
 from safe_rope.errors import PrecisionWarning
@@ -35,6 +36,12 @@ class Product(nn.Module):
         return (t[:, None] @ self.inv_freq[None].float()).cos().to(x.dtype)
 
 
+class ByLinear(Product):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        t = torch.arange(x.shape[1], device=x.device).float()
+        return F.linear(t[:, None], self.inv_freq[:, None].float()).cos().to(x.dtype)
+
+
 class Weighted(Product):
     """The same in a layer that has weights."""
 
@@ -53,15 +60,16 @@ def _true(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("cls", [Product, ByLinear])
 @pytest.mark.contract
-def test_autocast_does_not_round_phases(compiled: bool, dtype: torch.dtype) -> None:
+def test_autocast_does_not_round_phases(cls: type[nn.Module], compiled: bool, dtype: torch.dtype) -> None:
     with safe_rope.guard():
-        module: Any = Product()
+        module: Any = cls()
     called = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
     x = torch.zeros(1, LENGTH, 32, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         cos = called(x)
-        stock = Product()(x)
+        stock = cls()(x)
     assert cos.dtype == stock.dtype == dtype
     low = torch.finfo(torch.bfloat16).eps
     assert (stock.double() - _true(dtype)).abs().max() > 0.5
@@ -69,9 +77,19 @@ def test_autocast_does_not_round_phases(compiled: bool, dtype: torch.dtype) -> N
     assert (cos.double() - _true(dtype)).abs().max() < (low if dtype == torch.bfloat16 else 2 * low)
 
 
-def test_a_layer_with_weights_is_named_once() -> None:
+class WeightedByLinear(ByLinear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q(x) * super().forward(x)
+
+
+@pytest.mark.parametrize("cls", [Weighted, WeightedByLinear])
+def test_a_layer_with_weights_is_named_once(cls: type[nn.Module]) -> None:
     with safe_rope.guard():
-        module = Weighted()
+        module = cls()
     x = torch.zeros(1, LENGTH, 32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -82,7 +100,33 @@ def test_a_layer_with_weights_is_named_once() -> None:
             module(x)
     said = [str(w.message) for w in caught if issubclass(w.category, PrecisionWarning)]
     assert len(said) == 1
-    assert "Weighted multiplies its frequencies by a matrix product" in said[0]
+    assert f"{cls.__name__} multiplies its frequencies by a matrix product" in said[0]
+
+
+class PhasesIntoALayer(nn.Module):
+    """A layer of weights takes what is counted, beside an elementwise phase: that is its ordinary code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", Product().inv_freq.clone())
+        self.q = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.arange(x.shape[1])[:, None] * self.inv_freq.float()
+        return self.q(self.inv_freq.expand(1, 16).to(x.dtype)) + F.linear(phase.cos(), self.q.weight)
+
+
+def test_what_goes_into_a_layer_of_weights_is_not_named() -> None:
+    with safe_rope.guard():
+        module = PhasesIntoALayer()
+    with warnings.catch_warnings(record=True) as caught, torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("always")
+        given = module(torch.zeros(1, LENGTH, 32))
+    assert not caught
+    with torch.autocast("cpu", torch.bfloat16):
+        stock = PhasesIntoALayer()
+        stock.load_state_dict(module.state_dict())
+        assert torch.equal(given, stock(torch.zeros(1, LENGTH, 32)))
 
 
 def test_attention_without_phases_by_products_is_not_named() -> None:
