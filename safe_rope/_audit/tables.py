@@ -166,20 +166,19 @@ def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> s
 
 
 def rounded_lists(module: nn.Module, reference: Reference) -> Iterator[Held]:
-    """Yield the numbers and lists of numbers that are rounded, as tables.
+    """Yield the numbers, and the lists and arrays of numbers, that are rounded, as tables.
 
     Told by what the constructor makes, or by a frequency's name and the numbers alone.
     """
     for name, meant in rounded_numbers(module, reference):
-        now, true = (
-            torch.tensor(numbers(value), dtype=torch.float64) for value in (vars(module)[name], meant)
-        )
-        yield Held(name, now, true, not is_frequency(name), replays=(now,))
+        now, true = numbers(vars(module)[name]), numbers(meant)
+        if now is not None and true is not None:
+            yield Held(name, now, true, not is_frequency(name), replays=(now,))
     if reference.module is None:
         for name, value in vars(module).items():
             held = numbers(value) if is_frequency(name) else None
-            if held is not None and damaged_in_itself(name, table := torch.tensor(held)) is not None:
-                yield Held(name, table, None, False)
+            if held is not None and damaged_in_itself(name, held) is not None:
+                yield Held(name, held, None, False)
 
 
 def is_replayed(actual: Tensor, name: str, reference: Reference) -> bool:

@@ -31,6 +31,7 @@ from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
 from safe_rope._recognition.tables import (
     UNREAD,
+    is_array,
     may_hold_positions,
     only_makes_positions,
     uninitialized,
@@ -101,7 +102,8 @@ def concerns(module: nn.Module) -> bool:
     cls = type(module)
     if find(module) is not None or may_hold_positions(module) or only_makes_positions(module, cls):
         return True
-    if not module._buffers and bytecode.facts(cls).makes_waves:
+    in_arrays = any(map(is_array, vars(module).values()))
+    if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_waves:
         return True
     frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
     return any(p.is_floating_point() for p in frozen) and not module._modules

@@ -132,7 +132,7 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
     """
     facts, held = bytecode.facts(stock), vars(module).values()
     makes = facts.computes or (facts.turns and _has_given(module))
-    makes |= facts.rotates and any(map(_is_array, held))
+    makes |= facts.rotates and any(map(is_array, held))
     makes |= facts.makes_waves and any(map(_is_closure, held))
     return makes and next(module.parameters(), None) is None
 
@@ -148,7 +148,7 @@ def _is_closure(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and bool(value.__closure__)
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     """Whether a value is a floating NumPy array, told without importing NumPy."""
     return type(value).__name__ == "ndarray" and value.dtype.kind == "f" and value.size > 1
 
