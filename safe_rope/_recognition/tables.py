@@ -17,6 +17,8 @@ from safe_rope._recognition.provenance import Origin
 
 FEWEST = 8
 """Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
+_FEWEST_ROWS = 4
+"""Rows of sines; three are the samples of some sine whatever they are."""
 _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
 # Their constructors set up processes, optimizers and hooks: they must never be run twice.
@@ -318,11 +320,16 @@ def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
 def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:
     """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i].
 
-    ``error`` is what the values may be off by.
+    ``error`` is what the values may be off by. Few rows tell little of a column. Those of sines have one
+    length besides: the squares of a sine and its cosine add up to 1.
     """
-    if tensor.dim() < 2 or tensor.shape[-2] < FEWEST or not tensor.is_floating_point():
+    if tensor.dim() < 2 or tensor.shape[-2] < _FEWEST_ROWS or not tensor.is_floating_point():
         return False
     rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
+    if len(rows) < FEWEST:
+        pairs = rows.shape[-1] / 2
+        if pairs < FEWEST or bool(((rows * rows).sum(-1) - pairs).abs().max() > 2 * error * pairs):
+            return False
     before, middle, after = rows[:-2], rows[1:-1], rows[2:]
     square = (middle * middle).sum(0)
     factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)

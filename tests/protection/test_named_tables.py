@@ -221,3 +221,75 @@ def test_random_frequencies_are_named_and_unknown_once_they_are_rounded() -> Non
     assert any("inv_freq is nothing that its" in str(entry) for entry in session.report.left)
     assert safe_rope.audit(model).ok
     assert safe_rope.audit(model.to(torch.bfloat16)).verdict == "unknown"
+
+
+def _sinusoids(rows: int, width: int, *, halves: bool = False) -> torch.Tensor:
+    phase = torch.outer(
+        torch.arange(rows).float(), 1.0 / 10000 ** (torch.arange(0, width, 2).float() / width)
+    )
+    both = (phase.sin(), phase.cos())
+    return torch.cat(both, -1) if halves else torch.stack(both, -1).flatten(-2)
+
+
+class OfWeekdays(nn.Module):
+    """Informer's: a frozen Embedding of sines, with a row for each day or quarter of an hour."""
+
+    def __init__(self, rows: int, halves: bool) -> None:
+        super().__init__()
+        self.rows, self.halves = rows, halves
+        self.emb = _frozen_embedding(_sinusoids(rows, 64, halves=halves))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.emb(x)
+
+
+def _frozen_embedding(rows: torch.Tensor) -> nn.Embedding:
+    embedding = nn.Embedding(*rows.shape)
+    embedding.weight = nn.Parameter(rows, requires_grad=False)
+    return embedding
+
+
+@pytest.mark.parametrize("rows", [4, 7, 8, 13])
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_embedding_of_few_sines_is_named(rows: int, halves: bool, dtype: torch.dtype) -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(OfWeekdays(rows, halves).to(dtype))
+    for report in (session.report, safe_rope.protect(model)):
+        assert ["emb.weight" in str(entry) for entry in report.left] == [True]
+    assert safe_rope.audit(model).ok
+
+
+def _few_rows() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    drawn, steps = torch.randn(7, 64, generator=draw), torch.arange(7.0)[:, None]
+    hadamard = torch.tensor([[1.0, 1], [1, -1]])
+    return {
+        "words": drawn,
+        "words as they are drawn first": 0.02 * drawn,
+        "unit words": drawn / drawn.norm(dim=-1, keepdim=True),
+        "words of the norm of sines": drawn / drawn.norm(dim=-1, keepdim=True) * 32**0.5,
+        "one of each": torch.eye(7, 16),
+        "bits": torch.tensor([[(row >> bit) & 1 for bit in range(8)] for row in range(7)]).float(),
+        "straight lines": steps * torch.linspace(-1, 1, 16),
+        "orthonormal": torch.linalg.qr(torch.randn(16, 16, generator=draw))[0][:7],
+        "Hadamard's": torch.kron(torch.kron(hadamard, hadamard), hadamard)[:7] / 8**0.5,
+        "constant": torch.full((7, 16), 0.5**0.5),
+        "cosines alone": torch.cos(torch.outer(torch.arange(5.0), torch.arange(7.0))),
+    }
+
+
+class OfOthers(OfWeekdays):
+    def __init__(self, kind: str) -> None:
+        nn.Module.__init__(self)
+        self.kind = kind
+        self.emb = _frozen_embedding(_few_rows()[kind])
+
+
+@pytest.mark.parametrize("kind", [*_few_rows()])
+def test_a_frozen_embedding_of_few_other_rows_is_none_of_positions(kind: str) -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(OfOthers(kind))
+    for report in (session.report, safe_rope.protect(model)):
+        assert not report.left
+    assert safe_rope.audit(model.to(torch.bfloat16)).ok
