@@ -36,6 +36,13 @@ UNRELATED = Explanation(
     "what the config asks for",
     "loading",
 )
+UNEXPLAINED = Explanation(
+    "not what its constructor gives: overwritten, uninitialised, or another formula",
+    "loading",
+    certain=False,
+    shown=False,
+)
+_BUILT_FROM = "were built from inv_freq as it is"
 _FEW = 0.25
 """Of the values of a table: what is rounded differs in more of them."""
 _MOVED = 0.5
@@ -68,8 +75,8 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
         return Explanation(said, "constructor")
     off = values != true
     said = f"written to, or built from damaged numbers: {int(off.sum())} of {len(off)} values differ"
-    if is_written_to(actual, expected):
-        return Explanation(said, "constructor")
+    if is_written_to(actual, expected):  # or made so by a formula that ``expected`` is not of
+        return Explanation(said, "constructor", certain=False)
     for replay in replays:
         if replay is not None and not actual.is_complex():
             replay = in_real_numbers(replay)
@@ -84,8 +91,7 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
         return UNRELATED
     if near:
         return Explanation(said, "constructor", shown=False)
-    said = "not what its constructor gives: overwritten, uninitialised, or another formula"
-    return Explanation(said, "loading", certain=False, shown=False)
+    return UNEXPLAINED
 
 
 def is_written_to(actual: Tensor, expected: Tensor) -> bool:
@@ -97,35 +103,38 @@ def is_written_to(actual: Tensor, expected: Tensor) -> bool:
     return off < _FEW or (off <= _MOVED and bool(torch.isin(values, true).all()))
 
 
-def explain_cos_sin(what: str, reference: PhaseReference, tables: list[CosSinTable]) -> Explanation:
-    """Say how the first damaged one of ``tables`` came to be."""
+def explain_cos_sin(
+    what: str,
+    reference: PhaseReference,
+    tables: list[CosSinTable],
+    inv_freq: Explanation | None = None,
+) -> Explanation:
+    """Say how the first damaged one of ``tables`` came to be; ``inv_freq``, how the module's own did."""
     is_forward = what.startswith("forward")
     for table in tables:
         errors, layout = compare(reference, table)
         if not errors.damaged:
             continue
         how = _match(table, layout, reference)
+        if how == _BUILT_FROM and inv_freq is not None:
+            return inv_freq._replace(said=f"{what} {how}: {inv_freq.said}")
         if how is not None:
             at_rest: Where = "module cast" if how.endswith("(cast)") else "constructor"
             return Explanation(f"{what} {how}", "forward" if is_forward else at_rest)
         if is_forward:
             said = "forward returns something else, although the tensors that it reads are right"
             return Explanation(said, "forward", certain=False, shown=False)
-        if float((errors.excess > 1).double().mean()) > 0.5:
+        if _is_unfilled(table, layout, reference):
             return UNRELATED
-        return Explanation(f"{what} were written to in some rows", "loading")
+        if float((errors.excess > 1).double().mean()) > 0.5:
+            return UNEXPLAINED
+        return Explanation(f"{what} were written to in some rows", "loading", certain=False)
     return Explanation(f"{what} are damaged in a way that is not known", "loading", certain=False)
 
 
 def _match(table: CosSinTable, layout: str, reference: PhaseReference) -> str | None:
     """Tell what kind of damage gives these values, one of each pair, in a sample of the rows."""
-    indices = torch.arange(len(table.positions))
-    rows = torch.cat((indices[:_SAMPLED_ROWS], indices[_SAMPLED_ROWS:][-_SAMPLED_ROWS:]))
-    pairs = len(reference.base)
-    split_cos = halves(table.cos[rows.to(table.cos.device)], pairs, layout)
-    split_sin = halves(table.sin[rows.to(table.sin.device)], pairs, layout)
-    positions = table.positions[rows].repeat(len(split_cos))
-    cos, sin = (torch.cat(split).to("cpu", torch.float64) for split in (split_cos, split_sin))
+    cos, sin, positions = _sampled(table, layout, reference)
     held = low_dtype_of(torch.stack((cos, sin)))
     rounding = 0.0 if held is None else torch.finfo(held).eps / 2
     for how, phases in _hypotheses(positions, table.length, reference):
@@ -141,6 +150,25 @@ def _match(table: CosSinTable, layout: str, reference: PhaseReference) -> str | 
         if held is not None:
             return f"hold {dtype_name(held)}-rounded values in {dtype_name(table.cos.dtype)}"
     return None
+
+
+def _sampled(table: CosSinTable, layout: str, reference: PhaseReference) -> tuple[Tensor, Tensor, Tensor]:
+    """Values of cos and sin, one of each pair, in a sample of the rows, float64 CPU, and their positions."""
+    indices = torch.arange(len(table.positions))
+    rows = torch.cat((indices[:_SAMPLED_ROWS], indices[_SAMPLED_ROWS:][-_SAMPLED_ROWS:]))
+    pairs = len(reference.base)
+    split_cos = halves(table.cos[rows.to(table.cos.device)], pairs, layout)
+    split_sin = halves(table.sin[rows.to(table.sin.device)], pairs, layout)
+    positions = table.positions[rows].repeat(len(split_cos))
+    cos, sin = (torch.cat(split).to("cpu", torch.float64) for split in (split_cos, split_sin))
+    return cos, sin, positions
+
+
+def _is_unfilled(table: CosSinTable, layout: str, reference: PhaseReference) -> bool:
+    """Whether cos or sin look like memory that nobody has written to."""
+    cos, sin, positions = _sampled(table, layout, reference)
+    phases = reference.phases(positions, table.length)
+    return is_unfilled(cos, phases.cos()) or is_unfilled(sin, phases.sin())
 
 
 def _hypotheses(positions: Tensor, length: int, reference: PhaseReference) -> Iterator[tuple[str, Tensor]]:
@@ -159,4 +187,4 @@ def _hypotheses(positions: Tensor, length: int, reference: PhaseReference) -> It
         yield f"were computed in {name} (positions, inv_freq and their product)", product.to(torch.float64)
     shown = getattr(reference.module, f"{reference.prefix}inv_freq", None)
     if isinstance(shown, Tensor) and not shown.is_meta and shown.shape == frequencies.shape:
-        yield "were built from the damaged inv_freq", phases(positions, shown.detach())
+        yield _BUILT_FROM, phases(positions, shown.detach())

@@ -182,8 +182,9 @@ class EmbeddingAuditor:
         table = CosSinTable(cos, sin, torch.arange(len(cos), dtype=torch.int64), length)
         errors, _ = compare(self._reference, table)
         if errors.damaged:
-            self._cache = explain_cos_sin(what, self._reference, [table])
-            self._add(what, "damaged", self._cache.said, self._cache.where, cos.dtype, **errors.measured())
+            cause = self._cache = explain_cos_sin(what, self._reference, [table], self._inv_freq)
+            severity = self._severity(cause.certain, cause)
+            self._add(what, severity, cause.said, cause.where, cos.dtype, **errors.measured())
 
     def _audit_forward(self) -> None:
         if device_of(self._module) is None:

@@ -317,7 +317,7 @@ class ModuleAuditor:
 
     def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
         cause = explain_table(actual, expected, held.replays or self.reference.replays(held.name))
-        certain = held.certain or cause.certain
+        certain = held.certain or cause.certain or is_written_to(actual, expected)
         if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
             cause, certain = cause._replace(said=said), True
         if held.frozen:  # a checkpoint may have rounded or scaled it, and it may be meant so

@@ -1,0 +1,121 @@
+"""audit() calls no table damaged that a class makes by a formula of its own, which nobody can run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from audited import of
+from torch import nn
+
+import safe_rope
+
+DIM, BASE, LENGTH = 16, 10000.0, 64
+
+
+class Scaled(nn.Module):
+    """What it is given is kept under a name that tells nothing; frequencies, rows or amplitude follow it."""
+
+    def __init__(self, dim: int, length: int, base: float, scaling: dict[str, Any]) -> None:
+        super().__init__()
+        self.dim, self.base, self.s = dim, base, scaling
+        exact = base ** -(torch.arange(0, dim, 2).double() / dim)
+        self.register_buffer("inv_freq", self.frequencies(exact).float(), persistent=False)
+        self.make(length)
+
+    def frequencies(self, exact: torch.Tensor) -> torch.Tensor:
+        return exact
+
+    def positions(self, length: int) -> torch.Tensor:
+        return torch.arange(length).float()
+
+    def make(self, length: int) -> None:
+        self.max_seq_len_cached = length
+        phases = torch.outer(self.positions(length), self.inv_freq).repeat(1, 2)
+        amplitude = self.s.get("amplitude", 1.0)
+        self.register_buffer("cos_cached", phases.cos() * amplitude, persistent=False)
+        self.register_buffer("sin_cached", phases.sin() * amplitude, persistent=False)
+
+    def forward(self, x: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if seq_len > self.max_seq_len_cached:
+            self.make(seq_len)
+        return self.cos_cached[:seq_len].to(x.dtype), self.sin_cached[:seq_len].to(x.dtype)
+
+
+class Linear(Scaled):
+    def frequencies(self, exact: torch.Tensor) -> torch.Tensor:
+        return exact / self.s["factor"]
+
+
+class Dividing(Scaled):
+    def positions(self, length: int) -> torch.Tensor:
+        return super().positions(length) / self.s["factor"]
+
+
+class Last(Scaled):
+    """Only the lowest frequency is stretched, as with YaRN and a long training."""
+
+    def frequencies(self, exact: torch.Tensor) -> torch.Tensor:
+        return torch.cat((exact[:-1], exact[-1:] / self.s["factor"]))
+
+
+class Window(Scaled):
+    """Beyond a window, every position is its last one."""
+
+    def positions(self, length: int) -> torch.Tensor:
+        return super().positions(length).clamp(max=self.s["window"])
+
+
+class Swapped(Scaled):
+    def frequencies(self, exact: torch.Tensor) -> torch.Tensor:
+        return exact[[1, 0, *range(2, len(exact))]]
+
+
+FORMULAS: dict[str, Callable[[], Scaled]] = {
+    "linear": lambda: Linear(DIM, LENGTH, BASE, {"factor": 4.0}),
+    "dividing": lambda: Dividing(DIM, LENGTH, BASE, {"factor": 3.0}),
+    "amplitude": lambda: Scaled(DIM, LENGTH, BASE, {"amplitude": 1.1}),
+    "both": lambda: Linear(DIM, LENGTH, BASE, {"factor": 4.0, "amplitude": 1.1}),
+    "last": lambda: Last(DIM, LENGTH, BASE, {"factor": 4.0}),
+    "window": lambda: Window(DIM, LENGTH, BASE, {"window": 48}),
+    "swapped": lambda: Swapped(DIM, LENGTH, BASE, {}),
+}
+
+
+@pytest.mark.parametrize("length", [LENGTH, 2 * LENGTH])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_of_its_own_is_unknown_not_damaged(name: str, length: int) -> None:
+    rotary = FORMULAS[name]()
+    cos, _ = rotary(torch.zeros(1), length)
+    phases = rotary.positions(length).double()[:, None] * rotary.inv_freq.double()
+    assert (cos[:, : DIM // 2].double() - phases.cos() * rotary.s.get("amplitude", 1)).abs().max() < 1e-5
+    report = safe_rope.audit(nn.Sequential(rotary))
+    assert {found.severity for found in report.findings} == {"unknown"}, str(report)
+    assert [module.verdict for module in report.modules] == ["unknown"]
+    assert "meta device" not in str(report)
+    assert "damaged inv_freq" not in str(report)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_its_tables_are_damaged_where_they_show_it(name: str) -> None:
+    cast = FORMULAS[name]().bfloat16()
+    report = safe_rope.audit(nn.Sequential(cast))
+    assert of(report, "inv_freq") or (name == "swapped" and not report.ok), str(report)
+    for number in (0.0, float("nan"), 1e-40):
+        rotary = FORMULAS[name]()
+        for buffer in rotary.buffers():
+            buffer.fill_(number)
+        report = safe_rope.audit(nn.Sequential(rotary))
+        assert of(report, "cos_cached, sin_cached"), f"{number}\n{report}"
+        assert of(report, "forward"), f"{number}\n{report}"
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_what_a_guard_has_run_is_ok(name: str) -> None:
+    with safe_rope.guard():
+        model = nn.Sequential(FORMULAS[name]())
+    report = safe_rope.audit(model.bfloat16())
+    assert report.modules, str(report)
+    assert not [found for found in report.findings if found.severity == "damaged"], str(report)
