@@ -33,7 +33,7 @@ from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, ra
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
-from safe_rope._recognition.holdings import entries, get_table
+from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
@@ -48,7 +48,7 @@ from safe_rope._recognition.tables import (
     own_tensors,
     unreadable,
 )
-from safe_rope._recognition.truths import tables_of
+from safe_rope._recognition.truths import is_told_alone, tables_of
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
@@ -98,7 +98,7 @@ class ModuleAuditor:
 
     def run(self, asked: list[int] | None) -> None:
         """Measure everything; add the module, its rows and its findings to the report."""
-        tables = {held.name: held for held in (*self._tables(), *self._out_of_reach())}
+        tables = {held.name: held for held in (*self._tables(), *self._out_of_reach(), *self._nested())}
         convention = calling_convention(stock_class(self.module))
         if next(self.module.parameters(), None) is not None:
             convention = None  # more than a rotary module: it cannot be asked alone
@@ -195,6 +195,20 @@ class ModuleAuditor:
                 certain = again is not None and again.certain
                 finished = is_finished(stock_class(self.module), name, origin, value)
                 yield Held(found.name, current, expected, finished, certain)
+
+    def _nested(self) -> Iterator[Held]:
+        """Tables in containers inside of containers, or in closures, where nothing keeps them."""
+        rebuilt, now = self.reference.rebuilt, dict(nested(self.module))
+        if rebuilt is None:
+            for name, tensor in now.items():
+                if is_told_alone(self.module, name, tensor):
+                    yield Held(name, tensor, None, not is_frequency(name))
+            return
+        made = [dict(nested(module)) for module in self.reference.replayed_modules()] if now else []
+        for name, (expected, finished) in rebuilt.nested(self.reference.path).items():
+            if (current := now.get(name)) is not None and not is_shared(current, expected):
+                replays = tuple(tables[name] for tables in made if name in tables)
+                yield Held(name, current, expected, finished, True, replays=replays)
 
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
         # A constructor that hands out an instance that lives tells nothing of what that should hold.

@@ -45,6 +45,8 @@ from safe_rope.registry import find
 logger = logging.getLogger(__name__)
 
 _LAZY = "the first forward fills it, in whatever dtype the model has by then"
+_NESTED = "it holds tables in a container inside of another one, or in a closure, where nothing keeps them"
+_ELSEWHERE = "they are kept on a class or by a function that remembers, and nobody can say what they hold"
 
 
 class Options(NamedTuple):
@@ -148,11 +150,10 @@ def _prepare(
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}
     notes.update(dict.fromkeys(unreadable(module), UNREAD))
-    if reference.rebuilt is not None and reference.rebuilt.elsewhere and not reference.plain:
-        notes["tables outside of it"] = (
-            "they are kept on a class, in a closure or by a function that remembers, and nobody can say what "
-            "they hold"
-        )
+    if reference.rebuilt is not None and not reference.plain:
+        notes.update({name.partition(".")[0]: _NESTED for name in reference.rebuilt.nested(reference.path)})
+        if reference.rebuilt.elsewhere:
+            notes["tables outside of it"] = _ELSEWHERE
     true = {
         name: truth.values
         for name, truth in truths.items()

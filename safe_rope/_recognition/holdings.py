@@ -18,10 +18,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from safe_rope._base.functions import filled_cells
+
 _OF_TORCH = frozenset(vars(nn.Module()))
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _KEYS = (str, int, enum.Enum)
 _LONGEST = 256
+_DEEPEST = 1
 
 
 def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -40,6 +43,38 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
             for key, inner in _items(value):
                 if isinstance(inner, torch.Tensor):
                     yield f"{name}.{key}", inner
+
+
+def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of the tensors in containers inside of containers, where `entries` does not look.
+
+    Those in a closure of a function that the module keeps are among them.
+    """
+    for name, value in list(vars(module).items()):
+        if isinstance(value, types.FunctionType):
+            yield from _inside(name, value)
+            continue
+        kind = _kind(type(value))  # type: ignore[arg-type]
+        if kind in (None, _Kind.TENSOR) or name in _OF_TORCH:
+            continue
+        for key, inner in _items(value) if _may_be_looked_into(module, name, value, kind) else ():
+            yield from _inside(f"{name}.{key}", inner)
+
+
+def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what is in a container or in a closure, and in what is in there."""
+    held: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, list | tuple | dict) and len(value) <= _LONGEST:
+        held = _items(value)
+    elif isinstance(value, types.FunctionType) and value.__closure__:
+        names = value.__code__.co_freevars
+        held = [(key, cell.cell_contents) for key, cell in zip(names, filled_cells(value), strict=False)]
+    for key, inner in held:
+        if isinstance(inner, torch.Tensor):
+            if not has_no_shape(inner):
+                yield f"{name}.{key}", inner
+        elif depth < _DEEPEST:
+            yield from _inside(f"{name}.{key}", inner, depth + 1)
 
 
 def attributes(module: nn.Module) -> list[Any]:

@@ -28,7 +28,7 @@ from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.given_modules import without_modules
-from safe_rope._recognition.holdings import entries
+from safe_rope._recognition.holdings import entries, nested
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors, rises_or_falls
@@ -49,7 +49,7 @@ class Rebuilt(NamedTuple):
     module: nn.Module
     origins: dict[tuple[str, str], Origin]
     elsewhere: bool = False
-    """Whether the constructor has made tables that no module in it holds: on a class, in a closure."""
+    """Whether the constructor has made tables that no module in it holds: on a class, in a cache."""
     moves: bool = False
     """Whether it has changed anything outside, so that the next time it may make something else."""
 
@@ -70,6 +70,15 @@ class Rebuilt(NamedTuple):
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
                 ready = tensor.numel() > 1 and is_finished(self._reader(path) or above, name, origin, tensor)
                 found[name] = (tensor.detach(), ready)
+        return found
+
+    def nested(self, path: str = "") -> dict[str, tuple[torch.Tensor, bool]]:
+        """Return as `tables` does what of the module at ``path`` is in containers inside of containers."""
+        module, found = self.module.get_submodule(path), {}
+        for name, tensor in nested(module):
+            origin = self.origins.get((path, name)) or Origin.LITERAL
+            if is_table_of(module, name, tensor, origin) or _may_be_a_table(tensor, origin):
+                found[name] = tensor.detach(), is_finished(self._reader(path), name, origin, tensor)
         return found
 
     def _reader(self, path: str) -> type | None:
@@ -190,7 +199,7 @@ def _rebuild(
     origins = {
         (path, name): provenance.origin(tensor)
         for path, part in module.named_modules()
-        for name, tensor in (*entries(part), *part._parameters.items())
+        for name, tensor in (*entries(part), *nested(part), *part._parameters.items())
         if tensor is not None
     }
     return Rebuilt(module, origins, elsewhere, moves=untouched.moved or draws)
@@ -199,19 +208,21 @@ def _rebuild(
 def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:
     if not isinstance(module, nn.Module):
         return False
-    held = [value for part in module.modules() for _, value in entries(part)]
+    held = [value for part in module.modules() for _, value in (*entries(part), *nested(part))]
     tensors = [value for value in held if isinstance(value, torch.Tensor) and value.layout == torch.strided]
     places = {storage_key(tensor) for tensor in tensors if not tensor.is_meta}
     parameters = {id(parameter) for parameter in module.parameters()}
     return any(
-        (tensor.is_floating_point() or tensor.is_complex())
-        and tensor.numel() >= FEWEST
-        and id(tensor) not in parameters
-        and not tensor.is_meta
-        and (origin & Origin.COUNTED or (tensor.dim() == 1 and rises_or_falls(tensor)))
-        and storage_key(tensor) not in places
+        id(tensor) not in parameters and _may_be_a_table(tensor, origin) and storage_key(tensor) not in places
         for tensor, origin in provenance.alive()
     )
+
+
+def _may_be_a_table(tensor: torch.Tensor, origin: Origin) -> bool:
+    """Whether a tensor that is no module's own may hold positions."""
+    if tensor.is_meta or tensor.numel() < FEWEST or not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    return bool(origin & Origin.COUNTED) or (tensor.dim() == 1 and rises_or_falls(tensor))
 
 
 def _without_device(value: Any) -> Any:

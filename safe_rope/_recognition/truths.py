@@ -169,10 +169,15 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     return {
         name: tensor.numel() > 1 and not is_frequency(name)
         for name, tensor in own_tensors(module)
-        if is_table_of(module, name, tensor, Origin.NONE)
-        or is_empty_table(module, name, tensor)
-        or (not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED)))
+        if is_told_alone(module, name, tensor)
     }
+
+
+def is_told_alone(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a module that cannot be built again is a position table: by name or by values."""
+    if is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor):
+        return True
+    return not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED))
 
 
 def is_understood(module: nn.Module, reference: Reference, truths: dict[str, Truth]) -> bool:

@@ -66,6 +66,12 @@ HIDDEN = {
     "T5BucketsInABuffer",
     "CacheObjectThatGrows",
     "FrequenciesInASlot",
+    "InAClosure",
+    "TablesByLayerType",
+    "PhasorsByLength",
+    "FrequenciesInAClosure",
+    "InAReadOnlyMapping",
+    "InADataclassWithAList",
 }
 
 # The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.
