@@ -414,13 +414,16 @@ def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
     """Yield the buffers that are called like tables and hold one number everywhere, as fresh memory does."""
-    if reference.rebuilt is not None or is_protected(module) or is_pinned(module):
-        return  # the constructor tells what they should hold
+    if is_protected(module) or is_pinned(module):
+        return
+    built = reference.module
     stock = stock_class(module)
-    fills = bytecode.conduct(stock).stores
+    fills = bytecode.stores_when_called(stock)
     for name, buffer in own_tensors(module):
         if name not in module._buffers or buffer.is_meta or not buffer.is_floating_point():
             continue
+        if built is not None and get_table(built, name) is not None:
+            continue  # the constructor tells what it should hold
         turned = is_frequency(name) and bytecode.facts(stock).turns
         if not (turned or has_position_name(name)) or (fills and not is_frequency(name)):
             continue

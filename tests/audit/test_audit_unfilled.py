@@ -73,6 +73,47 @@ class FirstRow(nn.Module):
         return x * self.cos
 
 
+class Extended(nn.Module):
+    """Its constructor makes no table: its parent has another method make it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def extend(self, count: int) -> None:
+        rows = torch.outer(torch.arange(count).float(), 10000.0 ** -(torch.arange(0, self.dim).float()))
+        self.register_buffer("pe", rows.sin()[None], persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.pe[:, : x.shape[1]]
+
+
+class Extending(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.encoding = Extended(dim)
+        self.encoding.extend(ROWS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoding(self.linear(x))
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-30, 1.0])
+def test_what_a_method_has_made_after_the_constructor_is_named(number: float) -> None:
+    with torch.device("meta"):
+        model = Extending(DIM)
+    true = Extending(DIM)
+    assert safe_rope.audit(true).verdict != "damaged"
+    model.to_empty(device="cpu").load_state_dict(true.state_dict())
+    model.encoding.pe.fill_(number)
+    x = torch.zeros(1, ROWS, DIM)
+    assert (model(x) - true(x)).abs().max() > 0.5
+    report = safe_rope.audit(model)
+    assert report.verdict == "unknown", str(report)
+    assert f"each of its numbers is {number:g}" in report.findings[0].source
+
+
 @pytest.mark.parametrize("number", [0.0, 1e-30, 1.0])
 @pytest.mark.parametrize("make", [Frequencies, Kept, Slopes])
 def test_what_nobody_has_filled_is_named(make: Callable[[int], nn.Module], number: float) -> None:
