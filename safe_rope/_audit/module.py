@@ -32,7 +32,7 @@ from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, random_tables, unkept_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
+from safe_rope._recognition.explained import AS_STOCK, UNKNOWN, UNMADE, UNTOLD
 from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
@@ -119,7 +119,7 @@ class ModuleAuditor:
             self._audit_left(found)
         for name in unread:
             self.add(name, "unknown", UNREAD)
-        for name, said in untold.items():
+        for name, said in (*untold.items(), *self._told_by_forward()):
             self.add(name, "unknown", said)
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
@@ -209,6 +209,13 @@ class ModuleAuditor:
             if (current := now.get(name)) is not None and not is_shared(current, expected):
                 replays = tuple(tables[name] for tables in made if name in tables)
                 yield Held(name, current, expected, finished, True, replays=replays)
+
+    def _told_by_forward(self) -> Iterator[tuple[str, str]]:
+        """Yield what a kept module's forward has shown that is as in the stock model."""
+        if is_protected(self.module) or is_pinned(self.module):
+            for name, note in state_of(self.module).notes.items():
+                if note in AS_STOCK:
+                    yield name, note
 
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
         # A constructor that hands out an instance that lives tells nothing of what that should hold.

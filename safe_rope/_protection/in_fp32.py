@@ -31,6 +31,7 @@ from safe_rope._protection.stand_ins import (
 )
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.explained import COMPUTED_LOW, LOW_PHASES, NOT_COMPARED
 from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.outside import OutOfReachError
@@ -40,6 +41,7 @@ from safe_rope._recognition.tables import FEWEST
 from safe_rope._recognition.untouched import Untouched
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
+from safe_rope.rotation._cos_sin import low_phases
 from safe_rope.rotation._cos_sin import rounded as rounded_once
 
 logger = logging.getLogger(__name__)
@@ -107,7 +109,10 @@ def _is_opaque(leaf: Any) -> bool:
 
 def run_once(call: Call) -> Any:
     """Run the call as stock, once, on frequencies that stay exact until they meet the model."""
+    told = low_phases()
     result = on_twin(call, rounded if call.state.runner.as_stock else followed)
+    if low_phases() != told:
+        call.state.notes.setdefault("phases", LOW_PHASES)
     return mapped(as_returned, result)
 
 
@@ -122,7 +127,7 @@ def tell_of_stock(call: Call, reason: str) -> None:
     """Warn, once for a module, that its positions are as in the stock model, and why."""
     notes, stock = call.state.notes, stock_class(call.module)
     if "forward" not in notes:
-        notes["forward"] = "not compared with FP32"
+        notes["forward"] = NOT_COMPARED
         warnings.warn(
             f"{stock.__module__}.{stock.__name__} computes positions and cannot be compared with FP32 "
             f"({reason}): they are as in the stock model, which may compute them in low precision. Compute "
@@ -265,7 +270,7 @@ def compare_remembered(call: Call, given: Any) -> None:
         true = None
     pairs = list(zip(flattened(given)[0], flattened(true)[0], strict=False))
     if true is None or any(isinstance(b, torch.Tensor) and _is_off(a, b) for a, b in pairs):
-        call.state.notes["forward"] = "computed in low precision"
+        call.state.notes["forward"] = COMPUTED_LOW
         warnings.warn(
             f"{stock.__module__}.{stock.__name__} computes positions in low precision and remembers them on "
             "a class or in a module, for all that ask for them: they are as in the stock model. Compute them "
@@ -338,5 +343,7 @@ def _key(call: Call) -> tuple[Any, ...]:
         structure = str(pytree.tree_structure((call.args, call.kwargs)))
     dtypes = tuple(map(_kind, given))
     are_many = any([leaf.dtype in LOW and leaf.numel() > MANY for leaf in call.leaves])
-    nominal = tuple(call.state.nominal.values())
-    return call.forward, dtypes, structure, nominal, call.module.training, call.autocast, are_many
+    nominal, pins = tuple(call.state.nominal.values()), call.state.pins
+    # A buffer that is no table may be there for its dtype.
+    beside = tuple([b.dtype for n, b in call.module._buffers.items() if n not in pins and b is not None])
+    return call.forward, dtypes, structure, nominal, beside, call.module.training, call.autocast, are_many

@@ -30,7 +30,7 @@ from safe_rope._base.torch_private import forget_compiled
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
-from safe_rope._recognition.explained import LOST
+from safe_rope._recognition.explained import LOST, MADE_LOW, is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.reference import stock_class
@@ -127,14 +127,18 @@ class PinnedState(Keeper):
     def keep_made(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Keep a table that the module's own forward has made anew, and where it has put it."""
         if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
+            if is_cast(table, self.pins[name].values.to(table.device)):
+                return  # a mere cast: `restore` undoes it
             warnings.warn(
                 f"{type(module).__name__} has made {name} anew in {table.dtype}, in a forward that cannot be "
-                "run again in FP32: from here on it is as rounded as without safe_rope. Build the model with "
-                "tables that are long enough, or protect the class by a RopePatch",
+                "run again in FP32: until it makes it anew in FP32 it is as rounded as without safe_rope. "
+                "Build the model with tables that are long enough, or protect the class by a RopePatch",
                 PrecisionWarning,
                 stacklevel=2,
             )
-            self.nominal[name] = table.dtype
+            self.nominal[name], self.notes[name] = table.dtype, MADE_LOW
+        elif table.dtype not in LOW and self.notes.get(name) == MADE_LOW:
+            del self.notes[name]
         self.adopt(module, name, table)
         self.replace_placed(name)
         if not is_watched():  # what a transform wraps is no tensor of a device

@@ -336,6 +336,9 @@ def _made_in_fp32(
     try:
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
         before = twin_alone(before, type(before), call.module)
+        for name, buffer in before._buffers.items():
+            if buffer is not None and buffer.dtype in LOW:  # it may say the dtype of what is made
+                before._buffers[name] = buffer.float()
         with torch.no_grad(), random_states_kept(call.device):
             asked.in_fp32(before)
         again = {name: get_table(before, name) for name in made}

@@ -23,6 +23,12 @@ UNMADE = "its constructor does not make it, and nobody knows what has"
 LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 UNKNOWN = (UNTOLD, UNMADE)
 """Why nobody can say whether values are right."""
+MADE_LOW = "its forward has made it anew in 16 bits, and it is as rounded as in the stock model"
+LOW_PHASES = "its phases were rounded before cos and sin, as in the stock model"
+NOT_COMPARED = "not compared with FP32"
+COMPUTED_LOW = "computed in low precision"
+AS_STOCK = (MADE_LOW, LOW_PHASES, NOT_COMPARED, COMPUTED_LOW)
+"""What a forward has shown of positions: they are no better than in the stock model."""
 _NEAR = 2.0**-7
 """Relative: how far a few roundings to 16 bits move a value."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from safe_rope.rotation._operator_kinds import kind_of
 
 _MARK = "_safe_rope_cos_sin"
 _writes = 0
+_this_thread = threading.local()
 
 
 @torch_private.cacheable
@@ -298,9 +300,15 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return target if isinstance(target, CosSin) and isinstance(result, torch.Tensor) else result
 
 
+def low_phases() -> int:
+    """How often this thread has rounded phases before cos and sin."""
+    return getattr(_this_thread, "low_phases", 0)
+
+
 def _warn_of_phases(tables: list[CosSin]) -> None:
     for table in tables:
         if table.phase is not None and table.numel() > 1:
+            _this_thread.low_phases = low_phases() + 1
             warnings.warn(
                 f"{table.phase} meets positions or activations of low precision before cos and sin: phases "
                 "are rounded there, as in the stock model. Compute them in torch.float32",
