@@ -17,7 +17,7 @@ from safe_rope._base.uninterrupted import run_waiting
 from safe_rope._protection.frozen import frozen_positions, random_tables, unkept_tables
 from safe_rope._protection.plan import concerns
 from safe_rope._protection.rewrite import is_pinned, is_protected
-from safe_rope._recognition.reference import References, own_class
+from safe_rope._recognition.reference import References, own_class, stock_class
 from safe_rope._recognition.specs import is_position_module
 from safe_rope._recognition.walk import parts
 from safe_rope.errors import ConfigError, UnsupportedModelError
@@ -72,6 +72,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
         everything = list(parts(inner))
         references = {id(part.root): References(part.root) for part in everything if not part.within}
+        classes = {stock_class(part.module) for part in everything}
         prefix = next(path for path, module in model.named_modules() if module is inner)
         for path, module, _, root, within in everything:
             run_waiting()
@@ -81,7 +82,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
             kept = is_protected(module) or is_pinned(module) or left
             if kept or concerns(module) or is_position_module(module):
                 whole = ".".join(filter(None, (prefix, path)))
-                found = references[id(root)].find(within), find(module), dtype, casts.get(module)
+                found = references[id(root)].find(within), find(module), dtype, casts.get(module), classes
                 ModuleAuditor(report, whole, module, *found).run(asked)
     return report
 

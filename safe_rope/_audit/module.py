@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from safe_rope._audit.tables import (
     is_replayed,
     rounded_lists,
 )
+from safe_rope._audit.unused import only_tells_its_dtype
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_shared
@@ -76,6 +77,7 @@ class ModuleAuditor:
         patch: RopePatch | None,
         dtype: torch.dtype,
         pending_cast: torch.dtype | None = None,
+        classes: Iterable[type] = (),
     ) -> None:
         kept = is_protected(module) or is_pinned(module)
         # A protected module puts its buffers back; of another, a copy is cast as FSDP is going to cast it.
@@ -86,6 +88,7 @@ class ModuleAuditor:
             self.module = _as_settled(module)
         self.reference = reference
         self.patch = patch
+        self._classes = classes  # of the model's modules
         self.model_dtype = dtype
         self.findings: list[Finding] = []
         self.result = ModuleAudit(
@@ -347,10 +350,14 @@ class ModuleAuditor:
             )
             certain = certain or (is_frequency(held.name) and actual.dtype in LOW)
             certain = certain or is_replayed(actual, held.name, self.reference)
+        severity: Severity = "damaged" if certain else "unknown"
+        is_kind = actual.dtype == expected.dtype
+        if is_kind and only_tells_its_dtype(held.name, stock_class(self.module), self._classes):
+            severity, cause = "note", cause._replace(said=f"{cause.said}; nothing reads more than its dtype")
         last = (self.result.max_position_embeddings or 2048) - 1
         self.add(
             held.name,
-            "damaged" if certain else "unknown",
+            severity,
             cause.said,
             cause.where,
             actual.dtype,

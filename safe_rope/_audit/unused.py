@@ -1,0 +1,39 @@
+"""Whether code asks nothing of a table but its dtype, as ChatGLM's does: its numbers do no harm."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+
+from safe_rope._base import bytecode, instructions
+
+_KIND = {"dtype", "device", "shape", "ndim", "is_cuda"}
+_EVERYTHING = {"_buffers", "buffers", "named_buffers", "state_dict", "__dict__", "vars", "getattr"}
+
+
+def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
+    """Whether methods of ``cls`` read of the table ``name`` what kind it is alone, and others nothing.
+
+    Args:
+        name: a buffer's name.
+        cls: the class of the module that has it.
+        others: the classes of the modules of its model.
+
+    """
+    own = bytecode.methods_of(cls)
+    reads = [one for function in own for one in _reads(name, function)]
+    if not (reads and all(reads)) or any(_EVERYTHING & bytecode.names_in(one) for one in own):
+        return False
+    beside = (one for other in others if other is not cls for one in bytecode.methods_of(other))
+    return not any(
+        name in bytecode.names_in(one) for one in beside if one.__name__ not in bytecode.INITIALISING
+    )
+
+
+def _reads(name: str, function: types.FunctionType) -> Iterable[bool]:
+    """Yield for each use of an attribute of that name whether it asks for its dtype and the like."""
+    for code in instructions.codes(function.__code__):
+        done = instructions.steps(code)
+        for at, one in enumerate(done):
+            if one.value == name:
+                yield at + 1 < len(done) and done[at + 1].attribute in _KIND
