@@ -127,7 +127,8 @@ class PinnedState(Keeper):
     def keep_made(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Keep a table that the module's own forward has made anew, and where it has put it."""
         if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
-            if is_cast(table, self.pins[name].values.to(table.device)):
+            by_forward = bytecode.stores_when_called(stock_class(module)) and not is_watched()
+            if by_forward and is_cast(table, self.pins[name].values.to(table.device)):
                 return  # a mere cast: `restore` undoes it
             warnings.warn(
                 f"{type(module).__name__} has made {name} anew in {table.dtype}, in a forward that cannot be "
