@@ -169,25 +169,6 @@ def stores_when_called(cls: type) -> bool:
     return any(_changes_what_is_kept(function.__code__) for function in functions)
 
 
-def read_by_forward(cls: Any) -> frozenset[str]:
-    """Names of what ``forward``, and the methods that it names, read of their module itself."""
-    return _read_by_forward(cls)
-
-
-@functools.lru_cache(maxsize=4096)
-def _read_by_forward(cls: type) -> frozenset[str]:
-    own = _by_name(cls)
-    found = set[str]()
-    for function in _reached(own, _functions_of(own.get("forward")), beside=False):
-        for code in instructions.codes(function.__code__):
-            first, last = function.__code__.co_varnames[:1], None
-            for one in instructions.steps(code):
-                if one.attribute is not None and last in first:
-                    found.add(one.attribute)
-                last = one.loads
-    return frozenset(found)
-
-
 @functools.lru_cache(maxsize=4096)
 def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
     own = _by_name(cls)

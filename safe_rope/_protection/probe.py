@@ -17,11 +17,13 @@ import torch
 from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
+from safe_rope._base.forwards import reads_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.ask import UnansweredError, ask, copied, cos_and_sin, undisturbed
 from safe_rope._recognition.channels import Channels, match
 from safe_rope._recognition.holdings import entries
+from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import (
     Convention,
     cached_length,
@@ -80,8 +82,11 @@ def full_state(
 
     """
     convention = calling_convention(type(reference))
+    reads = reads_of(stock_class(module))
     if convention is None or any(True for _ in reference.parameters()):
         return None
+    if reads.has_numbers or "config" in reads.attributes:
+        return None  # what somebody changes there later would be none of ours
     if reference not in _found:
         _found[reference] = _answer(reference, patch, convention)
     answer = _found[reference]

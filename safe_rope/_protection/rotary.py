@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode, originals
+from safe_rope._base import originals
+from safe_rope._base.forwards import reads_of
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
@@ -159,7 +160,8 @@ class RotaryState(Keeper):
             state._grow_rows(module, cached_length(module))
         else:
             state._show_tables(module)
-        read = bytecode.read_by_forward(stock_class(module)) - set(_KEPT_BY_TABLES) | {"attention_scaling"}
+        read = reads_of(stock_class(module)).attributes | {"attention_scaling"}
+        read -= {*_KEPT_BY_TABLES, *state._pins(module)}
         state.settings = {name: _setting(module, name) for name in read}
         for name in state._pins(module):
             current = module._buffers.get(name, vars(module).get(name))
@@ -432,7 +434,10 @@ class RotaryState(Keeper):
 def _setting(module: nn.Module, name: str) -> Any:
     """Return what a module has under a name if that is a number, a string or a switch."""
     value = module.__dict__.get(name)  # Dynamo before torch 2.8 takes no ``vars`` of a module
-    return value if isinstance(value, (bool, int, float, str)) else None  # nor before 2.7 a union
+    value = getattr(type(module), name, None) if value is None else value
+    if isinstance(value, (list, tuple)):
+        value = tuple(value)
+    return value if isinstance(value, (bool, int, float, str, tuple)) else None  # nor before 2.7 a union
 
 
 def _only(position_ids: torch.Tensor) -> int | None:

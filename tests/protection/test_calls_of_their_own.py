@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,37 @@ class ByAttribute(Base):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Any:
         return self.turn(position_ids + self.offset)
+
+
+class ByClass(Base):
+    """Of its class, or of its base's."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids + self.shift)
+
+    shift = 0
+
+
+class Derived(ByClass):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return super().forward(x, position_ids)
+
+
+class ByConfig(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(scale=1)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids * self.config.scale)
+
+
+SHIFT = 0
+
+
+class ByGlobal(Base):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.turn(position_ids + SHIFT)
 
 
 class ByMode(Base):
@@ -195,6 +227,19 @@ def test_so_it_does_in_a_graph(call: str) -> None:
         stock.offset = module.offset = offset
         for one, other in zip(stock(*args, **kwargs), compiled(*args, **kwargs), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("cls", [ByClass, Derived, ByConfig, ByGlobal])
+def test_what_is_set_elsewhere_counts(cls: type[Base], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, module = _built(cls, "stock"), _built(cls, how)
+    module(X, IDS)
+    monkeypatch.setattr(ByClass, "shift", 4)
+    monkeypatch.setitem(globals(), "SHIFT", 4)
+    for one in (stock, module):
+        if cls is ByConfig:
+            one.config.scale = 3
+    assert all(map(torch.equal, stock(X, IDS), module(X, IDS)))
 
 
 def test_what_is_set_before_a_model_is_protected_counts() -> None:

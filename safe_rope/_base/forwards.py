@@ -1,0 +1,54 @@
+"""What the forward of a class reads besides its arguments, told from its bytecode."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from safe_rope._base import bytecode, instructions
+
+_PLAIN = (bool, int, float, str, list, dict, set)
+
+
+class Reads(NamedTuple):
+    """What ``forward``, that of each base and the methods that they name read."""
+
+    attributes: frozenset[str]
+    """Of the module itself, by name."""
+    has_numbers: bool
+    """Whether they read numbers, texts or containers of their Python modules, which anybody may change."""
+
+
+def reads_of(cls: Any) -> Reads:
+    """Return what the forward of a class reads."""
+    return _reads_of(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reads_of(cls: type) -> Reads:
+    attributes, has_numbers = set[str](), False
+    for function in _functions(cls):
+        for code in instructions.codes(function.__code__):
+            first, last = function.__code__.co_varnames[:1], None
+            for one in instructions.steps(code):
+                if one.attribute is not None and last in first:
+                    attributes.add(one.attribute)
+                has_numbers |= one.name == "LOAD_GLOBAL" and isinstance(
+                    function.__globals__.get(one.value), _PLAIN
+                )
+                last = one.loads
+    return Reads(frozenset(attributes), has_numbers)
+
+
+def _functions(cls: type) -> Iterator[types.FunctionType]:
+    methods = bytecode.methods_by_name(cls)
+    seen, waiting = set[types.CodeType](), list(methods.get("forward", ()))
+    while waiting:
+        function = waiting.pop()
+        if function.__code__ not in seen:
+            seen.add(function.__code__)
+            yield function
+            for name in bytecode.names_in(function):
+                waiting += methods.get(name, ())
