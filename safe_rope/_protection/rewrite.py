@@ -284,7 +284,7 @@ def _plain_calls(stock: type[nn.Module], asked: str) -> Callable[[Any, Any], tup
 def _called_otherwise(
     module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Return what the stock forward does with arguments of its own; the module is pinned if it takes them.
+    """Return what ``inner``, the stock forward, does with such arguments; pin the module if it takes them.
 
     Raises:
         TypeError: it cannot do without what is missing.

@@ -1,7 +1,7 @@
 """Whether a function computes the same whatever its arguments hold, and whatever else there is.
 
-A sample says nothing of a branch that it does not take, of a number that somebody changes, of a mode that is
-switched, nor of what a call leaves behind.
+A sample says nothing of a branch that it does not take, of a number that somebody changes or a mode that is
+switched. Nor does it of what a call leaves behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rotation of a few tokens as loops of inductor's own, which it fuses with what stands around them.
 
 Calling an operator costs more than such a rotation. On a CPU inductor keeps every product and every sum
-apart, and its loops have the bits of the other kernels by that; on CUDA it makes multiply-adds, so that the
-operator is called there.
+apart: its loops have the bits of the other kernels. On CUDA it makes multiply-adds, and the operator is
+called there.
 """
 
 from __future__ import annotations
