@@ -23,6 +23,7 @@ from safe_rope._audit.reference import (
 from safe_rope._audit.report import BAD_RADIANS, Severity
 from safe_rope._audit.tables import damaged_in_itself
 from safe_rope._base.dtypes import LOW, dtype_name
+from safe_rope._base.forwards import may_differ
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.reference import own_class, stock_class
@@ -245,9 +246,11 @@ class EmbeddingAuditor:
             said = f"tables beyond the cached length are built anew, and {inv_freq.said}"
             cause = Explanation(said, "cache rebuild")
         certain = any(finding.severity == "damaged" for finding in self._owner.findings)
+        otherwise = False
         if cause is None:
             cause = explain_cos_sin(what, reference, tables)
             certain = cause.certain
+            otherwise = not certain and self._is_set_otherwise()
         measured = errors.measured()
         if cause is inv_freq and not by_length:
             # Computed from a damaged inv_freq, the error is known beyond a full turn, and between positions.
@@ -257,9 +260,13 @@ class EmbeddingAuditor:
             bad = None if reference.spec.depends_on_length else _first_bad(self._slope, last)
             if bad is not None:
                 measured["first_bad_position"] = bad
-        self._add(
-            what, self._severity(certain, cause), cause.said, cause.where, tables[0].cos.dtype, **measured
-        )
+        severity = "unknown" if otherwise else self._severity(certain, cause)
+        self._add(what, severity, cause.said, cause.where, tables[0].cos.dtype, **measured)
+
+    def _is_set_otherwise(self) -> bool:
+        """Whether somebody may have set what forward reads, so that it is to return something else."""
+        built = self._owner.reference.module
+        return built is not None and may_differ(self._module, built, own_class(stock_class(self._module)))
 
     def _note_rounding(self, tables: list[CosSinTable]) -> None:
         """Say so where the module rounds right tables to the model's 16-bit dtype when it hands them out."""

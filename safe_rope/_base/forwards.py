@@ -42,6 +42,23 @@ def _reads_of(cls: type) -> Reads:
     return Reads(frozenset(attributes), has_numbers)
 
 
+def setting(module: Any, name: str) -> Any:
+    """Return what a module or its class has under a name if that is a number, a text, a switch or several."""
+    value = module.__dict__.get(name)  # Dynamo before torch 2.8 takes no ``vars`` of a module
+    value = getattr(type(module), name, None) if value is None else value
+    if isinstance(value, (list, tuple)):
+        value = tuple(value)
+    return value if isinstance(value, (bool, int, float, str, tuple)) else None  # nor before 2.7 a union
+
+
+def may_differ(module: Any, other: Any, cls: Any) -> bool:
+    """Whether the forward of ``cls`` may read something else of a module than of another one."""
+    reads = reads_of(cls)
+    if reads.has_numbers or "config" in reads.attributes:
+        return True
+    return any(setting(module, name) != setting(other, name) for name in reads.attributes)
+
+
 def _functions(cls: type) -> Iterator[types.FunctionType]:
     methods = bytecode.methods_by_name(cls)
     seen, waiting = set[types.CodeType](), list(methods.get("forward", ()))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import originals
-from safe_rope._base.forwards import reads_of
+from safe_rope._base.forwards import reads_of, setting
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
@@ -162,7 +162,7 @@ class RotaryState(Keeper):
             state._show_tables(module)
         read = reads_of(stock_class(module)).attributes | {"attention_scaling"}
         read -= {*_KEPT_BY_TABLES, *state._pins(module)}
-        state.settings = {name: _setting(module, name) for name in read}
+        state.settings = {name: setting(module, name) for name in read}
         for name in state._pins(module):
             current = module._buffers.get(name, vars(module).get(name))
             if isinstance(current, torch.Tensor):
@@ -354,7 +354,7 @@ class RotaryState(Keeper):
 
     def is_set_otherwise(self, module: nn.Module) -> bool:
         """Whether an attribute that the stock forward reads is another than when the module was protected."""
-        return any([_setting(module, name) != value for name, value in self.settings.items()])
+        return any([setting(module, name) != value for name, value in self.settings.items()])
 
     def stock(self, name: str) -> Iterable[torch.Tensor]:
         known: tuple[Bits, ...] = ("checkpoint", "machine")
@@ -429,15 +429,6 @@ class RotaryState(Keeper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rows": None, "_now": {}, "_ahead": {}}
-
-
-def _setting(module: nn.Module, name: str) -> Any:
-    """Return what a module has under a name if that is a number, a string or a switch."""
-    value = module.__dict__.get(name)  # Dynamo before torch 2.8 takes no ``vars`` of a module
-    value = getattr(type(module), name, None) if value is None else value
-    if isinstance(value, (list, tuple)):
-        value = tuple(value)
-    return value if isinstance(value, (bool, int, float, str, tuple)) else None  # nor before 2.7 a union
 
 
 def _only(position_ids: torch.Tensor) -> int | None:

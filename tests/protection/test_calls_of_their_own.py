@@ -242,6 +242,16 @@ def test_what_is_set_elsewhere_counts(cls: type[Base], how: str, monkeypatch: py
     assert all(map(torch.equal, stock(X, IDS), module(X, IDS)))
 
 
+@pytest.mark.parametrize("how", ["stock", "guard", "protect"])
+def test_what_somebody_has_set_is_no_damage(how: str) -> None:
+    module = _built(ByAttribute, how)
+    module(X, IDS)
+    report = safe_rope.audit(module)
+    assert {finding.severity for finding in report.findings} == {"unknown"}
+    module.offset = 0
+    assert safe_rope.audit(module).ok
+
+
 def test_what_is_set_before_a_model_is_protected_counts() -> None:
     stock, module = ByAttribute(), ByAttribute()
     stock.offset = module.offset = 5
