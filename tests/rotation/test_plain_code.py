@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.models.llama import modeling_llama
 
 import safe_rope
 from safe_rope.rotation._bodies import recognise
@@ -114,7 +112,7 @@ def with_a_number(scale: list[float]) -> Callable[..., Any]:
 held = [1.0]
 by_a_closure = with_a_number(held)
 decorated = _counted(plain)
-PLAIN = (plain, by_none, inspect.unwrap(modeling_llama.apply_rotary_pos_emb))
+PLAIN = (plain, by_none)
 OTHERS = {
     function.__name__: function
     for function in (by_length, by_heads, by_mode, by_a_global, noting, in_a_helper)
