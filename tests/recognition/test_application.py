@@ -15,6 +15,7 @@ from torch import Tensor
 
 from safe_rope.rotation import CosSin, _bodies, fp32_application
 from safe_rope.rotation._bodies import recognise
+from safe_rope.rotation._plain_code import is_plain
 
 pytestmark = pytest.mark.contract
 
@@ -113,8 +114,9 @@ def _marked(arguments: dict[str, Any]) -> dict[str, Any]:
 def test_the_fast_path_has_the_bits_of_the_stock_function_on_raised_inputs(
     family: str, dtype: torch.dtype, unsqueeze_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bodies, "is_plain", lambda function: True)  # what counts its calls is not
     stock = _stock(family)
+    assert is_plain(inspect.unwrap(stock))
+    monkeypatch.setattr(_bodies, "is_plain", lambda function: True)  # what counts its calls is not
     calls: list[str] = []
 
     @functools.wraps(stock)
