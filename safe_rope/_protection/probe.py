@@ -146,19 +146,30 @@ def _probe(reference: nn.Module, patch: RopePatch | None, convention: Convention
         ids = ids.expand(count, -1, -1)
     x = torch.zeros(*ids.shape[-2:], 8, dtype=torch.bfloat16)
     low = cos_and_sin(ask(copied(reference), ids, layer_types(reference)[0], x=x))[0].dtype
-    if _reads_more(reference, ids, layer_types(reference)[0]):
+    state.channels, state.remembers_length = merged, remembers
+    axes = count if ids.dim() == 3 else 0
+    if not all(_is_alike_elsewhere(reference, state, kind, axes) for kind in layer_types(reference)):
         return None
     return _Answer(merged, low == torch.bfloat16, remembers)
 
 
-def _reads_more(reference: nn.Module, positions: torch.Tensor | int, layer_type: str | None = None) -> bool:
-    """Whether forward reads of x more than its dtype and device, or notes more than a length."""
-    asked = copied(reference)
-    plain = cos_and_sin(ask(asked, positions, layer_type))
-    for x in (torch.full((3, 5, 8), 0.5), torch.full((3, 2, 5, 8), 2.0)):
-        other = cos_and_sin(ask(copied(reference), positions, layer_type, x=x))
-        if not all(map(torch.equal, plain, other)):
-            return True
+def _is_alike_elsewhere(reference: nn.Module, state: RotaryState, layer_type: str | None, axes: int) -> bool:
+    """Whether our tables are the module's at one position, in a run and far away, for x of any shape."""
+    asked, own, beside = copied(reference), copy.deepcopy(state), copied(reference)
+    samples = [(torch.tensor([[2049]]), (3, 5, 8)), (torch.arange(300)[None], (3, 2, 5, 8))]
+    if not state.sets[layer_type].spec.depends_on_length:
+        samples.append((torch.tensor(_FAR)[None], (1, 1, 1, 8)))
+    for number, (ids, shape) in enumerate(samples):
+        ids = ids.expand(axes, -1, -1) if axes else ids
+        stock = cos_and_sin(ask(asked, ids, layer_type, x=torch.full(shape, float(number))))
+        mine = (own.widen(half, bool(axes)) for half in own.lookup(beside, ids, layer_type))
+        if not all(map(torch.equal, stock, mine)):
+            return False
+    return not _notes_more(reference, asked)
+
+
+def _notes_more(reference: nn.Module, asked: nn.Module) -> bool:
+    """Whether forward has noted more in a module than a length and tables."""
     before, after = vars(reference), vars(asked)
     plainly = (bool, int, float, str, type(None))
     names = (n for n in {*before, *after} if n not in position_buffers(asked) and "max_seq_len" not in n)
@@ -182,14 +193,10 @@ def _samples(state: RotaryState, layer_type: str | None, axes: int) -> Iterator[
     if axes:
         yield torch.stack([plain * (axis + 1) + axis for axis in range(axes)])
     spec = state.sets[layer_type].spec
-    yield plain[:1, -1:]
     if spec.depends_on_length:
         longest = spec.max_position_embeddings or 4096
         yield plain % 7 + 2 * longest
         yield plain % 7
-    else:
-        yield torch.arange(600)[None]
-        yield torch.tensor(_FAR)[None]
 
 
 def _count_axes(reference: nn.Module) -> int:
@@ -213,7 +220,13 @@ def _probe_rows(reference: nn.Module, state: RotaryState) -> _Answer | None:
         rows = copy.deepcopy(state).rows(copied(reference), length)
         if any(not torch.equal(a, b[:length]) for a, b in zip(stock, rows, strict=True)):
             return None
-    if _reads_more(reference, 7):
+    asked = copied(reference)
+    seven = cos_and_sin(ask(asked, 7))
+    for shape in ((3, 5, 8), (3, 2, 5, 8)):
+        other = cos_and_sin(ask(copied(reference), 7, x=torch.ones(shape)))
+        if not all(map(torch.equal, seven, other)):
+            return None
+    if _notes_more(reference, asked):
         return None
     low = cos_and_sin(ask(copied(reference), 7, x=torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)))[0].dtype
     width = 2 * state.sets[None].inv_freq.numel()
