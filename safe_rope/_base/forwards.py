@@ -52,11 +52,15 @@ def setting(module: Any, name: str) -> Any:
 
 
 def may_differ(module: Any, other: Any, cls: Any) -> bool:
-    """Whether the forward of ``cls`` may read something else of a module than of another one."""
+    """Whether the forward of ``cls`` may read something else of a module than of another one.
+
+    What a config tells (``attention_scaling``) does not count.
+    """
     reads = reads_of(cls)
     if reads.has_numbers or "config" in reads.attributes:
         return True
-    return any(setting(module, name) != setting(other, name) for name in reads.attributes)
+    names = reads.attributes - {"attention_scaling"}
+    return any(setting(module, name) != setting(other, name) for name in names)
 
 
 def _functions(cls: type) -> Iterator[types.FunctionType]:
