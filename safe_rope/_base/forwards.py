@@ -29,7 +29,7 @@ def reads_of(cls: Any) -> Reads:
 @functools.lru_cache(maxsize=4096)
 def _reads_of(cls: type) -> Reads:
     attributes, has_numbers = set[str](), False
-    for function in _functions(cls):
+    for function in functions_of(cls):
         for code in instructions.codes(function.__code__):
             first, last = function.__code__.co_varnames[:1], None
             for one in instructions.steps(code):
@@ -48,6 +48,8 @@ def setting(module: Any, name: str) -> Any:
     value = getattr(type(module), name, None) if value is None else value
     if isinstance(value, (list, tuple)):
         value = tuple(value)
+    if name in module.__dict__ and callable(value) and hasattr(type(module), name):
+        return value  # a method of the class, put into the module
     return value if isinstance(value, (bool, int, float, str, tuple)) else None  # nor before 2.7 a union
 
 
@@ -63,7 +65,8 @@ def may_differ(module: Any, other: Any, cls: Any) -> bool:
     return any(setting(module, name) != setting(other, name) for name in names)
 
 
-def _functions(cls: type) -> Iterator[types.FunctionType]:
+def functions_of(cls: type) -> Iterator[types.FunctionType]:
+    """Yield ``forward``, that of each base and the methods that they name."""
     methods = bytecode.methods_by_name(cls)
     seen, waiting = set[types.CodeType](), list(methods.get("forward", ()))
     while waiting:

@@ -18,6 +18,7 @@ from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.forwards import reads_of
+from safe_rope._protection.plain_forwards import computes_alone
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.ask import UnansweredError, ask, copied, cos_and_sin, undisturbed
@@ -87,6 +88,8 @@ def full_state(
         return None
     if reads.has_numbers or "config" in reads.attributes:
         return None  # what somebody changes there later would be none of ours
+    if not computes_alone(module, stock_class(module)):
+        return None
     if reference not in _found:
         _found[reference] = _answer(reference, patch, convention)
     answer = _found[reference]
@@ -128,7 +131,10 @@ def _probe(reference: nn.Module, patch: RopePatch | None, convention: Convention
         for ids in _samples(state, layer_type, count):
             asked = copied(reference)
             try:
-                stock = cos_and_sin(ask(asked, ids, layer_type))
+                answer = ask(asked, ids, layer_type)
+                if type(answer) is not tuple:
+                    return None
+                stock = cos_and_sin(answer)
             except UnansweredError:
                 continue  # some want several axes always
             remembers &= _remembers(asked, state, layer_type, int(ids.max()) + 1)

@@ -18,7 +18,7 @@ _REAL = 1 << 20
 
 
 def without_modules(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return a call's arguments with copies of the modules in them, without the values of large tensors.
+    """Return a call's arguments with copies of their modules and parameters, large ones without values.
 
     Raises:
         Exception: whatever a module raises that cannot be copied.
@@ -26,9 +26,12 @@ def without_modules(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
     leaves = pytree.tree_leaves((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
-    if not given:
-        return args, kwargs
     memo: dict[int, Any] = {}
+    for leaf in leaves:
+        if isinstance(leaf, nn.Parameter):
+            _alike(leaf, memo)
+    if not (given or memo):
+        return args, kwargs
     for module in given:
         for part in module.modules():
             # ZeRO-3 of DeepSpeed 0.14 has put dictionaries there that cannot be copied.
@@ -39,7 +42,7 @@ def without_modules(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _copied(leaf: Any, memo: dict[int, Any]) -> Any:
-    return copy.deepcopy(leaf, memo) if isinstance(leaf, nn.Module) else leaf
+    return copy.deepcopy(leaf, memo) if isinstance(leaf, (nn.Module, nn.Parameter)) else leaf
 
 
 def _alike(tensor: torch.Tensor | None, memo: dict[int, Any]) -> torch.Tensor | None:

@@ -21,14 +21,18 @@ from torch import Tensor
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import check_arguments
-from safe_rope.rotation._bodies import Body, can_sample, recognise
+from safe_rope.rotation._bodies import Body, can_sample, recognise, returns_low
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark, is_marked, marked, plain
+from safe_rope.rotation._plain_code import Helper, helpers_of
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
 __all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
 
 logger = logging.getLogger(__name__)
+
+_TRUSTED = "transformers.models."
+"""Whose functions are known by comparing whole models with stock ones."""
 
 Layout = Literal["half", "interleaved"]
 
@@ -103,6 +107,8 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def application(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            recognised.keep_up()
         if recognised.body is not None and not kwargs and not torch.compiler.is_compiling():
             again = recognised.body.rotate_again(args)
             if again is not None:
@@ -121,6 +127,9 @@ def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
             if fast is not None:
                 return fast
         dtypes = [v.dtype for v in values if _is_rotated(v) and not (by_dtype and v.dtype not in LOW)]
+        may_be_raised = bool(dtypes) and recognised.may_be_raised and not any(map(callable, values))
+        if not may_be_raised and any(map(is_marked, values)):
+            return stock(*map(_as_stock, args), **{name: _as_stock(v) for name, v in kwargs.items()})
         args = tuple(_raise(value) for value in args)
         kwargs = {name: _raise(value) for name, value in kwargs.items()}
         device = next(v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
@@ -141,6 +150,9 @@ class _Recognised:
         self.stock = stock
         self.tried = False
         self.body: Body | None = None
+        self._helpers: list[Helper] = []
+        self.may_be_raised = True
+        """Whether it computes, and no more, so that it can be run on what is raised to FP32."""
 
     def try_now(self) -> None:
         if can_sample():
@@ -148,7 +160,24 @@ class _Recognised:
             key = self.stock.__code__ if of_code else self.stock
             self.body = _known[key] = recognise(self.stock, known=_known.get(key))
             self.tried = True
+            helpers = helpers_of(self.stock)
+            self._helpers = helpers or []
+            trusted = str(getattr(self.stock, "__module__", None)).startswith(_TRUSTED)
+            self.may_be_raised = trusted or helpers is not None
+            if self.body is not None and not returns_low(self.stock, self.body):
+                self.body, self.may_be_raised = None, False
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
+
+    def keep_up(self) -> None:
+        """Look at the function anew where somebody has replaced what it calls."""
+        if any([place.get(name) is not value for place, name, value in self._helpers]):
+            self.body = None
+            self.try_now()
+
+
+def _as_stock(value: Any) -> Any:
+    """Return a table in the dtype that it has in the stock model."""
+    return value.table.to(value.nominal or value.dtype) if isinstance(value, CosSin) else value
 
 
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:
@@ -183,9 +212,17 @@ def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:
     if not dtypes:
         return result
     if isinstance(result, torch.Tensor):
-        return result.to(dtypes[0])
+        return _rounded(result, dtypes[0])
+    if isinstance(result, dict):
+        return {name: _rounded(item, dtypes[0]) for name, item in result.items()}
+    if not isinstance(result, (tuple, list)):
+        return result
     # The functions return their rotated arguments in order; where they return more, the first dtype fits the
     # rest.
     padded = [*dtypes, *[dtypes[0]] * len(result)][: len(result)]  # Dynamo before torch 2.5 wants as many
-    pairs = zip(result, padded, strict=True)
-    return type(result)(item.to(dtype) if isinstance(item, torch.Tensor) else item for item, dtype in pairs)
+    items = [_rounded(item, dtype) for item, dtype in zip(result, padded, strict=True)]
+    return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+
+
+def _rounded(item: Any, dtype: torch.dtype) -> Any:
+    return item.to(dtype) if isinstance(item, torch.Tensor) and item.is_floating_point() else item

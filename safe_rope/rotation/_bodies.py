@@ -238,6 +238,8 @@ class Body:
         if type(table) is not CosSin:
             return None
         given = args[: self.states]
+        if not all([isinstance(x, Tensor) for x in given]):
+            return None
         xs = self._turning(given, table)
         kinds = _kinds(xs)
         if table.row is not None:
@@ -371,6 +373,21 @@ def recognise(stock: Callable[..., Any], known: Body | None = None) -> Body | No
     return None
 
 
+def returns_low(stock: Callable[..., Any], body: Body) -> bool:
+    """Whether a recognised function returns what it is given in 16 bits in 16 bits."""
+    with _undisturbed(), torch.no_grad():
+        shape, table, unsqueeze = next(_samples(body))
+        arguments, states = _sample(body, _HEAD_DIM, shape, table, unsqueeze)
+        low = {name: v.to(torch.bfloat16) if _is_real(v) else v for name, v in arguments.items()}
+        results = stock(**low)
+    results = results if isinstance(results, tuple) else (results,)
+    return len(results) == len(states) and all(one.dtype == torch.bfloat16 for one in results)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     with (
@@ -413,22 +430,7 @@ def _agree_on(
     table: tuple[int, ...],
     unsqueeze: int | None,
 ) -> bool:
-    width = _HEAD_DIM if body.form.table != "shared" else _HEAD_DIM // 2
-    heads = len(shape) - 1 if unsqueeze == 2 or body.unsqueeze in (-2, 2) else 1
-    arguments: dict[str, Any] = {}
-    for index, name in enumerate(body.names[: body.states]):
-        own = list(shape)
-        if index:  # fewer heads, as grouped keys have
-            own[heads if heads < len(own) else -1] = 1
-        arguments[name] = _numbers((*own, head_dim), 3 + index).requires_grad_()
-    rows = (7,) if body.gathers else table
-    arguments["cos"], arguments["sin"] = _numbers((*rows, width), 1), _numbers((*rows, width), 2)
-    if "position_ids" in body.names:
-        positions = [(5 * i + 2) % 7 for i in range(math.prod(table))]
-        arguments["position_ids"] = originals.tensor(positions, dtype=torch.int64, device="cpu").view(table)
-    if unsqueeze is not None:
-        arguments["unsqueeze_dim"] = unsqueeze
-    states = [arguments[name] for name in body.names[: body.states]]
+    arguments, states = _sample(body, head_dim, shape, table, unsqueeze)
     try:
         result = stock(**arguments)
     except Exception:  # noqa: BLE001 - whatever it is, the function does not take such arguments
@@ -447,6 +449,29 @@ def _agree_on(
     except Exception:  # noqa: BLE001 - so may a backward of the function's own fail, or there is none
         return False
     return all(map(torch.equal, gradients, torch.autograd.grad(got, states, weights)))
+
+
+def _sample(
+    body: Body, head_dim: int, shape: tuple[int, ...], table: tuple[int, ...], unsqueeze: int | None
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return arguments, and which of them are states: all different numbers, with fewer heads of k."""
+    width = _HEAD_DIM if body.form.table != "shared" else _HEAD_DIM // 2
+    heads = len(shape) - 1 if unsqueeze == 2 or body.unsqueeze in (-2, 2) else 1
+    arguments: dict[str, Any] = {}
+    for index, name in enumerate(body.names[: body.states]):
+        own = list(shape)
+        if index:  # fewer heads, as grouped keys have
+            own[heads if heads < len(own) else -1] = 1
+        arguments[name] = _numbers((*own, head_dim), 3 + index).requires_grad_()
+    rows = (7,) if body.gathers else table
+    arguments["cos"], arguments["sin"] = _numbers((*rows, width), 1), _numbers((*rows, width), 2)
+    if "position_ids" in body.names:
+        positions = [(5 * i + 2) % 7 for i in range(math.prod(table))]
+        arguments["position_ids"] = originals.tensor(positions, dtype=torch.int64, device="cpu").view(table)
+    if unsqueeze is not None:
+        arguments["unsqueeze_dim"] = unsqueeze
+    states = [arguments[name] for name in body.names[: body.states]]
+    return arguments, states
 
 
 def _results(result: Any, body: Body, states: list[Tensor]) -> list[Tensor] | None:

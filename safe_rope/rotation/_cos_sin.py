@@ -191,6 +191,10 @@ class CosSin(torch.Tensor):
     def tolist(self) -> Any:
         return self.table.tolist()
 
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        self.own()
+        return self.table.__dlpack__(**kwargs)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self.own()
         array = self.table.numpy() if dtype is None else self.table.numpy().astype(dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +183,65 @@ CALLS: dict[str, tuple[type[Base], tuple[Any, ...], dict[str, Any]]] = {
     "length and offset": (LengthAndOffset, (X, 50, 7), {}),
     "length and attribute": (LengthByAttribute, (X, 50), {}),
 }
+
+
+class OfAnotherKind(Base):
+    """What no sample shows: a forward is written in ``BODIES``, and what it reads is set here later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.options, self.shift = SimpleNamespace(shift=0), {"shift": 0}, torch.tensor(0)
+        self.child, self.called, self.log = Base(), None, list[Any]()
+
+
+SHIFTS = SimpleNamespace(shift=0)
+FIRST: int | None = None
+LOCAL = contextvars.ContextVar("LOCAL", default=0)
+
+
+def shift_of(module: Any) -> Any:
+    return getattr(module, "offset", 0)
+
+
+BODIES = {
+    "a helper": lambda self, x, ids: self.turn(ids + shift_of(self)),
+    "getattr": lambda self, x, ids: self.turn(ids + getattr(self, "offset", 0)),
+    "an object": lambda self, x, ids: self.turn(ids + self.own.shift),
+    "a dictionary": lambda self, x, ids: self.turn(ids + self.options["shift"]),
+    "a tensor": lambda self, x, ids: self.turn(ids + self.shift),
+    "a child": lambda self, x, ids: self.turn(ids + getattr(self.child, "offset", 0)),
+    "a function": lambda self, x, ids: self.turn(ids if self.called is None else self.called(ids)),
+    "a global object": lambda self, x, ids: self.turn(ids + SHIFTS.shift),
+    "a global number": lambda self, x, ids: self.turn(ids + (FIRST or 0)),
+    "a context": lambda self, x, ids: self.turn(ids + LOCAL.get()),
+    "the mode of gradients": lambda self, x, ids: self.turn(ids + 3 * torch.is_grad_enabled()),
+    "negative positions": lambda self, x, ids: self.turn(ids.abs()),
+    "fractions": lambda self, x, ids: self.turn(ids.long()),
+    "something appended": lambda self, x, ids: (self.log.append(1), self.turn(ids))[1],
+    "a list": lambda self, x, ids: list(self.turn(ids)),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_no_sample_shows_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = BODIES[name]
+
+    code = body.__code__.replace(co_varnames=("self", "x", "position_ids"), co_name="forward")
+    forward = types.FunctionType(code, globals(), "forward")
+    monkeypatch.setattr(OfAnotherKind, "forward", forward, raising=False)
+    stock, module = _built(OfAnotherKind, "stock"), _built(OfAnotherKind, "guard")
+    for one in (stock, module):
+        one.offset = one.child.offset = one.own.shift = one.options["shift"] = 4
+        one.shift, one.called = torch.tensor(4), lambda ids: ids * 2
+    monkeypatch.setattr(SHIFTS, "shift", 4)
+    monkeypatch.setitem(globals(), "FIRST", 4)
+    token = LOCAL.set(4)
+    ids = IDS - 10.5 if name == "fractions" else IDS - 10
+    expected, got = stock(X, ids), module(X, ids)
+    LOCAL.reset(token)
+    assert type(got) is type(expected)
+    assert all(map(torch.equal, expected, got))
+    assert len(stock.log) == len(module.log)
 
 
 def _built(cls: type[Base], how: str) -> Base:
