@@ -89,20 +89,21 @@ def apply_rotary(
     return rotated_q, rotated_k
 
 
-def fp32_application(stock: Callable[..., Any]) -> Callable[..., Any]:
+def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Callable[..., Any]:
     """Wrap an architecture's application function so that it rotates protected tables in FP32.
 
     Called with plain tensors only, it returns the stock function's result. Called with `CosSin` tables, it
     raises every floating argument of lower precision to FP32 (exact) and runs the stock function with
     autocast off. Each result is rounded once to the dtype of the argument that it was made from. A function
     that `safe_rope.rotation._bodies` has recognised is not run at all then: a kernel gives the same bits.
+    One whose code does more than compute runs as in stock, on tables rounded once, unless it is ``trusted``.
 
     Raises:
         TypeError: the function chooses rows by position_ids (before transformers 4.48), and those are no
             integers.
     """
     chooses_rows = _chooses_rows(stock)
-    recognised = _Recognised(stock)
+    recognised = _Recognised(stock, trusted)
     recognised.try_now()
 
     @functools.wraps(stock)
@@ -146,8 +147,8 @@ _known: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary(
 class _Recognised:
     """What is known of a function; it is tried when first there is an occasion to, and once."""
 
-    def __init__(self, stock: Callable[..., Any]) -> None:
-        self.stock = stock
+    def __init__(self, stock: Callable[..., Any], trusted: bool) -> None:
+        self.stock, self.trusted = stock, trusted
         self.tried = False
         self.body: Body | None = None
         self._helpers: list[Helper] = []
@@ -158,12 +159,12 @@ class _Recognised:
         if can_sample():
             of_code = getattr(self.stock, "__closure__", self) is None
             key = self.stock.__code__ if of_code else self.stock
-            self.body = _known[key] = recognise(self.stock, known=_known.get(key))
+            self.body = _known[key] = recognise(self.stock, known=_known.get(key), trusted=self.trusted)
             self.tried = True
             helpers = helpers_of(self.stock)
             self._helpers = helpers or []
-            trusted = str(getattr(self.stock, "__module__", None)).startswith(_TRUSTED)
-            self.may_be_raised = trusted or helpers is not None
+            of_transformers = str(getattr(self.stock, "__module__", None)).startswith(_TRUSTED)
+            self.may_be_raised = self.trusted or of_transformers or helpers is not None
             if self.body is not None and not returns_low(self.stock, self.body):
                 self.body, self.may_be_raised = None, False
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)

@@ -28,11 +28,12 @@ from torch import nn
 from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope.rotation import fp32_application
+from safe_rope.rotation._plain_code import OURS
 
 # Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
 _lock = threading.RLock()
 _installed: dict[Any, _Replacement] = {}
-_GLOBAL = "__safe_rope_{}"
+_GLOBAL = f"{OURS}{{}}"
 
 
 class _Replacement:
@@ -143,7 +144,7 @@ class _OwnClass(_Replacement):
             return own(*args, **kwargs)  # a try of what it computes is no call for a hook to see
 
         vars(called)["__signature__"] = inspect.signature(own)
-        self._application, self._runs = fp32_application(called), runs
+        self._application, self._runs = fp32_application(called, trusted=True), runs
 
     def put_back(self) -> None:
         if self.is_in_place():

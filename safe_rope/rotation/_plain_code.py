@@ -36,6 +36,9 @@ _LENGTHS = frozenset({"max_seq_len_cached", "max_position_embeddings"})
 
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
+OURS = "__safe_rope_"
+"""What the globals of FP32-aware functions begin with."""
+
 Helper = tuple[dict[str, Any], str, Any]
 """The globals in which a function has a helper, its name and the helper itself."""
 
@@ -57,6 +60,8 @@ def helpers_of(function: Any, known: Collection[str] = ()) -> list[Helper] | Non
         one = waiting.pop()
         if type(one) is not types.FunctionType:
             return None
+        if any(name.startswith(OURS) for name in one.__code__.co_names):
+            one = vars(one)["__wrapped__"]  # in the place of whose code an FP32-aware one is called
         if one.__code__ in seen:
             continue
         seen.add(one.__code__)
