@@ -128,7 +128,9 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
             if fast is not None:
                 return fast
         dtypes = [v.dtype for v in values if _is_rotated(v) and not (by_dtype and v.dtype not in LOW)]
-        may_be_raised = bool(dtypes) and recognised.may_be_raised and not any(map(callable, values))
+        may_be_raised = bool(dtypes) and (
+            recognised.is_known or (recognised.computes and not any(map(callable, values)))
+        )
         if not may_be_raised and any(map(is_marked, values)):
             return stock(*map(_as_stock, args), **{name: _as_stock(v) for name, v in kwargs.items()})
         args = tuple(_raise(value) for value in args)
@@ -152,8 +154,9 @@ class _Recognised:
         self.tried = False
         self.body: Body | None = None
         self._helpers: list[Helper] = []
-        self.may_be_raised = True
-        """Whether it computes, and no more, so that it can be run on what is raised to FP32."""
+        self.is_known = trusted or str(getattr(stock, "__module__", None)).startswith(_TRUSTED)
+        self.computes = True
+        """Whether it does no more, so that it can be run on what is raised to FP32."""
 
     def try_now(self) -> None:
         if can_sample():
@@ -163,10 +166,9 @@ class _Recognised:
             self.tried = True
             helpers = helpers_of(self.stock)
             self._helpers = helpers or []
-            of_transformers = str(getattr(self.stock, "__module__", None)).startswith(_TRUSTED)
-            self.may_be_raised = self.trusted or of_transformers or helpers is not None
+            self.computes = helpers is not None
             if self.body is not None and not returns_low(self.stock, self.body):
-                self.body, self.may_be_raised = None, False
+                self.body, self.computes = None, False
             logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 
     def keep_up(self) -> None:

@@ -112,7 +112,7 @@ def forget_the_length(module: nn.Module, monkeypatch: Any) -> None:
             return answer
 
     Forgetful.__name__ = Forgetful.__qualname__ = kind.__name__
-    Forgetful.__module__ = kind.__module__
+    Forgetful.__module__ = Forgetful.forward.__module__ = kind.__module__
     monkeypatch.setattr(sys.modules[kind.__module__], kind.__name__, Forgetful)
 
 
