@@ -76,7 +76,10 @@ def helpers_of(function: Any, known: Collection[str] = ()) -> list[Helper] | Non
 
 def _called(function: types.FunctionType, known: Collection[str]) -> list[Helper] | None:
     """Return the functions that one calls; None where it does, or may do, anything else than compute."""
-    if writes_to_arguments(function.__code__) or function.__code__.co_flags & _LAZY:
+    steps = instructions.steps(function.__code__)
+    notes_a_length = any(step.name == "STORE_ATTR" and step.value in _LENGTHS for step in steps)
+    writes = not notes_a_length and writes_to_arguments(function.__code__)
+    if writes or function.__code__.co_flags & _LAZY:
         return None
     found = []
     for code in instructions.codes(function.__code__):
