@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import originals
-from safe_rope._base.forwards import reads_of, setting
+from safe_rope._base.forwards import method, reads_of, setting
 from safe_rope._base.positions import is_watched
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
@@ -107,6 +107,8 @@ class RotaryState(Keeper):
         self._now: dict[str, Make] = {}
         self.settings: dict[str, Any] = {}
         """Numbers, names and switches that the stock forward reads of its module, as they were."""
+        self.methods: dict[str, Any] = {}
+        """Methods that it calls, as they were."""
         self.overruled: dict[str, torch.Tensor] = {}
         """What somebody has put into the module that no spec asks for; see `rewrite.keep_up`."""
 
@@ -162,7 +164,9 @@ class RotaryState(Keeper):
             state._show_tables(module)
         read = reads_of(stock_class(module)).attributes | {"attention_scaling"}
         read -= {*_KEPT_BY_TABLES, *state._pins(module)}
-        state.settings = {name: setting(module, name) for name in read}
+        methods = {name for name in read if callable(getattr(stock_class(module), name, None))}
+        state.settings = {name: setting(module, name) for name in read - methods}
+        state.methods = {name: method(module, name) for name in methods}
         for name in state._pins(module):
             current = module._buffers.get(name, vars(module).get(name))
             if isinstance(current, torch.Tensor):
@@ -345,7 +349,8 @@ class RotaryState(Keeper):
         return self._now[name](device)
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
-        if self.is_set_otherwise(module):
+        replaced = any([method(module, name) is not value for name, value in self.methods.items()])
+        if replaced or self.is_set_otherwise(module):
             self.overruled["settings"] = torch.empty(0)
         looked = super().restore(module, device)
         if looked and self.row_cache is not None:
