@@ -157,8 +157,8 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
         return parameter.detach().clone()
 
 
-_NOTHING = 2.0**-40
-"""What no sine, cosine or frequency in FP32 can be told from zero by."""
+_NOTHING = 2.0**-26
+"""Less than half a unit in the last place of a sine or cosine of 1 in FP32."""
 
 
 def _table_problem(expected: torch.Tensor, values: torch.Tensor, slack: float) -> str | None:
