@@ -13,9 +13,8 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.forwards import functions_of, setting
 from safe_rope._recognition.specs import position_buffers
-from safe_rope.rotation._plain_code import is_plain
+from safe_rope.rotation._plain_code import TRUSTED, is_plain
 
-_TRUSTED = "transformers.models."
 _KNOWN = {
     *("cos", "sin", "outer", "matmul", "bmm", "mm", "arange", "pow", "float32", "int64", "half", "bfloat16"),
     *("autocast", "amp", "type", "no_grad", "get_default_dtype", "register_buffer", "attention_scaling"),
@@ -26,7 +25,7 @@ def computes_alone(module: nn.Module, cls: Any) -> bool:
     """Whether the forward of ``cls``, the stock class of a module, does nothing else."""
     if not all(_is_its_own(vars(base).get("forward")) for base in cls.__mro__ if base is not nn.Module):
         return False
-    own = [one for one in functions_of(cls) if not str(one.__module__).startswith(_TRUSTED)]
+    own = [one for one in functions_of(cls) if not str(one.__module__).startswith(TRUSTED)]
     if not own:
         return True
     watched = [name for name in (*vars(module), *vars(cls)) if setting(module, name) is not None]

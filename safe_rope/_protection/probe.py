@@ -178,7 +178,8 @@ def _notes_more(reference: nn.Module, asked: nn.Module) -> bool:
     """Whether forward has noted more in a module than a length and tables."""
     before, after = vars(reference), vars(asked)
     plainly = (bool, int, float, str, type(None))
-    names = (n for n in {*before, *after} if n not in position_buffers(asked) and "max_seq_len" not in n)
+    tables = position_buffers(asked)
+    names = (n for n in {*before, *after} if n not in tables and "max_seq_len" not in n)
     pairs = ((before.get(name), after.get(name)) for name in names)
     return any(a != b for a, b in pairs if isinstance(a, plainly) and isinstance(b, plainly))
 

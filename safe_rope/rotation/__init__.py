@@ -24,15 +24,13 @@ from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body, can_sample, recognise, returns_low
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark, is_marked, marked, plain
-from safe_rope.rotation._plain_code import Helper, helpers_of
+from safe_rope.rotation._plain_code import TRUSTED, Helper, helpers_of
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
 __all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
 
 logger = logging.getLogger(__name__)
 
-_TRUSTED = "transformers.models."
-"""Whose functions are known by comparing whole models with stock ones."""
 
 Layout = Literal["half", "interleaved"]
 
@@ -154,7 +152,7 @@ class _Recognised:
         self.tried = False
         self.body: Body | None = None
         self._helpers: list[Helper] = []
-        self.is_known = trusted or str(getattr(stock, "__module__", None)).startswith(_TRUSTED)
+        self.is_known = trusted or str(getattr(stock, "__module__", None)).startswith(TRUSTED)
         self.computes = True
         """Whether it does no more, so that it can be run on what is raised to FP32."""
 

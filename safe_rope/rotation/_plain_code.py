@@ -14,6 +14,7 @@ from typing import Any
 
 from safe_rope._base import instructions
 from safe_rope._base.bytecode import writes_to_arguments
+from safe_rope._base.functions import filled_cells
 
 _ARRANGING = {
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "view_as"),
@@ -35,6 +36,9 @@ _ENDING = ("STORE_", "POP_TOP", "RETURN_", "DELETE_")
 _LENGTHS = frozenset({"max_seq_len_cached", "max_position_embeddings"})
 
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+TRUSTED = "transformers.models."
+"""Whose code is known by comparing whole models with stock ones."""
 
 OURS = "__safe_rope_"
 """What the globals of FP32-aware functions begin with."""
@@ -70,7 +74,7 @@ def helpers_of(function: Any, known: Collection[str] = ()) -> list[Helper] | Non
             return None
         found += called
         waiting += [value for _, _, value in called]
-        waiting += [cell.cell_contents for cell in one.__closure__ or ()]
+        waiting += [cell.cell_contents for cell in filled_cells(one)]
     return found
 
 

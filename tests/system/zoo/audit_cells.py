@@ -18,6 +18,7 @@ from harm_paths import (
     ZERO_INIT,
     Held,
     LoadPath,
+    filled_memory,
     functions_put_back,
     gathered,
 )
@@ -42,7 +43,7 @@ def low_state(model: nn.Module) -> nn.Module:
 def half_filled(make: Callable[[], nn.Module]) -> nn.Module:
     """Build the model on meta and give it what a file holds of it."""
     state = make().state_dict()
-    with torch.device("meta"):
+    with filled_memory(), torch.device("meta"):  # what is made of meta may be memory as it was
         model = make()
     model.load_state_dict(state, assign=True)
     return model

@@ -99,10 +99,17 @@ def on_meta(make: Make, device: str = "cpu") -> nn.Module:
     """Build the model on meta and give it memory, which holds anything: here NaN."""
     with torch.device("meta"):
         model = make()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # empty memory is filled then
-    try:
+    with filled_memory():
         return model.to_empty(device=device)
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """Have memory that nobody has written to hold NaN, and not what was there before."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
 
