@@ -268,7 +268,8 @@ class States(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("h0", torch.randn(1, 3))
-        self.norm = nn.BatchNorm1d(3)
+        # Without a weight: DeepSpeed 0.14 leaves batch norms patched once a zero.Init has ended.
+        self.norm = nn.BatchNorm1d(3, affine=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.norm(x) + self.h0) * x.cos()
