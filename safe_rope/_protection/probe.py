@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
-from safe_rope._base.forwards import reads_of
+from safe_rope._base.forwards import functions_of, reads_of
 from safe_rope._protection.plain_forwards import computes_alone
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
@@ -36,12 +36,14 @@ from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed
+from safe_rope.rotation._plain_code import TRUSTED
 
 logger = logging.getLogger(__name__)
 
 _AXES = (3, 4)
 """How many position axes a module is asked with; the first number that it takes counts."""
 _POSITIONS = ((0, 1, 2, 5, 11, 257, 1023), (3, 4, 7, 250, 300, 512, 2049))
+_MOST_KNOWN = 256
 _FAR = (4095, 4096, 8191, 8200, 32767, 33000, 65540, 131072, 200003, 1048577)
 
 
@@ -54,6 +56,8 @@ class _Answer(NamedTuple):
 
 
 _found = ByIdentity[nn.Module, _Answer | None]()
+_known: dict[Hashable, tuple[_Answer, int]] = {}
+"""Answers of transformers' own code, with how many position axes it was asked with; see `_question`."""
 
 
 def full_state(
@@ -125,6 +129,37 @@ def _probe(reference: nn.Module, patch: RopePatch | None, convention: Convention
     state = RotaryState.read(reference, patch, convention, tables="fp32", apply="stock", true=true)
     if convention == "length":
         return _probe_rows(reference, state)
+    question = _question(reference, patch, state)
+    if question in _known:
+        answer, axes = _known[question]
+        state.channels, state.remembers_length = answer.channels, answer.remembers_length
+        if all(_is_alike_elsewhere(reference, state, kind, axes) for kind in layer_types(reference)):
+            return answer
+    found = _probe_tables(reference, state)
+    if found is not None and question is not None:
+        if len(_known) == _MOST_KNOWN:
+            _known.clear()
+        _known[question] = found
+    return None if found is None else found[0]
+
+
+def _question(reference: nn.Module, patch: RopePatch | None, state: RotaryState) -> Hashable | None:
+    """What the answer of transformers' own code follows from; None for other code, which may read more."""
+    cls = stock_class(reference)
+    functions = list(functions_of(cls))
+    if not all(str(one.__module__).startswith(TRUSTED) for one in functions):
+        return None
+    sets = ((kind, one.spec, _bits(one.inv_freq), _bits(one.original)) for kind, one in state.sets.items())
+    settings = repr(sorted(state.settings.items()))
+    codes = tuple(one.__code__ for one in functions)
+    return cls, codes, patch, tuple(sets), settings, tuple(sorted(state.methods.items()))
+
+
+def _bits(values: torch.Tensor) -> bytes:
+    return values.numpy().tobytes()
+
+
+def _probe_tables(reference: nn.Module, state: RotaryState) -> tuple[_Answer, int] | None:
     answers: list[Channels] = []
     takes_plain, remembers, count = False, True, _count_axes(reference)
     for layer_type in layer_types(reference):
@@ -156,7 +191,7 @@ def _probe(reference: nn.Module, patch: RopePatch | None, convention: Convention
     axes = count if ids.dim() == 3 else 0
     if not all(_is_alike_elsewhere(reference, state, kind, axes) for kind in layer_types(reference)):
         return None
-    return _Answer(merged, low == torch.bfloat16, remembers)
+    return _Answer(merged, low == torch.bfloat16, remembers), axes
 
 
 def _is_alike_elsewhere(reference: nn.Module, state: RotaryState, layer_type: str | None, axes: int) -> bool:

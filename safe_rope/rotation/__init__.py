@@ -12,9 +12,10 @@ import contextlib
 import functools
 import inspect
 import logging
+import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,8 +141,16 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
     return application
 
 
-_known: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary()
-"""What functions of some code were: a guard makes another function of the same code for each model."""
+class _Found(NamedTuple):
+    """What plain code was found to compute, with these helpers and defaults."""
+
+    told_from: tuple[Any, ...]
+    body: Body | None
+    computes: bool
+
+
+_found: weakref.WeakKeyDictionary[types.CodeType, _Found] = weakref.WeakKeyDictionary()
+"""By code: a guard makes another function of the same code for each model."""
 
 
 class _Recognised:
@@ -157,23 +166,39 @@ class _Recognised:
         """Whether it does no more, so that it can be run on what is raised to FP32."""
 
     def try_now(self) -> None:
-        if can_sample():
-            of_code = getattr(self.stock, "__closure__", self) is None
-            key = self.stock.__code__ if of_code else self.stock
-            self.body = _known[key] = recognise(self.stock, known=_known.get(key), trusted=self.trusted)
-            self.tried = True
-            helpers = helpers_of(self.stock)
-            self._helpers = helpers or []
-            self.computes = helpers is not None
-            if self.body is not None and not returns_low(self.stock, self.body):
-                self.body, self.computes = None, False
-            logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
+        if not can_sample():
+            return
+        self.tried = True
+        helpers = helpers_of(self.stock)
+        self._helpers = helpers or []
+        told_from = None if helpers is None else _told_from(self.stock, helpers)
+        found = None if told_from is None else _found.get(self.stock.__code__)
+        if found is None or found.told_from != told_from:
+            found = _Found(told_from or (), *self._try(computes=helpers is not None))
+            if told_from is not None:
+                _found[self.stock.__code__] = found
+        self.body, self.computes = found.body, found.computes
+        logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
+
+    def _try(self, *, computes: bool) -> tuple[Body | None, bool]:
+        body = recognise(self.stock, trusted=self.trusted)
+        if body is not None and not returns_low(self.stock, body):
+            return None, False
+        return body, computes
 
     def keep_up(self) -> None:
         """Look at the function anew where somebody has replaced what it calls."""
         if any([place.get(name) is not value for place, name, value in self._helpers]):
             self.body = None
             self.try_now()
+
+
+def _told_from(function: Any, helpers: list[Helper]) -> tuple[Any, ...] | None:
+    """Return what, with its code, decides what a plain function computes; None where that is not known."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    if function.__closure__ or not all(type(one) in (int, bool, type(None)) for one in defaults):
+        return None
+    return defaults, tuple((weakref.ref(helper), helper.__code__) for _, _, helper in helpers)
 
 
 def _as_stock(value: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import safe_rope
+from safe_rope.rotation import fp32_application, marked
 from safe_rope.rotation._bodies import recognise
 from safe_rope.rotation._plain_code import is_plain
 
@@ -151,3 +152,25 @@ def test_what_does_more_is_called(name: str, monkeypatch: Any) -> None:
         got = model(q, k)
     assert noted == SEEN
     assert all(map(torch.equal, expected, got))
+
+
+def _turned_back(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((second, -first), -1)
+
+
+@pytest.mark.parametrize("how", ["the helper", "its code"])
+def test_a_helper_replaced_between_two_models_counts(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = torch.randn(1, 4, 10, 16), torch.randn(1, 2, 10, 16)
+    phase = torch.randn(1, 10, 16)
+    results = []
+    for _ in range(2):
+        application = fp32_application(plain)
+        got = application(q, k, marked(phase.cos()), marked(phase.sin()))
+        assert all(map(torch.equal, plain(q, k, phase.cos(), phase.sin()), got))
+        results.append(got[0])
+        if how == "the helper":
+            monkeypatch.setitem(globals(), "rotate_half", _turned_back)
+        else:
+            monkeypatch.setattr(rotate_half, "__code__", _turned_back.__code__)
+    assert not torch.equal(*results)
