@@ -9,24 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.own_rotary import Rotary, rotate_half
 from torch import Tensor, nn
 
 import safe_rope
 from safe_rope.rotation import fp32_application, marked
 from safe_rope.rotation._bodies import recognise
 from safe_rope.rotation._plain_code import is_plain
-
-
-class Rotary(nn.Module):
-    def __init__(self, dim: int = 16, base: float = 10000.0) -> None:
-        super().__init__()
-        self.dim, self.base = dim, base
-        self.register_buffer("inv_freq", base ** (-torch.arange(0, dim, 2).float() / dim), persistent=False)
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        phase = position_ids[..., None].float() * self.inv_freq
-        both = torch.cat((phase, phase), -1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -41,11 +30,6 @@ class Attention(nn.Module):
 
 SCALE = 1.0
 SEEN: list[Any] = []
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
 
 
 def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:

@@ -9,26 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.own_rotary import Rotary, rotate_half
 from torch import Tensor, nn
 
 import safe_rope
-
-
-class Rotary(nn.Module):
-    def __init__(self, dim: int = 16, base: float = 10000.0) -> None:
-        super().__init__()
-        self.dim, self.base = dim, base
-        self.register_buffer("inv_freq", base ** (-torch.arange(0, dim, 2).float() / dim), persistent=False)
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        phase = position_ids[..., None].float() * self.inv_freq
-        both = torch.cat((phase, phase), -1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
 
 
 def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
