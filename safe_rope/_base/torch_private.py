@@ -107,6 +107,18 @@ def is_forward_mode() -> bool:
     return level >= 0
 
 
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether a forward-mode derivative is taken by a tensor."""
+    return is_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def is_learned(tensor: Any) -> bool:
+    """Whether a derivative may be taken by a tensor, in either direction."""
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    return tensor.requires_grad or (not torch.compiler.is_dynamo_compiling() and has_tangent(tensor))
+
+
 def is_transformed() -> bool:
     """Whether this runs inside a transform of ``torch.func``."""
     return _innermost_transform() is not None

@@ -118,6 +118,9 @@ def on_shown(call: Call, *, marked: bool) -> Any:
     tables = {name: get_table(module, name) for name in state.pins}
     shown = {}
     for name, table in tables.items():
+        if not isinstance(table, torch.Tensor) or table.requires_grad:
+            shown[name] = table
+            continue
         shown[name] = state.marked.get(name, table) if marked else table.to(state.nominal[name])
         set_table(module, name, shown[name])
     try:

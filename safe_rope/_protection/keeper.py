@@ -1,7 +1,8 @@
 """`Keeper`: keeps a module's position tables what they are, whatever casts, moves and loads do to them.
 
 What a user, a parent or a checkpoint writes to a table on purpose is adopted; what casts, moves and loads
-leave there is undone. The two are told apart by the values (`safe_rope._recognition.explained`).
+leave there is undone. The two are told apart by the values (`safe_rope._recognition.explained`). What a
+derivative may be taken by is nobody's table: it stays where it is, and the module computes from it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base.torch_private import is_learned
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import is_blank, is_damage
 from safe_rope._recognition.holdings import get_table, set_table
@@ -69,6 +71,7 @@ class Placed(NamedTuple):
             tensor is current
             and version == tensor._version
             and address == (tensor.data_ptr() if type(tensor) is torch.Tensor else 0)
+            and not tensor.requires_grad
             and (memory is None or memory.raw == last)
         )
 
@@ -121,6 +124,11 @@ class Keeper:
     def drop(self, module: nn.Module, name: str) -> None:
         """Follow somebody who has taken a table away."""
 
+    def yield_to(self, module: nn.Module, name: str, learned: torch.Tensor) -> None:
+        """Leave ``learned``, by which a derivative may be taken, in the place of a table."""
+        if name not in self._placed:  # what comes there next is judged by what was there before
+            self._placed[name] = Placed.of(self.make(module, name, learned.device))
+
     # ------------------------------------------------------------------ keeping
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
@@ -145,6 +153,9 @@ class Keeper:
         for name in tuple(self.names(module)):
             current, known = get_table(module, name), placed.get(name)
             if device is None and known is not None and known.is_right(current):
+                continue
+            if is_learned(current):
+                self.yield_to(module, name, current)
                 continue
             if current is None and known is not None:
                 self.drop(module, name)
@@ -231,7 +242,8 @@ class Keeper:
     def buffers_aside(self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         """Take the tables out while ``fn`` is applied to the rest; note what it would have made of them."""
         self.restore(module)  # what was written to them before is judged before
-        aside = {name: module._buffers[name] for name in self.names(module) if name in module._buffers}
+        names = [name for name in self.names(module) if not is_learned(get_table(module, name))]
+        aside = {name: module._buffers[name] for name in names if name in module._buffers}
         for name in aside:
             module._buffers[name] = None
         try:
@@ -261,7 +273,7 @@ class Keeper:
         self.restore(module)  # what was written to them before is judged before
         for name in self.names(module):
             table = get_table(module, name)
-            if isinstance(table, torch.Tensor):
+            if isinstance(table, torch.Tensor) and not is_learned(table):
                 self.set(module, name, self.saved(name, table))
 
     def follow(self, module: nn.Module) -> None:
@@ -269,7 +281,7 @@ class Keeper:
         device = None
         for name in self.names(module):
             current = get_table(module, name)
-            if not isinstance(current, torch.Tensor):
+            if not isinstance(current, torch.Tensor) or is_learned(current):
                 continue
             if name in module._buffers:
                 device = current.device
@@ -283,7 +295,7 @@ class Keeper:
         for name in tuple(self.names(module)):
             value = module._buffers.get(name) if prefix + name in loaded else None
             known = self._placed.get(name)
-            if value is None or value.is_meta:
+            if value is None or value.is_meta or is_learned(value):
                 continue
             cast = alone and known is not None and value.dtype == known.tensor.dtype
             if known is not None and value is not known.tensor and not (cast or value.is_complex()):
@@ -305,7 +317,7 @@ class Keeper:
 
     def portable(self, module: nn.Module) -> dict[str, Any]:
         """Return the module's attributes without its tables, which the keeper carries."""
-        names = set(self.names(module))
+        names = {name for name in self.names(module) if not is_learned(get_table(module, name))}
         attributes = {name: value for name, value in module.__dict__.items() if name not in names}
         buffers = module._buffers
         attributes["_buffers"] = {name: None if name in names else v for name, v in buffers.items()}

@@ -26,7 +26,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
-from safe_rope._base.torch_private import forget_compiled
+from safe_rope._base.torch_private import forget_compiled, is_learned
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
@@ -126,6 +126,8 @@ class PinnedState(Keeper):
 
     def keep_made(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Keep a table that the module's own forward has made anew, and where it has put it."""
+        if is_learned(table):
+            return  # `restore` leaves it where it is
         if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
             by_forward = bytecode.stores_when_called(stock_class(module)) and not is_watched()
             if by_forward and is_cast(table, self.pins[name].values.to(table.device)):
@@ -147,6 +149,8 @@ class PinnedState(Keeper):
 
     def keep_new(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""
+        if is_learned(buffer):
+            return
         self.pins[name] = Pin(buffer, finished=False)  # phases, for all that is known
         self.nominal[name] = buffer.dtype
         self.adopt(module, name, buffer)

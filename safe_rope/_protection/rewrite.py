@@ -21,7 +21,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.positions import is_watched
-from safe_rope._base.torch_private import PARAMETRIZED
+from safe_rope._base.torch_private import PARAMETRIZED, is_learned
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
 from safe_rope._protection.rebound import lead_to_its_class
@@ -224,9 +224,8 @@ def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
             return run_traced(self, traced, traced)  # type: ignore[no-any-return]
         is_live = not is_watched()
         if _is_overruled(self, is_live, unlike=stock.forward is not inner):
-            with torch.no_grad():
-                return self.forward(*args, **kwargs)  # type: ignore[no-any-return]
-        if call is None or (not is_live and state.is_set_otherwise(self)):
+            return self.forward(*args, **kwargs)  # type: ignore[no-any-return]
+        if call is None or (not is_live and (state.is_set_otherwise(self) or state.is_learned(self))):
             return _called_otherwise(self, inner, args, kwargs)  # type: ignore[no-any-return]
         x, position_ids, layer_type = call
         layer_type = layer_type if by_layer_type else None
@@ -247,9 +246,8 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
         state, call = state_of(self), plain_call(args, kwargs)
         is_live = not is_watched()
         if _is_overruled(self, is_live, unlike=stock.forward is not inner):
-            with torch.no_grad():
-                return self.forward(*args, **kwargs)  # type: ignore[no-any-return]
-        if call is None or (not is_live and state.is_set_otherwise(self)):
+            return self.forward(*args, **kwargs)  # type: ignore[no-any-return]
+        if call is None or (not is_live and (state.is_set_otherwise(self) or state.is_learned(self))):
             return _called_otherwise(self, inner, args, kwargs)  # type: ignore[no-any-return]
         x, seq_len, _ = call
         cos, sin = state.rows(self, seq_len)
@@ -272,6 +270,8 @@ def _plain_calls(stock: type[nn.Module], asked: str) -> Callable[[Any, Any], tup
         x, where = given.pop(names[0], None), given.pop(asked, None)
         layer_type = given.pop("layer_type", None)
         if not isinstance(x, torch.Tensor) or where is None or isinstance(where, torch.fx.Proxy):
+            return None
+        if isinstance(where, torch.Tensor) and where.is_floating_point() and is_learned(where):
             return None
         # A default is what the stock forward was asked with when it was compared.
         if any(value is not defaults.get(name, given) for name, value in given.items()):

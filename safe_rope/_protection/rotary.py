@@ -18,6 +18,7 @@ from torch import nn
 from safe_rope._base import originals
 from safe_rope._base.forwards import method, reads_of, setting
 from safe_rope._base.positions import is_watched
+from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
 from safe_rope._recognition.reference import stock_class
@@ -104,6 +105,7 @@ class RotaryState(Keeper):
         self._ahead: dict[str | None, tuple[Any, int, Ahead | None]] = {}
         """For each set what was asked for last, the position that would be next, and what was made ahead."""
         self.lost: set[str] = set()
+        self.dropped: set[str] = set()
         self._now: dict[str, Make] = {}
         self.settings: dict[str, Any] = {}
         """Numbers, names and switches that the stock forward reads of its module, as they were."""
@@ -342,7 +344,7 @@ class RotaryState(Keeper):
 
     def names(self, module: nn.Module) -> Iterable[str]:
         pins = self._pins(module)
-        self._now = {name: pin for name, pin in pins.items() if name not in self.lost}
+        self._now = {n: pin for n, pin in pins.items() if n not in self.lost and n not in self.dropped}
         return self._now
 
     def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
@@ -360,6 +362,11 @@ class RotaryState(Keeper):
     def is_set_otherwise(self, module: nn.Module) -> bool:
         """Whether an attribute that the stock forward reads is another than when the module was protected."""
         return any([setting(module, name) != value for name, value in self.settings.items()])
+
+    def is_learned(self, module: nn.Module) -> bool:
+        """Whether a derivative may be taken by anything in the place of a table."""
+        held = [*module._buffers.values(), *module._parameters.values(), *self.attributes.values()]
+        return any([is_learned(one) for one in held])
 
     def stock(self, name: str) -> Iterable[torch.Tensor]:
         known: tuple[Bits, ...] = ("checkpoint", "machine")
@@ -389,6 +396,15 @@ class RotaryState(Keeper):
                 self._now = self._pins(module)
                 return
         self.overruled[name] = values.detach().clone()
+
+    def yield_to(self, module: nn.Module, name: str, learned: torch.Tensor) -> None:
+        super().yield_to(module, name, learned)
+        self.overruled["learned"] = learned
+
+    def drop(self, module: nn.Module, name: str) -> None:
+        if isinstance(getattr(module, name, None), torch.Tensor):  # a parameter, or a parametrization's
+            self.dropped.add(name)
+            self.overruled["learned"] = torch.empty(0)
 
     def lose(self, module: nn.Module, name: str) -> None:
         self.lost.add(name)

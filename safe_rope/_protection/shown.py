@@ -155,7 +155,7 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
     """Return frequencies as they are, and to other code a finished table in the stock model's dtype."""
     state = module.__dict__.get(STATE)  # Dynamo before torch 2.8 takes no ``vars`` of a module
     pin = getattr(state, "pins", {}).get(name)
-    if pin is None or table.dtype != torch.float32:
+    if pin is None or table.dtype != torch.float32 or table.requires_grad:
         return table
     if state.runner.shows_in_graph == "stock":
         return table.to(state.nominal[name])

@@ -16,7 +16,14 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import arguments_flattened, arguments_mapped, mapped
-from safe_rope._base.torch_private import FakeTensor, is_only_faked, pytree, version_of
+from safe_rope._base.torch_private import (
+    FakeTensor,
+    has_tangent,
+    is_learned,
+    is_only_faked,
+    pytree,
+    version_of,
+)
 from safe_rope._protection.shown import seen, warn_rounded
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
@@ -185,6 +192,8 @@ class Runner:
         self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any
     ) -> torch.Tensor:
         """Return ``make(table, *details)``; the same tensor as long as nothing of it has changed."""
+        if is_learned(table):
+            return make(table, *details)
         known, key = self._views.get(name), (table._version, make, *details)
         if known is not None and known[0] is table and known[1] == key:
             return known[2]
@@ -266,7 +275,7 @@ def as_it_is(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch
 
 
 def marked(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
-    if watched:
+    if watched or has_tangent(table):
         return rounded(state, name, table, watched)
     if table.dtype != torch.float32:
         return table

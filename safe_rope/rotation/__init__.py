@@ -203,7 +203,7 @@ def _told_from(function: Any, helpers: list[Helper]) -> tuple[Any, ...] | None:
 
 def _as_stock(value: Any) -> Any:
     """Return a table in the dtype that it has in the stock model."""
-    return value.table.to(value.nominal or value.dtype) if isinstance(value, CosSin) else value
+    return plain(value).to(value.nominal or value.dtype) if isinstance(value, CosSin) else value
 
 
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:

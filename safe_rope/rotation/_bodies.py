@@ -235,7 +235,11 @@ class Body:
         made for the first.
         """
         table = args[self._cos_at] if len(args) == self._count else None
-        if type(table) is not CosSin:
+        if (
+            type(table) is not CosSin
+            or table.requires_grad
+            or getattr(args[self._sin_at], "requires_grad", False)
+        ):
             return None
         given = args[: self.states]
         if not all([isinstance(x, Tensor) for x in given]):

@@ -26,6 +26,8 @@ from safe_rope._base.torch_private import (
     DISABLED_TORCH_FUNCTION,
     constant_in_graphs,
     graphs_take_attributes,
+    has_tangent,
+    is_transformed,
     make_wrapper_subclass,
 )
 from safe_rope.errors import PrecisionWarning
@@ -42,7 +44,7 @@ class CosSin(torch.Tensor):
 
     Shape and values are those of ``table``, which holds the memory. A cast to bfloat16 or float16 leaves it
     as it is and notes the dtype (a move to another device is done); whoever needs a plain tensor calls
-    `plain`.
+    `plain`. Autograd follows the mark, and never the table: what operators do to that it does not see.
 
     Args:
         table: the values.
@@ -59,6 +61,8 @@ class CosSin(torch.Tensor):
     phase: str | None
     source: torch.Tensor
     """The table that a view is one of: what writes to the view writes to it."""
+    of_graph = False
+    """Whether a compiled region has returned it."""
     lent = False
     """Whether it is a copy that has not been made yet: its memory is another table's."""
     row: Any = None
@@ -77,6 +81,9 @@ class CosSin(torch.Tensor):
         phase: str | None = None,
         strides: tuple[int, ...] | None = None,
     ) -> CosSin:
+        if table.requires_grad and torch.is_grad_enabled() and not is_transformed():
+            followed: CosSin = _Marked.apply(table, nominal, faced, phase)  # type: ignore[no-untyped-call]
+            return followed
         dtype = nominal if faced and nominal is not None else table.dtype
         self: CosSin = make_wrapper_subclass(
             cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device
@@ -124,8 +131,8 @@ class CosSin(torch.Tensor):
         learned = any(leaf.requires_grad and not isinstance(leaf, CosSin) for leaf in leaves)
         if nominal is not None and (learned or any(other.dtype in LOW for other in others)):
             _warn_of_phases(tables)
-            return _called_with(rounded, func, args, kwargs)
-        result = _called_with(plain if kind.aliases else read, func, args, kwargs)
+            return _called_with(_rounded, func, args, kwargs)
+        result = _called_with(_plain if kind.aliases else _read, func, args, kwargs)
         keeps = not (others or learned) if nominal is not None else kind.keeps_the_mark and not learned
         if not keeps:
             return result
@@ -133,30 +140,35 @@ class CosSin(torch.Tensor):
         moves = kind.keeps_the_mark and not kind.ends_a_phase
         return _marked_alike(result, tables, nominal, phase, moves=moves)
 
+    def _is_followed(self) -> bool:
+        """Whether torch has to see every operator."""
+        return self.requires_grad or is_watched() or torch.is_inference_mode_enabled()
+
     # What a step of decoding does with a table, past the dispatcher, which costs more than the operators.
 
     def repeat(self, *sizes: Any) -> torch.Tensor:
         """Return a copy that is made when somebody writes, where the same values are repeated in front."""
-        lent = None if _is_followed() else _lent(self, sizes)
+        lent = None if self._is_followed() else _lent(self, sizes)
         return super().repeat(*sizes) if lent is None else lent
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Choose rows by a tensor of positions; else as in torch."""
-        if type(index) is torch.Tensor and index.dtype == torch.int64 and index.dim() and not _is_followed():
+        is_rows = type(index) is torch.Tensor and index.dtype == torch.int64 and index.dim()
+        if is_rows and not self._is_followed():
             return self._around(self.table[index])
         return super().__getitem__(index)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Note a lower dtype; else as in torch."""
         is_dtype = len(args) == 1 and not kwargs and type(args[0]) is torch.dtype
-        if is_dtype and args[0] in LOW and args[0] != self.dtype and not _is_followed():
+        if is_dtype and args[0] in LOW and args[0] != self.dtype and not self._is_followed():
             return CosSin(self.table.clone(), args[0], self.faced, self.phase)
         return super().to(*args, **kwargs)
 
     def __neg__(self) -> torch.Tensor:
         """Negate; sin of a row is then that row's for a turn back."""
         row = self.row
-        if row is None or row.cos == id(self) or self.nominal is None or _is_followed():
+        if row is None or row.cos == id(self) or self.nominal is None or self._is_followed():
             return super().__neg__()
         negated = CosSin(self.table.neg(), self.nominal, True, self.phase)
         negated.lent, negated.row = True, row._replace(is_back=not row.is_back)
@@ -164,7 +176,7 @@ class CosSin(torch.Tensor):
 
     def split(self, split_size: Any, dim: int = 0) -> Any:
         """Return views, as torch does."""
-        if _is_followed():
+        if self._is_followed():
             return super().split(split_size, dim)  # type: ignore[no-untyped-call]
         self.own()
         parts = []
@@ -181,7 +193,9 @@ class CosSin(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> CosSin:
-        return CosSin(inner["table"], *context)
+        made = CosSin(inner["table"], *context)
+        made.of_graph = True
+        return made
 
     # What torch refuses to subclasses, or answers wrongly for them, is asked of the table itself.
     def numpy(self, **kwargs: Any) -> Any:
@@ -236,9 +250,31 @@ _lents: dict[int, weakref.ref[CosSin]] = {}
 """Copies that have not been made: a write to any table makes them first."""
 
 
-def _is_followed() -> bool:
-    """Whether torch has to see every operator."""
-    return is_watched() or torch.is_inference_mode_enabled()
+class _Marked(torch.autograd.Function):
+    """Marks what a gradient flows to, which takes the gradient of the mark."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, nominal: Any, faced: bool, phase: str | None) -> CosSin:
+        ctx.dtype = table.dtype
+        return CosSin(table.detach(), nominal, faced, phase)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return plain(gradient).to(ctx.dtype), None, None, None
+
+
+class _Plain(torch.autograd.Function):
+    """Takes the mark from what a gradient flows to."""
+
+    @staticmethod
+    def forward(ctx: Any, marked: CosSin) -> torch.Tensor:
+        ctx.context = marked.__tensor_flatten__()[1] if marked.of_graph else None
+        return _plain(marked).detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        # The gradient of what a graph returns has to be of the same class.
+        return plain(gradient) if ctx.context is None else CosSin(plain(gradient), *ctx.context)
 
 
 def _note_write(table: CosSin) -> None:
@@ -298,7 +334,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for reference in list(_lents.values()):  # no allocation, and by that no callback, while it iterates
         if (copy := reference()) is not None:
             copy.own()
-    result = _called_with(plain, func, args, kwargs)
+    result = _called_with(_plain, func, args, kwargs)
     if isinstance(target, CosSin):
         _note_write(target)
     return target if isinstance(target, CosSin) and isinstance(result, torch.Tensor) else result
@@ -377,18 +413,37 @@ def _moved(result: Any, table: CosSin, is_view: bool) -> Any:
 def rounded(tensor: CosSin) -> torch.Tensor:
     """Return a plain tensor in the dtype that the stock model has there, rounded once."""
     tensor.own()
-    return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
+    table: torch.Tensor = plain(tensor)
+    return table if tensor.nominal is None else table.to(tensor.nominal)
 
 
 def read(table: CosSin) -> torch.Tensor:
     """Return what a table holds, for what neither writes to it nor hands it on."""
-    return table.table
+    return plain(table) if table.requires_grad else table.table
 
 
 def plain(value: Any) -> Any:
     """Return a tensor without the `CosSin` mark, as a view of the same memory; anything else as it is."""
     if not isinstance(value, CosSin):
         return value
+    if value.requires_grad and torch.is_grad_enabled():
+        return _Plain.apply(value)  # type: ignore[no-untyped-call]
+    return _plain(value)
+
+
+# Below autograd, which has noted what an operator does to the mark.
+
+
+def _rounded(tensor: CosSin) -> torch.Tensor:
+    tensor.own()
+    return tensor.table if tensor.nominal is None else tensor.table.to(tensor.nominal)
+
+
+def _read(table: CosSin) -> torch.Tensor:
+    return table.table
+
+
+def _plain(value: CosSin) -> torch.Tensor:
     if value.lent and (value.row is not None or value.table.stride() != value.stride()):
         value.own()  # the memory of many rows, or of fewer values than there are
     return value.table
@@ -404,6 +459,8 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     in_graph = torch.compiler.is_dynamo_compiling()  # where nothing is wrapped
     if nominal is not None and not in_graph and torch_private.is_wrapped(tensor):
         return tensor.to(nominal)  # what a transform wraps cannot be computed with below it, where marks are
+    if nominal is not None and not in_graph and has_tangent(tensor):
+        return tensor.to(nominal)
     if _is_exported():
         if in_graph:
             tensor = tensor[...]  # Dynamo sets no attribute of what came in a tuple, as from torch.split
