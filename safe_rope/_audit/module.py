@@ -30,6 +30,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
+from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, random_tables, unkept_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
@@ -169,8 +170,9 @@ class ModuleAuditor:
                 finished = not is_frequency(name)
                 if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
                     yield Held(f"{name} (kept)", kept, built[name][0], finished)
-                untold = state.notes.get(name) in UNKNOWN
-                yield Held(name, get_table(module, name), None if untold else kept, finished)
+                current = get_table(module, name)
+                untold = state.notes.get(name) in UNKNOWN or is_learned(current)
+                yield Held(name, current, None if untold else kept, finished)
             # What is named, and not kept, is as in the stock model.
             built = {name: built[name] for name in state.notes if name in built and name not in names}
         for name, (expected, finished) in built.items():

@@ -166,7 +166,11 @@ class Keeper:
             target = device if device is not None and name in module._buffers else device_of(current)
             if target.type == "meta" and name not in module._buffers:
                 target = torch.device("cpu")  # nobody would ever fill a plain attribute
-            self.put(module, name, self.make(module, name, target))
+            table = self.make(module, name, target)
+            may_ask = target.type == "cpu" or known is not None or self._count < 0
+            stays = device is None and may_ask and _holds_the_same(current, table)
+            # Somebody else may hold it and write to it: a parent, another module, an array of NumPy.
+            self.put(module, name, current if stays else table)
         self._count = len(placed)
         return True
 
@@ -251,8 +255,9 @@ class Keeper:
             device = None
             for name, buffer in aside.items():
                 dtype = self.nominal.get(name) or (torch.float32 if buffer is None else buffer.dtype)
-                sent = sent_by(fn, torch.empty(1, dtype=dtype, device=device_of(buffer)))
-                device = sent.device
+                witness = torch.empty(1, dtype=dtype, device=device_of(buffer))
+                sent = sent_by(fn, witness)
+                device = device if sent is witness else sent.device
                 if not dtype.is_complex:
                     self.nominal[name] = sent.dtype
         finally:
@@ -329,6 +334,14 @@ class Keeper:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_placed": {}, "attributes": {}, "replays": None}
+
+
+def _holds_the_same(current: Any, table: torch.Tensor) -> bool:
+    """Whether a plain tensor holds what ``table`` does, where and as it does."""
+    if type(current) is not torch.Tensor or current.is_meta or current.is_inference():
+        return False
+    is_alike = (current.device, current.dtype, current.shape) == (table.device, table.dtype, table.shape)
+    return is_alike and torch.equal(current, table)
 
 
 def _is_filled(module: nn.Module, name: str, current: torch.Tensor) -> bool:

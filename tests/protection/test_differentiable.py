@@ -219,3 +219,14 @@ def test_a_constructor_that_learns_its_frequencies_is_followed(
         model(written.states(model)).pow(2).sum().backward()
         gradients.append(model.rotary.learned.grad)
     assert torch.allclose(*gradients)
+
+
+def test_the_audit_says_of_it_what_it_says_of_the_stock_model(written: Any) -> None:
+    verdicts = []
+    for model in (written.HeldModel(), guarded(written)):
+        model.rotary.inv_freq.mul_(0.5)
+        model(written.states(model))
+        model.rotary.inv_freq = (model.rotary.inv_freq * 1.3).detach().requires_grad_()
+        model(written.states(model))
+        verdicts.append([one.verdict for one in safe_rope.audit(model).modules])
+    assert verdicts == [["unknown"], ["unknown"]]
