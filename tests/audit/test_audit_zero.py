@@ -18,11 +18,11 @@ def _stock_is_intercepted() -> bool:
     """Whether the installed Llama makes its tables with constructors that zero.Init rounds."""
     from rotary_models import first_rotary
 
+    plain = first_rotary(build(layers=1))  # the first: what it imports cannot be imported under zero.Init
     with zero_init():
         model = build(layers=1)
     rotary = first_rotary(model)
     tables = [getattr(rotary, name) for name in ("inv_freq", "cos_cached") if hasattr(rotary, name)]
-    plain = first_rotary(build(layers=1))
     return any(
         not torch.equal(table.float(), getattr(plain, name))
         for name, table in zip(("inv_freq", "cos_cached"), tables, strict=False)
