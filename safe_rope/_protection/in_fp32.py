@@ -6,6 +6,7 @@ that function. Elsewhere each result gets the dtype that the stock forward gives
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Awaitable, Iterator
@@ -84,7 +85,9 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         elif call.has_low or call.autocast or any(map(call.state.differs, call.state.pins)):
             tell_of_stock(call, "what it remembers is everybody's, and a transformation hides it")
         return on_twin(call, rounded)
-    run = call.in_fp32 if learned is not None else lambda module: _follow_origins(call, module, origins)
+    run = call.in_fp32
+    if learned is None:
+        run = functools.partial(_follow_origins, call, given, origins)
     leaves, put_back = flattened(on_twin(call, as_it_is, run))
     if learned is None:
         learned = _compare(call, leaves, given, origins)
@@ -94,8 +97,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
             runner.learn(key, learned)
     if learned is not None and len(learned) == len(leaves):
         leaves = [
-            _as_in_stock(leaf, result, call.state.owner, applied, call.watched)
-            for leaf, result in zip(leaves, learned, strict=True)
+            _as_in_stock(call, leaf, result, applied) for leaf, result in zip(leaves, learned, strict=True)
         ]
     return put_back(leaves)
 
@@ -163,8 +165,14 @@ def _tell_of_rounded_counts(call: Call) -> None:
             )
 
 
-def _follow_origins(call: Call, stand_in: nn.Module, origins: dict[int, Origin]) -> Any:
+def _follow_origins(call: Call, given: Any, origins: dict[int, Origin], stand_in: nn.Module) -> Any:
     provenance = Provenance()
+    made = [leaf for leaf in flattened(given)[0] if isinstance(leaf, torch.Tensor) and leaf.dtype in LOW]
+    fewest = min([leaf.numel() for leaf in made if leaf.numel() > 1], default=0)
+    for leaf in call.leaves:
+        # Phases are more numbers than the positions that they are products of.
+        if leaf.is_floating_point() and leaf.numel() >= fewest > 0:
+            provenance.note(leaf, Origin.GIVEN)
     for module in stand_in.modules():
         state: Any = vars(module).get(STATE)
         for name, pin in getattr(state, "pins", {}).items():
@@ -303,7 +311,7 @@ def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origi
             found.append(other if isinstance(other, torch.dtype) else None)
             continue
         origin = origins.get(id(leaf), Origin.NONE)
-        is_phase = bool(origin & Origin.COUNTED) and not origin & Origin.FINISHED
+        is_phase = bool(origin & Origin.COUNTED) and not origin & (Origin.FINISHED | Origin.GIVEN)
         is_phase &= leaf.is_floating_point()
         is_asked = is_phase and not call.watched  # a tensor of a transform has no memory to be asked for
         same = (name for name in unfinished if is_asked and is_shared(get_table(call.module, name), leaf))
@@ -311,22 +319,36 @@ def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origi
     return tuple(found)
 
 
-def _as_in_stock(
-    leaf: Any, result: Result | torch.dtype | None, owner: str, applied: bool, watched: bool
-) -> Any:
+def _as_in_stock(call: Call, leaf: Any, result: Result | torch.dtype | None, applied: bool) -> Any:
     if isinstance(result, torch.dtype):
         return result  # of arguments that were not raised
     if result is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
         return leaf
     if applied and leaf.dtype == torch.float32:
         return marked(leaf, result.dtype)
-    if result.is_phase and result.dtype in LOW:
-        if watched:
-            warn_rounded(owner, "phases", result.dtype)
-            return leaf.to(result.dtype)
-        phase = None if result.frequencies is None else f"{owner}.{result.frequencies}"
-        return CosSin(leaf, result.dtype, faced=True, phase=phase)
-    return leaf.to(result.dtype)
+    if not result.is_phase or result.dtype not in LOW:
+        return leaf.to(result.dtype)
+    owner = call.state.owner
+    if call.watched:
+        warn_rounded(owner, "phases", result.dtype)
+        return leaf.to(result.dtype)
+    if leaf.requires_grad:
+        _tell_of_gradients(call, result.dtype)
+        return leaf.to(result.dtype)
+    phase = None if result.frequencies is None else f"{owner}.{result.frequencies}"
+    return CosSin(leaf, result.dtype, faced=True, phase=phase)
+
+
+def _tell_of_gradients(call: Call, dtype: torch.dtype) -> None:
+    """Warn, once for a module, that phases are rounded, since no exact ones lead a gradient back."""
+    if "phases" not in call.state.notes:
+        call.state.notes["phases"] = LOW_PHASES
+        warnings.warn(
+            f"{call.state.owner} returns phases in {dtype} that have a gradient, which an exact table "
+            "would cut off: they are rounded there, as in stock. Compute cos and sin in that forward",
+            PrecisionWarning,
+            stacklevel=2,
+        )
 
 
 def _kind(argument: Any) -> Any:

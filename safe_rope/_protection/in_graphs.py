@@ -67,7 +67,9 @@ def run_once(call: Call, low: list[str]) -> Any:
         return result
     phase = _phase(call, low)
     leaves, structure = pytree.tree_flatten(result)
-    leaves = [_lowered(leaf, dtype, phase) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    leaves = [
+        _lowered(call, leaf, dtype, phase) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    ]
     return pytree.tree_unflatten(leaves, structure)
 
 
@@ -90,7 +92,7 @@ def run_twice(call: Call, low: list[str]) -> Any:
         tell(state.owner, "tables", _given(call, torch.bfloat16))
     phase = _phase(call, low)
     leaves = [
-        _as_stock(leaf, other.dtype, phase) if isinstance(leaf, torch.Tensor) else other
+        _as_stock(call, leaf, other.dtype, phase) if isinstance(leaf, torch.Tensor) else other
         for leaf, other in zip(leaves, stock, strict=True)
     ]
     return pytree.tree_unflatten(leaves, structure)
@@ -152,15 +154,21 @@ def _phase(call: Call, low: list[str]) -> str | None:
     return state.owner if turned and not (call.beside or state.code.finishes or finished) else None
 
 
-def _as_stock(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
-    """Return a result in the stock model's dtype; a phase, that of the module ``phase``, is exact."""
+def _as_stock(call: Call, leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
+    """Return a result in the stock model's dtype; a phase, that of the module ``phase``, is exact.
+
+    Not so where it has a gradient, which a table would cut off.
+    """
     if phase is None or dtype not in LOW or leaf.dtype != torch.float32:
         return leaf.to(dtype)
-    if is_dtype_the_mark():
-        tell(phase, "phases", dtype)
+    if is_dtype_the_mark() or leaf.requires_grad:
+        # What is no larger than what its gradient goes to is activations that something was done to.
+        sources = [one.numel() for one in call.leaves if one.requires_grad and leaf.requires_grad]
+        if max([0, *sources]) < leaf.numel():
+            tell(phase, "phases", dtype)
         return leaf.to(dtype)
     return CosSin(leaf, dtype, faced=True, phase=phase)
 
 
-def _lowered(leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
-    return _as_stock(leaf, dtype, phase) if leaf.dtype == torch.float32 else as_returned(leaf)
+def _lowered(call: Call, leaf: torch.Tensor, dtype: torch.dtype, phase: str | None) -> torch.Tensor:
+    return _as_stock(call, leaf, dtype, phase) if leaf.dtype == torch.float32 else as_returned(leaf)

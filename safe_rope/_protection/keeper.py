@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.torch_private import is_learned
+from safe_rope._protection.shown import STATE
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import is_blank, is_damage
 from safe_rope._recognition.holdings import get_table, set_table
@@ -323,7 +324,11 @@ class Keeper:
     def portable(self, module: nn.Module) -> dict[str, Any]:
         """Return the module's attributes without its tables, which the keeper carries."""
         names = {name for name in self.names(module) if not is_learned(get_table(module, name))}
-        attributes = {name: value for name, value in module.__dict__.items() if name not in names}
+        state = vars(module)
+        if getattr(type(module), "__getstate__", None) is not getattr(object, "__getstate__", None):
+            own = module.__getstate__()  # type: ignore[no-untyped-call]
+            state = {**own, STATE: self} if isinstance(own, dict) else state
+        attributes = {name: value for name, value in state.items() if name not in names}
         buffers = module._buffers
         attributes["_buffers"] = {name: None if name in names else v for name, v in buffers.items()}
         attributes.update({name: None for name in names if name in vars(module)})

@@ -172,7 +172,8 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
         }
         if kind is PinnedPositions:
             for name, of_forward in bytecode.makers(stock).items():
-                namespace[name] = pinned_attribute(stock, name, of_forward=of_forward)
+                if name not in vars(ProtectedModule):  # which calls the stock one, in its turn
+                    namespace[name] = pinned_attribute(stock, name, of_forward=of_forward)
         protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
 

@@ -38,6 +38,8 @@ class Origin(enum.Flag):
     """From counts in 16 bits, which go further than those count."""
     EMPTY = enum.auto()
     """Memory that nothing has been written to."""
+    GIVEN = enum.auto()
+    """From the values of an argument that `note` was told of: activations."""
 
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -51,7 +53,9 @@ _FINISHING = {"sin", "cos", "sin_", "cos_", "sinc", "polar", "log", "log2", "log
               "sigmoid", "sign"}  # fmt: skip
 
 _UNDOING = {"exp", "exp_", "exp2", "exp2_"}
-"""What makes frequencies of their logarithms."""
+"""What makes frequencies of their logarithms; of complex numbers, what takes their sines and cosines."""
+_ALIKE = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
+"""What reads of any argument but the first no values."""
 
 
 class Provenance(TorchFunctionMode):
@@ -93,8 +97,12 @@ class Provenance(TorchFunctionMode):
             self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
-        if name in _UNDOING and isinstance(result, torch.Tensor) and not result.is_complex():
-            origin &= ~Origin.FINISHED
+        if origin & Origin.GIVEN and not any(
+            self.origin(t) & Origin.GIVEN for t in _read(name, args, kwargs)
+        ):
+            origin &= ~Origin.GIVEN
+        if name in _UNDOING and isinstance(result, torch.Tensor):
+            origin = origin | Origin.FINISHED if result.is_complex() else origin & ~Origin.FINISHED
         written = (*tensors_in(args[:1] if _writes(name) else ()), *tensors_in(kwargs.get("out")))
         if written:
             origin &= ~Origin.EMPTY
@@ -126,6 +134,13 @@ def _source(name: str) -> Origin:
     if name in _EMPTY:
         return Origin.EMPTY
     return Origin.LITERAL if name in _LITERAL else Origin.NONE
+
+
+def _read(name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors whose values an operation reads, and not their dtypes or shapes alone."""
+    if name.startswith("new_") or name.endswith("_like"):
+        return iter(())
+    return tensors_in(args[:1] if name in _ALIKE else (args, kwargs))
 
 
 def _is_overwritten(func: Callable[..., Any], name: str, args: Any) -> bool:

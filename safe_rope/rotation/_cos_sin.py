@@ -129,7 +129,8 @@ class CosSin(torch.Tensor):
         others = [leaf for leaf in leaves if not isinstance(leaf, CosSin) and _takes_part(leaf)]
         # Autograd sees the operators on a table, and nothing of what takes it out of the mark.
         learned = any(leaf.requires_grad and not isinstance(leaf, CosSin) for leaf in leaves)
-        if nominal is not None and (learned or any(other.dtype in LOW for other in others)):
+        # A number that is trained has no say in the dtype: what it is multiplied with has the model's.
+        if nominal is not None and (any(o.dtype in LOW for o in others) or (learned and not others)):
             _warn_of_phases(tables)
             return _called_with(_rounded, func, args, kwargs)
         result = _called_with(_plain if kind.aliases else _read, func, args, kwargs)
