@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safe_rope._audit import computed
 from safe_rope._audit.answers import Answers, may_be_made_anew
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
@@ -33,7 +35,7 @@ from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, random_tables, unkept_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
-from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.ask import UnansweredError, copied
 from safe_rope._recognition.explained import AS_STOCK, UNKNOWN, UNMADE, UNTOLD
 from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.provenance import Origin
@@ -110,7 +112,8 @@ class ModuleAuditor:
         unread = unreadable(self.module)
         left = (*_rounded_or_empty(self.module), *_of_one_number(self.module, self.reference))
         untold = {name: said for name, said in left if name not in tables}
-        if not (tables or named or unread or untold) and convention is None:
+        told = self._computed_low() if convention is None else None
+        if not (tables or named or unread or untold) and told is None and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -125,6 +128,8 @@ class ModuleAuditor:
             self.add(name, "unknown", UNREAD)
         for name, said in (*untold.items(), *self._told_by_forward()):
             self.add(name, "unknown", said)
+        if told is not None and not any(one.severity == "damaged" for one in self.findings):
+            self.findings += told
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
         self.report.findings += self.findings
@@ -222,10 +227,41 @@ class ModuleAuditor:
                 if note in AS_STOCK:
                     yield name, note
 
+    def _computed_low(self) -> list[Finding] | None:
+        """What asking the forward has told of its arithmetic; None where there is nothing to ask."""
+        module, kept = self.module, self.result.protected
+        dtype = None if kept else computed.dtype_of(module, self.model_dtype)
+        if dtype is None or not computed.may_be_asked(module):
+            return None
+        stock: Any = stock_class(module)
+        before, self.findings = self.findings, []
+        try:
+            error = computed.error_of(module, dtype)
+            if error:
+                said = "its forward computes positions in low precision"
+                self.add("forward", "damaged", said, "forward", dtype, cos_error=error)
+        except UnansweredError as problem:
+            makes = bytecode.facts(stock).turns_counts and not bytecode.conduct(stock).widens
+            if not makes or any(True for _ in own_tensors(module)):
+                return None
+            said = f"what it computes is not measured: {problem}"
+            self.add("forward", "unknown", said, dtype=dtype)
+        finally:
+            before, self.findings = self.findings, before
+        return before
+
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
         # A constructor that hands out an instance that lives tells nothing of what that should hold.
         alive = self.reference.module is self.module
-        return tables_of(self.module, Reference(None) if alive else self.reference, self.patch)
+        tables = tables_of(self.module, Reference(None) if alive else self.reference, self.patch)
+        built = None if alive else self.reference.module
+        for name, (expected, finished) in tables.items():
+            kept = getattr(stock_class(self.module), name, None)
+            if built is not None and expected is None and isinstance(kept, functools.cached_property):
+                with contextlib.suppress(Exception):  # a foreign property
+                    made = kept.func(copied(built))
+                    tables[name] = (made if isinstance(made, Tensor) else None), finished
+        return tables
 
     def _audit_embedding(
         self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]

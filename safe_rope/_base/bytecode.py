@@ -141,6 +141,13 @@ def turns_counts(function: Any) -> bool:
     return _turn_counts(list(_all_reached(_functions_of(function))))
 
 
+@functools.lru_cache(maxsize=4096)
+def hands_on_to_waves(cls: type) -> bool:
+    """Whether ``forward`` names a class of no module whose methods, or what helps them, take sines."""
+    helping = [one for helper in _helpers([*_of_forward(cls)]) for one in methods_of(helper)]
+    return _take_waves(_all_names(helping), helping)
+
+
 def constructing(cls: type) -> list[types.FunctionType]:
     """The constructors of a class and its bases, and the methods and functions that help them."""
     functions = [one for name, value in _own(cls) if name in _CONSTRUCTORS for one in _functions_of(value)]

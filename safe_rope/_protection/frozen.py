@@ -29,6 +29,7 @@ from safe_rope._recognition.tables import (
     may_be_turned,
     oscillates,
     own_tensors,
+    rises_or_falls,
 )
 from safe_rope._recognition.truths import ROUNDED, frozen_tables
 
@@ -102,7 +103,11 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
                 continue
             if not _is_told(module, name):
                 continue
-            low = parameter.dtype in LOW and (is_frequency(name) or may_be_turned(module, parameter))
+            cls: Any = type(module)
+            is_turned = is_frequency(name) or may_be_turned(module, parameter)
+            if parameter.dtype in LOW and not is_turned and bytecode.hands_on_to_waves(cls):
+                is_turned = rises_or_falls(parameter)
+            low = parameter.dtype in LOW and is_turned
             reason = _LOW.format(parameter.dtype) if low else _LEFT
             yield Frozen(module, name, reason, low)
 

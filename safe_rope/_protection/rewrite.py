@@ -174,6 +174,8 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             for name, of_forward in bytecode.makers(stock).items():
                 if name not in vars(ProtectedModule):  # which calls the stock one, in its turn
                     namespace[name] = pinned_attribute(stock, name, of_forward=of_forward)
+            if stock.forward is nn.Module.forward and stock.__call__ is not nn.Module.__call__:
+                namespace["__call__"] = pinned_attribute(stock, "__call__", of_forward=False)
         protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
 
