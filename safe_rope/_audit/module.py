@@ -6,6 +6,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from safe_rope._audit.tables import (
     is_replayed,
     rounded_lists,
 )
-from safe_rope._audit.unused import only_tells_its_dtype
+from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_shared
@@ -94,6 +95,7 @@ class ModuleAuditor:
         self._classes = classes  # of the model's modules
         self.model_dtype = dtype
         self.findings: list[Finding] = []
+        self._unanswered: UnansweredError | None = None
         self.result = ModuleAudit(
             path=path,
             module_class=class_name(own_class(stock_class(module))),
@@ -120,6 +122,10 @@ class ModuleAuditor:
             for layer_type in layer_types(self.module):
                 for name in self._audit_embedding(layer_type, asked, convention, tables):
                     tables.pop(name, None)
+        if self._unanswered is not None:
+            told = self._computed_low()
+            if told is None:
+                self.add("forward", "note", f"what it returns is not measured: {self._unanswered}")
         for held in tables.values():
             self._audit_table(held)
         for found in named:
@@ -130,6 +136,8 @@ class ModuleAuditor:
             self.add(name, "unknown", said)
         if told is not None and not any(one.severity == "damaged" for one in self.findings):
             self.findings += told
+        if is_beside_alibi(self.module):
+            self.findings = [replace(one, severity="note", source=BESIDE_ALIBI) for one in self.findings]
         self.result.verdict = worst(finding.severity for finding in self.findings)
         self.report.modules.append(self.result)
         self.report.findings += self.findings
@@ -319,7 +327,7 @@ class ModuleAuditor:
         try:
             answers = self._answers(built, layer_type, asked, convention)
         except UnansweredError as error:
-            self.add("forward", "note", f"what it returns is not measured: {error}")
+            self._unanswered = error
             return set()
         errors = answers.errors()
         self.result.rows += errors.rows(layer_type)

@@ -1,14 +1,26 @@
-"""Whether code asks nothing of a table but its dtype, as ChatGLM's does: its numbers do no harm."""
+"""Tables whose numbers do no harm: code asks for their dtype alone, or nothing rotates by them."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterable
 
+from torch import nn
+
 from safe_rope._base import bytecode, instructions
+from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.specs import calling_convention
+
+BESIDE_ALIBI = "its config asks for ALiBi, and no attention rotates by what it returns"
 
 _KIND = {"dtype", "device", "shape", "ndim", "is_cuda"}
 _EVERYTHING = {"_buffers", "buffers", "named_buffers", "state_dict", "__dict__", "vars", "getattr"}
+
+
+def is_beside_alibi(module: nn.Module) -> bool:
+    """Whether a rotary module stands in a model that has ALiBi instead, as Falcon's may."""
+    has_alibi = getattr(getattr(module, "config", None), "alibi", None) is True
+    return has_alibi and calling_convention(stock_class(module)) is not None
 
 
 def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:

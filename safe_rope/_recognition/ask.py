@@ -52,13 +52,15 @@ def ask(
         UnansweredError: forward raises.
 
     """
-    takes_type = layer_type is not None and "layer_type" in inspect.signature(type(module).forward).parameters
+    names = list(inspect.signature(type(module).forward).parameters)
+    takes_type = layer_type is not None and "layer_type" in names
     kwargs: dict[str, Any] = {"layer_type": layer_type} if takes_type else {}
     shape = (1, 1, 1, 8) if isinstance(positions, int) else (*positions.shape[-2:], 8)
     x = torch.zeros(shape) if x is None else x
     by_length = calling_convention(type(module)) == "length"
     kwargs["seq_len" if by_length else "position_ids"] = positions
-    return _called(module, x, **kwargs)
+    takes_x = names[1:2] != list(kwargs)[-1:]
+    return _called(module, *((x,) if takes_x else ()), **kwargs)
 
 
 def cos_and_sin(answer: Any) -> tuple[Tensor, Tensor]:

@@ -150,3 +150,39 @@ def test_a_class_that_is_called_and_has_no_forward_computes_in_fp32() -> None:
     model.to(BF16)
     assert torch.equal(model(x.to(BF16), pos), true.to(BF16))
     assert safe_rope.audit(model).ok
+
+
+class PositionsFirst(nn.Module):
+    """Its forward takes positions and nothing else, as XGLM's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 10000.0 ** (-torch.arange(0, 32, 2).float() / 32))
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        phase = position_ids[..., None].float() * self.inv_freq
+        return torch.cat((phase.cos(), phase.sin()), -1)
+
+
+class ByLengthOfInput(nn.Module):
+    """It counts by the length of its input, and takes positions in an odd shape, as PegasusX's."""
+
+    def forward(self, inputs: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        if position_ids is None:
+            position_ids = torch.arange(inputs.shape[1], device=inputs.device)[:, None]
+        if position_ids.shape[-1] != 1:
+            raise RuntimeError("positions are a column")
+        inv_freq = torch.exp(torch.arange(16, device=inputs.device).type_as(inputs) * -0.6)
+        return torch.sin(position_ids * inv_freq)
+
+
+@pytest.mark.parametrize("cls", [PositionsFirst, ByLengthOfInput])
+@pytest.mark.parametrize("how", ["FP32", "BF16", "guarded"])
+def test_positions_are_given_as_a_forward_takes_them(cls: type[nn.Module], how: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), cls())
+    if how == "guarded":
+        with safe_rope.guard():
+            model = nn.Sequential(nn.Linear(4, 4), cls())
+    report = safe_rope.audit(model if how == "FP32" else model.to(torch.bfloat16))
+    assert report.ok == (how != "BF16")
+    assert "multiple values" not in str(report)

@@ -89,3 +89,29 @@ def test_what_is_read_is_damaged(make: Callable[[], nn.Module]) -> None:
     assert safe_rope.audit(nn.Sequential(make())).ok
     report = safe_rope.audit(nn.Sequential(make().bfloat16().float()))
     assert report.verdict == "damaged", str(report)
+
+
+@pytest.mark.parametrize("alibi", [True, False])
+def test_a_rotary_module_beside_alibi_does_no_damage(alibi: bool) -> None:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    sizes: dict[str, int] = {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+    }
+    torch.manual_seed(0)
+    model = FalconForCausalLM(FalconConfig(**sizes, alibi=alibi)).eval().to(torch.bfloat16)
+    tables = [(module, name, table) for module in model.modules() for name, table in module._buffers.items()]
+    ids = torch.arange(50)[None]
+    with torch.no_grad():
+        cast = model(ids).logits
+        verdict = safe_rope.audit(model)
+        for module, name, table in tables:
+            if table is not None and "inv_freq" in name:
+                module._buffers[name] = torch.zeros_like(table)
+        without = model(ids).logits
+    assert torch.equal(cast, without) == alibi
+    assert verdict.ok == alibi
+    assert ("ALiBi" in str(verdict)) == alibi
