@@ -86,6 +86,74 @@ MIXED = {
         for layer in ("self.proj", "getattr(self, 'proj')", "self.proj.forward")
     },
 }
+OWN = "class M(torch.nn.Module):\n    def __init__(self, n: int):\n        super().__init__()\n"
+NOT_FOLLOWED = {
+    **{
+        f"a function: {call}": f"import operator\n{DEF}t, w = {COUNT}, torch.ones(n)\n    return {call}\n"
+        for call in (
+            "operator.matmul(t, w)",
+            "[v @ w for v in {'t': t}.values()]",
+            "[a @ b for a, b in zip([t], [w])]",
+            "{}.setdefault('t', t) @ w",
+            "[v @ w for v in dict(t=t).values()]",
+            "[v @ w for v, *_ in [(t, m, m)]]",
+        )
+    },
+    **{
+        f"a buffer: {read}": f"{OWN}        self.register_buffer({name}, {COUNT})\n"
+        f"    def forward(self, x):\n        return x @ {read}\n{DEF}return M(n)(torch.ones(2, n))\n"
+        for name, read in (
+            ("'w'", "getattr(self, 'w')"),
+            ("'w'", "self.get_buffer('w')"),
+            ("'w'", "self._buffers['w']"),
+            ("f'w_{n}'", "getattr(self, 'w_4')"),
+        )
+    },
+    **{
+        f"an attribute: {put}": f"{OWN}        {put}\n    def forward(self, x):\n        return x @ self.w\n"
+        f"{DEF}return M(n)(torch.ones(2, n))\n"
+        for put in (f"setattr(self, 'w', {COUNT})", f"self.__dict__['w'] = {COUNT}")
+    },
+    **{
+        f"what another holds: {put}": f"{DEF}layer, x = torch.nn.Linear(n, n), torch.ones(n)\n"
+        f"    layer.to(x.dtype)\n    {put}\n    return layer(x) @ x\n"
+        for put in (
+            f"x.data = {COUNT}",
+            f"layer.bias.data = {COUNT}",
+            f"layer.bias = torch.nn.Parameter({COUNT})",
+            f"t = {COUNT}\n    layer.register_forward_pre_hook(lambda m, a: (a[0] + t,))",
+        )
+    },
+    "a default": f"{DEF}def g(t={COUNT}):\n        return t @ torch.ones(n)\n    return g()\n",
+    "a generator": f"def g(n: int):\n    yield {COUNT}\n{DEF}return next(g(n)) @ torch.ones(n)\n",
+    "a delegated generator": f"def g(n: int):\n    yield from [{COUNT}]\n"
+    f"{DEF}a, = g(n)\n    return a @ torch.ones(n)\n",
+    "a context": "from contextlib import contextmanager\n@contextmanager\n"
+    f"def g(n: int):\n    yield {COUNT}\n"
+    f"{DEF}with g(n) as t:\n        return t @ torch.ones(n)\n",
+    "a pattern": f"{DEF}match [{COUNT}, 1]:\n        case [t, _]:\n            return t @ torch.ones(n)\n",
+    "a decorator": "def deco(g):\n    return lambda n, m: g(n, m) @ torch.ones(n)\n@deco\n"
+    f"{DEF}return {COUNT}\n",
+    **{
+        f"a method: {call}": f"class K:\n{how}    def {name}(self, n: int):\n        return {COUNT}\n"
+        f"{DEF}return {call} @ torch.ones(n)\n"
+        for call, name, how in (
+            ("K.g(K(), n)", "g", ""),
+            ("K()(n)", "__call__", ""),
+            ("K()[n]", "__getitem__", ""),
+            ("(K() * n)", "__mul__", ""),
+        )
+    },
+    **{
+        f"a module's result: {net}": f"class P(torch.nn.Module):\n    def __init__(self, n: int):\n"
+        f"        super().__init__()\n        self.register_buffer('pe', {COUNT})\n"
+        "    def forward(self, x):\n        return x + self.pe\n"
+        f"{DEF}layer, x = torch.nn.Linear(n, n), torch.ones(n)\n    layer.to(x.dtype)\n    return {net}\n"
+        for net in ("layer(P(n)(x))", "torch.nn.Sequential(P(n), layer)(x)")
+    },
+    "dtypes that are compared": f"{DEF}t, w = {COUNT}, torch.ones(n)\n    if t.dtype != w.dtype:\n"
+    "        raise RuntimeError\n    return t\n",
+}
 INTS = DEF.replace("m)", "m: int)")
 TOGETHER = {
     "meshgrid": f"{INTS}return torch.meshgrid({COUNT}, torch.arange(m, dtype=torch.float32))\n",
@@ -134,6 +202,28 @@ def test_what_meets_a_tensor_that_is_not_fixed_is_not_fixed_either(name: str) ->
     assert runs(source, False, False)
     assert runs(source, True, True)
     assert not fixes(source)
+
+
+@pytest.mark.parametrize("name", NOT_FOLLOWED)
+def test_what_goes_where_the_file_does_not_show_what_meets_it_is_not_fixed(name: str) -> None:
+    source = NOT_FOLLOWED[name]
+    assert runs(source, False, False)
+    assert runs(source, True, True)
+    assert not fixes(source)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["cos.to(x.dtype), sin.to(dtype=x.dtype)", "(x * cos).type_as(x), x.copy_(sin)", "cos > x, sin.shape"],
+)
+def test_a_table_that_ends_in_a_cast_is_fixed(end: str) -> None:
+    source = (
+        f"{OWN}        self.register_buffer('inv_freq', self.frequencies(n), persistent=False)\n"
+        f"    @staticmethod\n    def frequencies(n: int):\n        return 1.0 / 9.0 ** ({COUNT} / n)\n"
+        "    def forward(self, x, ids):\n        freqs = ids[:, None].float() * self.inv_freq\n"
+        f"        cos, sin = freqs.cos(), freqs.sin()\n        return {end}\n"
+    )
+    assert len(fixes(source)) == 1
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -26,7 +26,16 @@ ANY_DTYPES = (
 )  # fmt: skip
 # What keeps a tensor for later: lists and the like, and a module.
 KEEPERS = {"append", "extend", "insert", "register_buffer", "register_parameter"}
-_APPLYING = {"map", "filter", "functools.reduce", "itertools.starmap", "itertools.accumulate"}
+# Methods, less underscores around, that take tensors of one dtype; of any other one nothing is known.
+ONE_DTYPE = {
+    "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "addmm", "baddbmm", "addbmm", "addmv", "lerp",
+    "scatter", "scatter_add", "index_put", "index_copy", "index_add", "masked_scatter", "put",
+}  # fmt: skip
+# Builtins that hold tensors, or take something else from them than a tensor.
+_BUILTINS = {
+    "len", "print", "isinstance", "str", "repr", "id", "int", "float", "bool", "range", "hash", "list",
+    "tuple", "zip", "enumerate", "reversed", "sorted", "iter", "next", "sum", "max", "min", "abs", "setattr",
+}  # fmt: skip
 _OWN = ("self", "cls")
 _DEPTH = 8
 MOST_CALLS = 64  # that are looked at for what they give a parameter
@@ -68,7 +77,30 @@ class Callees:
             return self._method(function, place)
         if root.partition(".")[0] in ("torch", "einops"):
             return name in ANY_DTYPES or name.endswith("_like") or (name == "einsum" and is_outer(call))
-        return True if full and full not in _APPLYING else None
+        return True if full in _BUILTINS else None
+
+    def given(self, call: Call, place: Place) -> list[Operand]:
+        """Return what a call is given, also by partial and ``**kwargs``."""
+        node = call.node
+        given: list[Operand] = [(one, place) for one in (*node.args, *(word.value for word in node.keywords))]
+        return given + [
+            (one.value, one.place) for one in (*call.positional, *call.keywords.values()) if not one.direct
+        ]
+
+    def scopes(self, node: ast.Call, place: Place) -> list[Scope]:
+        """Return the functions of this file that a call may call, which ``takes_any`` knows to be all."""
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            return self._methods(function.attr, place)
+        return self._named(getattr(function, "id", ""))
+
+    def is_plain(self, index: ast.expr, place: Place) -> bool:
+        """Say whether an index is of numbers and slices: an assignment there casts."""
+        items = index.elts if isinstance(index, ast.Tuple) else [index]
+        return all(
+            isinstance(item, ast.Slice | ast.Constant) or self._inference.value(item, place).sort == "number"
+            for item in items
+        )
 
     def receiver(self, call: Call, place: Place) -> list[Operand]:
         """Return what a call is a method of, or what is called where no name says it."""
@@ -96,7 +128,9 @@ class Callees:
                 own = False
         name = function.attr
         if not own:
-            return name.strip("_") in ANY_DTYPES or name in KEEPERS or name.startswith("new_")
+            if name.strip("_") in ANY_DTYPES or name in KEEPERS or name.startswith("new_"):
+                return True
+            return False if name.strip("_") in ONE_DTYPE else None
         if name in KEEPERS and not self._names.attributes(name, place):
             return True
         return self._follows(name, self._methods(name, place))
@@ -115,11 +149,14 @@ class Callees:
     def _own(self, function: ast.expr, name: str) -> bool | None:
         if getattr(function, "id", "") != name:
             return None  # an alias, whose calls are not found by the name
-        scopes = self._walk.functions.get(name, [])
+        return self._follows(name, self._named(name))
+
+    def _named(self, name: str) -> list[Scope]:
+        """Return the functions of a name, or the constructor of the class."""
         if name in self._walk.classes:
             owner = self._walk.classes[name]
-            scopes = [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
-        return self._follows(name, scopes)
+            return [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
+        return self._walk.functions.get(name, [])
 
     def _follows(self, name: str, scopes: list[Scope]) -> bool | None:
         """Say whether all that calls of a name give to some functions is followed into their parameters."""

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.callees import MOST_CALLS, Callees, Operand, surely_takes_any
@@ -33,76 +34,78 @@ _OTHER: _Made = (frozenset(), False)
 _NO_TENSOR: _Made = (frozenset(), True)
 
 
+class Group(NamedTuple):
+    """The certain expressions that meet in an operation of one dtype.
+
+    ``only``: nothing else floating meets them; ``sure``: what the operation takes is known.
+    """
+
+    operation: int  # by id
+    members: frozenset[int]
+    only: bool
+    sure: bool
+
+
 class Company:
     """Follows the operands of one file's operations back to what makes them.
 
     Args:
         walk: of the file.
         inference: of the file.
+        callees: of the file.
     """
 
-    def __init__(self, walk: Walk, inference: Inference) -> None:
+    def __init__(self, walk: Walk, inference: Inference, callees: Callees) -> None:
         self._walk = walk
         self._inference = inference
         self._certain: Collection[int] = ()
-        self._callees = Callees(walk, inference)
+        self._callees = callees
         self._known: dict[tuple[int, int], _Made] = {}
         self._active: set[tuple[int, int]] = set()  # what is being asked
         self._asked = 0  # within one question
         self._open = False  # whether a part of the answer is left to a question around
 
-    def groups(self, certain: Collection[int]) -> Iterator[tuple[frozenset[int], bool, bool]]:
-        """Yield what meets where one dtype is taken, whether nothing else does, and whether that is sure.
+    def groups(self, certain: Collection[int]) -> Iterator[Group]:
+        """Yield what of some expressions meets where one dtype is taken.
 
         Args:
             certain: expressions, by id, whose fix makes them float32 whatever a default or zero.Init does.
         """
         self._certain = certain
         self._known.clear()
-        for operands, understood in self._operations:
+        for node, operands, sure in self._operations:
             made, only = _joined(self._made(*operand) for operand in operands)
             if made:
-                yield made, only, understood
+                yield Group(id(node), made, only, sure)
 
     @cached_property
-    def _operations(self) -> list[tuple[list[Operand], bool]]:
-        """Return what may have to have one dtype, and whether the operation is understood."""
-        return [one for one in self._found() if one[0]]
+    def _operations(self) -> list[tuple[ast.AST, list[Operand], bool]]:
+        """Return the operations, what may have to have one dtype in each, and whether that is known."""
+        return [one for one in self._found() if one[1]]
 
-    def _found(self) -> Iterator[tuple[list[Operand], bool]]:
+    def _found(self) -> Iterator[tuple[ast.AST, list[Operand], bool]]:
         for site in self._walk.sites:
             match site.node:
                 case ast.BinOp(left=left, op=ast.MatMult(), right=right):
-                    yield [(left, site.place), (right, site.place)], True
+                    yield site.node, [(left, site.place), (right, site.place)], True
                 case ast.Call() if not surely_takes_any(site.node):
-                    yield self._operands(site.node, site.place)
+                    yield site.node, *self._operands(site.node, site.place)
         for statement, place in self._walk.statements:
             match statement:
                 case ast.Assign(targets=[ast.Subscript(value=target, slice=index)], value=value):
-                    if not self._is_plain(index, place):
-                        yield [(target, place), (value, place)], True
+                    if not self._callees.is_plain(index, place):
+                        yield statement, [(target, place), (value, place)], True
                 case ast.AugAssign(target=target, op=ast.MatMult(), value=value):
-                    yield [(target, place), (value, place)], True
+                    yield statement, [(target, place), (value, place)], True
 
     def _operands(self, node: ast.Call, place: Place) -> tuple[list[Operand], bool]:
         """Return what a call takes in one dtype, nothing where it takes any, and whether that is known."""
         call = self._inference.call(node, place)
-        given: list[Operand] = [(one, place) for one in (*node.args, *(word.value for word in node.keywords))]
-        given += [
-            (one.value, one.place) for one in (*call.positional, *call.keywords.values()) if not one.direct
-        ]
+        given = self._callees.given(call, place)
         takes_any = self._callees.takes_any(call, given, place)
         if takes_any:
             return [], True
         return [*given, *self._callees.receiver(call, place)], takes_any is not None
-
-    def _is_plain(self, index: ast.expr, place: Place) -> bool:
-        """Say whether an index is of numbers and slices: an assignment there casts."""
-        items = index.elts if isinstance(index, ast.Tuple) else [index]
-        return all(
-            isinstance(item, ast.Slice | ast.Constant) or self._inference.value(item, place).sort == "number"
-            for item in items
-        )
 
     def _all(self, nodes: Iterable[ast.expr | None], place: Place) -> _Made:
         return _joined(self._made(node, place) for node in nodes if node is not None)

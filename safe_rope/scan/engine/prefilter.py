@@ -60,6 +60,7 @@ _ASSIGNED = re.compile(rb"\n *(\w+) = \(*$")
 # Statements in which a count ends; a line of a longer expression does not look like them.
 _SINK = re.compile(rb" *(?:return |[\w.\[\]]+\.(?:append|extend|copy_|register_buffer)\()")
 _CALL = re.compile(rb"\w+\(")
+_LONG = 1000  # characters of a line before and after a count; it is read as often as it has counts
 _MANY = 30  # searches of the text for a name each, which take as long as one for any
 # What a buffer or an attribute of self is called that holds more than a parameter or a module.
 _ATTRIBUTE = re.compile(
@@ -143,10 +144,10 @@ def _all(text: bytes, token: bytes, start: int = 0, end: int | None = None) -> I
 
 def _is_count(text: bytes, offset: int) -> bool:
     """Say whether an ``arange`` is integer and stays so, as far as one line and its variable's uses show."""
-    match = _COUNT.match(text, offset)
+    begin, end = text.rfind(b"\n", 0, offset) + 1, text.find(b"\n", offset, offset + _LONG)
+    match = _COUNT.match(text, offset) if end >= 0 and offset - begin < _LONG else None
     if match is None:
         return False
-    begin = text.rfind(b"\n", 0, offset) + 1
     line = text[begin : match.end()]
     if b"dtype" in line:
         line = _INTEGER_DTYPE.sub(b"", line)

@@ -6,6 +6,7 @@ import ast
 import codecs
 import contextlib
 from bisect import bisect_right
+from functools import cached_property
 from itertools import accumulate
 
 from safe_rope.scan.engine import prefilter, reading
@@ -30,6 +31,7 @@ class Source:
             except UnicodeError:
                 self.editable = False
             self.text = decoded.encode()
+        self.part: bytes | None = None  # what of the text the tree is of; None for all
         self._starts: list[int] | None = None
 
     @property
@@ -47,7 +49,14 @@ class Source:
     def position(self, offset: int) -> tuple[int, int]:
         """Return line and column, both from 1, the column in characters."""
         line = bisect_right(self.line_starts, offset)
-        return line, len(self.text[self.line_starts[line - 1] : offset].decode(errors="replace")) + 1
+        start = self.line_starts[line - 1]
+        if self._is_ascii:
+            return line, offset - start + 1
+        return line, len(self.text[start:offset].decode(errors="replace")) + 1
+
+    @cached_property
+    def _is_ascii(self) -> bool:
+        return self.text.isascii()
 
     def as_read(self, offset: int) -> int:
         """Return the offset in the bytes as read that ``offset`` in ``text`` stands for, where editable."""
@@ -69,14 +78,16 @@ class Source:
         """Return the source of a node."""
         return self.text[self.start(node) : self.end(node)].decode()
 
-    def parse(self, hits: list[int]) -> ast.Module:
-        """Return the tree of the part that can matter; lines and columns are those of the whole.
+    def parse(self, hits: list[int], *, whole: bool = False) -> ast.Module:
+        """Return the tree of the part that can matter, or of all; lines and columns are those of the whole.
 
         Raises:
             SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
         """
-        if (part := prefilter.reduce(self.text, hits)) is not None:
+        if not whole and (part := prefilter.reduce(self.text, hits)) is not None:
             # A cut that falls into a string or a bracket, and a broken file: parse the whole.
             with contextlib.suppress(SyntaxError, ValueError):
-                return ast.parse(part)
+                tree = ast.parse(part)
+                self.part = part
+                return tree
         return ast.parse(self.text.decode())

@@ -22,7 +22,9 @@ from safe_rope.scan.engine import (
     Walk,
     prefilter,
 )
-from safe_rope.scan.engine.company import Company
+from safe_rope.scan.engine.callees import Callees
+from safe_rope.scan.engine.company import Company, Group
+from safe_rope.scan.engine.reach import Reach, UnseenError
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.rules.rule import Rule
 
@@ -57,7 +59,14 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
     file = None
     try:
         file = _file(source, path)
-        found = [] if file is None else _run(file, chosen.values())
+        try:
+            found = [] if file is None else _run(file, chosen.values())
+        except UnseenError:
+            assert file is not None
+            file.walk.release()
+            file = _file(source, path, whole=True)
+            assert file is not None
+            found = _run(file, chosen.values())
     except SyntaxError as error:
         message = f"{error.msg or 'invalid syntax'} (read by Python {python_version()})"
         raise SourceError(path, error.lineno or 1, max(error.offset or 1, 1), message) from error
@@ -72,13 +81,13 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
 
 
-def _file(source: bytes, path: str) -> File | None:
+def _file(source: bytes, path: str, *, whole: bool = False) -> File | None:
     try:
         text = Source(source)
         hits = prefilter.occurrences(text.text)
         if not hits and len(source) < _SMALL:
             ast.parse(text.text.decode())
-        return File(text, path, Walk(text.parse(hits))) if hits else None
+        return File(text, path, Walk(text.parse(hits, whole=whole))) if hits else None
     except (ValueError, LookupError) as error:  # null bytes, an unknown encoding, bytes that it does not have
         raise SourceError(path, 1, 1, str(error)) from error
 
@@ -102,8 +111,10 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
                     changed.add(id(cast))
                 if rule.once_per_class and owner is not None:
                     reported.add((rule.id, owner))
-    company = Company(file.walk, file.inference)
-    return _proven(file, _unmixed(company, found, changed), company)
+    callees = Callees(file.walk, file.inference)
+    company = Company(file.walk, file.inference, callees)
+    reach = Reach(file.walk, file.inference, callees, file.source.text, file.source.part)
+    return _proven(file, _unmixed(company, found, changed), company, reach)
 
 
 def _unmixed(
@@ -114,29 +125,31 @@ def _unmixed(
     if fixed.isdisjoint(changed):
         return found
     groups = company.groups(fixed)
-    mixed = {one for group, only, sure in groups if sure and not only for one in group} & {*changed}
+    mixed = {one for group in groups if group.sure and not group.only for one in group.members} & {*changed}
     return [
         (replace(one, fix=None) if cast in mixed and one.fix and not one.fix.safe else one, cast)
         for one, cast in found
     ]
 
 
-def _proven(file: File, found: list[tuple[Finding, int]], company: Company) -> list[Finding]:
+def _proven(file: File, found: list[tuple[Finding, int]], company: Company, reach: Reach) -> list[Finding]:
     """Keep the fixes safe that change all equal lines, and all that an operation takes in one dtype.
 
-    What such an operation takes is one fix. Each finding comes with the id of what its fix casts.
+    Nothing may be unknown of where the values go. What such an operation takes is one fix. Each finding
+    comes with the id of what its fix casts.
     """
     fixes = {number: one.fix for number, (one, _) in enumerate(found) if one.fix and one.fix.safe}
     before: set[int] = set()
-    groups: list[tuple[frozenset[int], bool, bool]] = []
+    groups: list[Group] = []
     while fixes.keys() != before:
         before = {*fixes}
         groups = list(company.groups({found[number][1] for number in fixes}))
-        alone = {one for group, only, understood in groups if not (only and understood) for one in group}
+        alone = {one for group in groups if not (group.only and group.sure) for one in group.members}
+        alone |= _astray(groups, {found[number][1] for number in fixes} - alone, reach)
         together = _together(file, [one for one, _ in found], fixes)
         fixes = {number: fixes[number] for number in together if found[number][1] not in alone}
     edits = {found[number][1]: fix.edits for number, fix in fixes.items()}
-    for whole in _joined(group for group, _, _ in groups):
+    for whole in _joined(group.members for group in groups):
         joined = sorted({edit for one in whole for edit in edits[one]}, key=lambda edit: edit.start)
         edits |= dict.fromkeys(whole, tuple(joined))
     return [
@@ -145,6 +158,16 @@ def _proven(file: File, found: list[tuple[Finding, int]], company: Company) -> l
         else one
         for number, (one, cast) in enumerate(found)
     ]
+
+
+def _astray(groups: list[Group], casts: Collection[int], reach: Reach) -> set[int]:
+    """Return what may go where nothing is known of it, or meet what is not seen to meet it."""
+    met: dict[int, set[int]] = {}
+    for group in groups:
+        for one in group.members:
+            met.setdefault(one, set()).add(group.operation)
+    reached = {cast: reach.operations(cast) for cast in casts}
+    return {cast for cast, some in reached.items() if some is None or not some <= met.get(cast, set())}
 
 
 def _joined(groups: Iterable[frozenset[int]]) -> Iterable[frozenset[int]]:

@@ -1,0 +1,524 @@
+"""Where a value goes in its file, until nothing can take its dtype; or that the file does not show it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
+from safe_rope.scan.engine.inference import FORWARDS, Inference
+from safe_rope.scan.engine.scopes import Place, Scope, Walk
+
+_OWN = ("self", "cls")
+_MOST = 4000  # expressions on the ways of one value
+# Attributes that are the tensor, a part of it or its dtype; and those that say nothing of its dtype.
+_PARTS = {"T", "mT", "H", "mH", "data", "real", "imag", "values", "indices", "dtype"}
+_FACTS = {"shape", "device", "ndim", "is_cuda", "layout", "requires_grad", "grad_fn", "is_sparse"}
+# Methods and functions whose result has no dtype, or one that the value does not decide.
+_ENDS = (
+    tensors.COMPARED | set(tensors.CASTS)
+    | {"size", "numel", "dim", "nelement", "stride", "item", "tolist", "numpy", "equal", "allclose",
+       "argsort", "argmax", "argmin", "bucketize", "nonzero", "get_device", "data_ptr", "is_contiguous"}
+)  # fmt: skip
+_NO_TENSOR = {"len", "print", "isinstance", "str", "repr", "id", "int", "float", "bool", "range", "hash"}
+_SAME = {
+    "list",
+    "tuple",
+    "zip",
+    "enumerate",
+    "reversed",
+    "sorted",
+    "iter",
+    "next",
+    "sum",
+    "max",
+    "min",
+    "abs",
+}
+# Decorators that leave what a function gives as it is.
+_TRANSPARENT = {
+    "staticmethod", "classmethod", "property", "cached_property", "no_grad", "inference_mode", "cache",
+    "lru_cache", "script", "compile", "disable", "abstractmethod", "overload", "override",
+}  # fmt: skip
+_ALL_ATTRIBUTES = ("buffers", "named_buffers", "__dict__", "_buffers", "_parameters")
+_LOOKS = {"hasattr", "register_buffer", "register_parameter", "setattr", "delattr"}
+_DTYPES = re.compile(r"dtype\b")
+_Node = TypeVar("_Node", bound=ast.expr)
+_DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class UnseenError(Exception):
+    """A part of the file that was passed over names what is followed."""
+
+
+class _Named:
+    """The name of an attribute: as it is, or as what an expression can make."""
+
+    def __init__(self, name: ast.expr | str) -> None:
+        match name:
+            case str() | ast.Constant():
+                parts = [str(name.value if isinstance(name, ast.Constant) else name)]
+            case ast.JoinedStr(values=values):
+                parts = [str(one.value) if isinstance(one, ast.Constant) else "" for one in values]
+            case _:
+                parts = [""]
+        self.literal = not isinstance(name, ast.JoinedStr) and parts != [""]
+        self.part = max(parts, key=len)
+        self.pattern = "".join(re.escape(part) or r"\w*" for part in parts)
+
+    def may_be(self, name: str) -> bool:
+        """Say whether this can be a name."""
+        return name == self.part if self.literal else re.fullmatch(self.pattern, name) is not None
+
+
+@dataclass
+class _Way:
+    """What is still to be followed of one value, and what was found."""
+
+    waiting: list[ast.AST] = field(default_factory=list)
+    seen: set[object] = field(default_factory=set)
+    operations: set[int] = field(default_factory=set)
+
+    def once(self, key: object) -> bool:
+        """Say whether this is the first time that something is followed."""
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+
+class _OpenError(Exception):
+    """The value goes where the file does not show what becomes of it."""
+
+
+class Reach:
+    """Follows the values of one file forward.
+
+    Args:
+        walk: of the file.
+        inference: of the file.
+        callees: of the file.
+        text: the whole source.
+        part: what of it the walk has seen; None for all.
+    """
+
+    def __init__(
+        self, walk: Walk, inference: Inference, callees: Callees, text: bytes, part: bytes | None
+    ) -> None:
+        self._walk = walk
+        self._inference = inference
+        self._names = inference.names
+        self._callees = callees
+        self._text = text
+        self._part = part
+        self._reached: dict[int, frozenset[int] | None] = {}
+
+    def operations(self, value: int) -> frozenset[int] | None:
+        """Return the operations of one dtype that a value reaches, by id; None where one may be unseen.
+
+        Raises:
+            UnseenError: it is held by what a part of the file names that was passed over.
+        """
+        if value not in self._reached:
+            way = _Way()
+            try:
+                if value not in self._nodes:
+                    raise _OpenError
+                way.waiting.append(self._nodes[value])
+                while way.waiting:
+                    node = way.waiting.pop()
+                    if way.once(id(node)):
+                        self._above(node, way)
+                    if len(way.seen) > _MOST:
+                        raise _OpenError
+                self._reached[value] = frozenset(way.operations)
+            except _OpenError:
+                self._reached[value] = None
+        return self._reached[value]
+
+    # The tree, from below.
+
+    @cached_property
+    def _nodes(self) -> dict[int, ast.AST]:
+        self._parents: dict[int, ast.AST] = {}
+        self._loads: dict[str, list[ast.Name]] = {}
+        self._attributes: dict[str, list[ast.Attribute]] = {}
+        self._strings: dict[str, list[ast.Constant]] = {}
+        self._augmented: list[ast.AugAssign] = []
+        self._computed: list[ast.Call] = []  # attributes that are read by a name that is computed
+        nodes: dict[int, ast.AST] = {}
+        waiting: list[ast.AST] = [self._walk.module.node]
+        while waiting:
+            node = waiting.pop()
+            nodes[id(node)] = node
+            for child in ast.iter_child_nodes(node):
+                if not isinstance(child, ast.expr_context):
+                    self._parents[id(child)] = node
+                    waiting.append(child)
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()):
+                    self._loads.setdefault(name, []).append(node)
+                case ast.Attribute(attr=name, ctx=ast.Load()):
+                    self._attributes.setdefault(name, []).append(node)
+                case ast.Constant(value=str(name)):
+                    self._strings.setdefault(name, []).append(node)
+                case ast.AugAssign():
+                    self._augmented.append(node)
+                case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
+                    if not isinstance(name, ast.Constant):
+                        self._computed.append(node)
+        self._places = {id(statement): place for statement, place in self._walk.statements}
+        return nodes
+
+    def _place(self, node: ast.AST) -> Place:
+        while id(node) not in self._places:
+            if id(node) not in self._parents:
+                raise _OpenError
+            node = self._parents[id(node)]
+        return self._places[id(node)]
+
+    # One step.
+
+    def _above(self, node: ast.AST, way: _Way) -> None:
+        """Follow a value into what is right around it."""
+        parent = self._parents[id(node)]
+        match parent:
+            case ast.Attribute(attr=name):
+                around = self._parents[id(parent)]
+                if isinstance(around, ast.Call) and around.func is parent:
+                    self._method(around, name, way)
+                elif name in _PARTS:
+                    if not isinstance(parent.ctx, ast.Load) or isinstance(around, ast.Compare):
+                        raise _OpenError
+                    way.waiting.append(parent)
+                elif name not in _FACTS:
+                    raise _OpenError
+            case ast.Call() if parent.func is not node:
+                self._argument(parent, node, "", way)
+            case ast.keyword(arg=name):
+                call = self._parents[id(parent)]
+                if not isinstance(call, ast.Call) or name is None:
+                    raise _OpenError
+                self._argument(call, node, name, way)
+            case ast.Subscript(value=inner):
+                if inner is node and isinstance(parent.ctx, ast.Load):
+                    way.waiting.append(parent)
+                elif inner is node:
+                    self._indexed(parent, way)
+            case ast.BinOp(op=operation):
+                if isinstance(operation, ast.MatMult):
+                    way.operations.add(id(parent))
+                way.waiting.append(parent)
+            case ast.IfExp(test=test):
+                if test is not node:
+                    way.waiting.append(parent)
+            case ast.NamedExpr(target=target):
+                self._bound(target, node, node, way)
+                way.waiting.append(parent)
+            case ast.Tuple() | ast.List():
+                around = self._parents[id(parent)]
+                if isinstance(around, ast.Assign):
+                    for target in around.targets:
+                        self._bound(target, parent, node, way)
+                else:
+                    way.waiting.append(parent)
+            case ast.Starred() | ast.BoolOp() | ast.Set():
+                way.waiting.append(parent)
+            case ast.UnaryOp(op=operation):
+                if not isinstance(operation, ast.Not):
+                    way.waiting.append(parent)
+            case ast.Dict(values=values):
+                if any(one is node for one in values):
+                    way.waiting.append(parent)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                way.waiting.append(parent)
+            case ast.comprehension(target=target, iter=taken):
+                if taken is node:
+                    self._bound(target, node, node, way)
+            case ast.For(target=target, iter=taken):
+                if taken is node:
+                    self._bound(target, node, node, way)
+            case ast.Assign(targets=targets):
+                for target in targets:
+                    self._bound(target, parent.value, node, way)
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                if isinstance(getattr(parent, "op", None), ast.MatMult):
+                    way.operations.add(id(parent))
+                self._bound(target, node, node, way)
+            case ast.Return():
+                self._returned(self._place(parent).scope, way)
+            case ast.Compare() | ast.FormattedValue() | ast.Slice() | ast.Expr() | ast.Assert():
+                pass
+            case ast.If() | ast.While() | ast.Raise() | ast.Delete():
+                pass
+            case _:
+                raise _OpenError
+
+    # What keeps a value.
+
+    def _bound(self, target: ast.expr, value: ast.AST, part: ast.AST, way: _Way) -> None:
+        """Follow what is assigned to a target; ``part`` is the value, or the item of it that is followed."""
+        place = self._place(part)
+        match target:
+            case ast.Name(id=name):
+                self._variable(name, {(id(place.scope), place.order)}, way)
+                if place.scope.kind == "class":
+                    self._attribute(name, place.scope, way)
+            case ast.Attribute(value=ast.Name(id=of), attr=name) if of in _OWN:
+                self._attribute(name, place.scope.owner, way)
+            case ast.Tuple(elts=some) | ast.List(elts=some):
+                values: list[ast.AST] = [part] * len(some)
+                if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(some):
+                    values = [*value.elts]
+                for one, given in zip(some, values, strict=True):
+                    if value is part or given is part:
+                        self._bound(one, given, given, way)
+            case ast.Starred(value=inner):
+                self._bound(inner, value, part, way)
+            case ast.Subscript(value=held, slice=index):
+                if self._inference.value(held, place).sort == "tensor" or _is_part(index):
+                    self._indexed(target, way)
+                else:
+                    self._put(held, way)
+            case _:
+                raise _OpenError
+
+    def _indexed(self, target: ast.Subscript, way: _Way) -> None:
+        """Follow a value into an assignment to items of a tensor, which takes one dtype unless it casts."""
+        statement = self._parents[id(target)]
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            if not self._callees.is_plain(target.slice, self._place(target)):
+                way.operations.add(id(statement))
+        elif not isinstance(statement, ast.AugAssign | ast.Delete):
+            raise _OpenError
+
+    def _put(self, held: ast.expr, way: _Way) -> None:
+        """Follow a list or the like that the value was put into."""
+        place = self._place(held)
+        match held:
+            case ast.Name(id=name):
+                bindings = self._names.bindings(name, place)
+                if not bindings or any(one.how == "parameter" for one in bindings):
+                    raise _OpenError
+                self._variable(name, {(id(one.place.scope), one.place.order) for one in bindings}, way)
+            case ast.Attribute(value=ast.Name(id=of), attr=name) if of in _OWN:
+                self._attribute(name, place.scope.owner, way)
+            case _:
+                raise _OpenError
+
+    def _variable(self, name: str, bound: set[tuple[int, int]], way: _Way) -> None:
+        """Follow where a variable is read, by the scopes and orders of what binds it."""
+        way.waiting += self._reading(name, bound)
+        for statement in self._augmented:
+            if getattr(statement.target, "id", "") == name:
+                place = self._place(statement)
+                at = (id(place.scope), place.order)
+                if at not in bound and self._reads(name, place, bound) and way.once((name, at)):
+                    if isinstance(statement.op, ast.MatMult):
+                        way.operations.add(id(statement))
+                    self._variable(name, {at}, way)
+
+    def _reading(self, name: str, bound: set[tuple[int, int]]) -> list[ast.Name]:
+        return [node for node in self._loads.get(name, ()) if self._reads(name, self._place(node), bound)]
+
+    def _reads(self, name: str, place: Place, bound: set[tuple[int, int]]) -> bool:
+        bindings = self._names.bindings(name, place)
+        return any((id(one.place.scope), one.place.order) in bound for one in bindings) or len(bindings) > 64
+
+    def _attribute(self, name: ast.expr | str, owner: Scope | None, way: _Way) -> None:
+        """Follow where an attribute of a class is read, also by its name as a string, or a computed one."""
+        named = _Named(name)
+        if not way.once((named.pattern, id(owner))):
+            return
+        self._see(named.part)
+        if any(one in self._attributes for one in _ALL_ATTRIBUTES) or "vars" in self._loads:
+            raise _OpenError
+        way.waiting += self._attribute_reads(named, owner)
+        for statement in self._augmented:
+            if named.may_be(getattr(statement.target, "attr", "")) and isinstance(statement.op, ast.MatMult):
+                way.operations.add(id(statement))
+
+    def _attribute_reads(self, named: _Named, owner: Scope | None) -> list[ast.expr]:
+        reads: list[ast.expr] = []
+        for node in _matching(self._attributes, named):
+            of = getattr(node.value, "id", "")
+            if of not in _OWN or self._related(owner, self._place(node).scope.owner):
+                reads.append(node)
+        for constant in _matching(self._strings, named):
+            match self._parents[id(constant)]:
+                case ast.Call(func=ast.Name(id="getattr")) as call:
+                    reads.append(call)
+                case ast.Call(func=ast.Attribute(attr="get_buffer" | "get_parameter")) as call:
+                    reads.append(call)
+                case ast.Call(func=function):
+                    if getattr(function, "attr", getattr(function, "id", "")) not in _LOOKS:
+                        raise _OpenError
+                case ast.Subscript() | ast.keyword():
+                    raise _OpenError
+        return reads + [call for call in self._computed if _may_read(call, named)]
+
+    def _related(self, one: Scope | None, other: Scope | None) -> bool:
+        """Say whether of two classes one derives from the other, or may."""
+        if one is None or other is None or one is other:
+            return True
+        return one.name in self._above_class(other) or other.name in self._above_class(one)
+
+    def _above_class(self, owner: Scope) -> set[str]:
+        names: set[str] = set()
+        waiting = [*owner.bases]
+        while waiting:
+            base = waiting.pop()
+            if base not in names:
+                names.add(base)
+                waiting += self._walk.classes[base].bases if base in self._walk.classes else []
+        return names
+
+    def _see(self, name: str) -> None:
+        """Make sure that no part of the file names it that was passed over."""
+        if self._part is not None and self._text.count(name.encode()) != self._part.count(name.encode()):
+            raise UnseenError
+
+    # What is called.
+
+    def _returned(self, scope: Scope, way: _Way) -> None:
+        """Follow what a function returns to its callers in the file; others are out of sight."""
+        node = scope.node
+        if scope.name in FORWARDS or scope.name.startswith("__") or not isinstance(node, _DEFINED):
+            raise _OpenError
+        decorators = {_last(one) for one in node.decorator_list}
+        if not decorators <= _TRANSPARENT:
+            raise _OpenError
+        if not way.once(id(scope)):
+            return
+        self._see(scope.name)
+        owner = scope.parent if scope.parent is not None and scope.parent.kind == "class" else None
+        loads: list[ast.expr] = [*self._loads.get(scope.name, ())]
+        references = loads if owner is None else self._attribute_reads(_Named(scope.name), owner)
+        if decorators & {"property", "cached_property"}:
+            way.waiting += references
+            return
+        for reference in references:
+            self._called(reference, way)
+
+    def _called(self, reference: ast.expr, way: _Way) -> None:
+        """Follow the results of a function through an expression that is it."""
+        if not way.once(("called", id(reference))):
+            return
+        parent = self._parents[id(reference)]
+        match parent:
+            case ast.Call(func=function) if function is reference:
+                way.waiting.append(parent)
+            case ast.IfExp():
+                self._called(parent, way)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                place = self._place(parent)
+                for load in self._reading(name, {(id(place.scope), place.order)}):
+                    self._called(load, way)
+            case ast.Compare():
+                pass
+            case _:
+                raise _OpenError
+
+    def _method(self, call: ast.Call, name: str, way: _Way) -> None:
+        """Follow a value into what a method of it gives."""
+        if name in ("to", "type", "type_as"):
+            target = tensors.cast_argument(self._inference, self._inference.call(call, self._place(call)))
+            if target is not None:
+                known = self._inference.of(target).sort in ("dtype", "tensor") or name == "type_as"
+                if known or _DTYPES.search(ast.unparse(target.value)):
+                    return
+        plain = name.strip("_")
+        if plain in _ENDS or name in ("append", "extend", "insert"):
+            return
+        if plain in ONE_DTYPE:
+            way.operations.add(id(call))
+        elif plain not in ANY_DTYPES and not name.startswith("new_"):
+            raise _OpenError
+        way.waiting.append(call)
+
+    def _argument(self, call: ast.Call, node: ast.AST, keyword: str, way: _Way) -> None:
+        """Follow a value into a call that is given it."""
+        place = self._place(call)
+        made = self._inference.call(call, place)
+        function = call.func
+        name = getattr(function, "attr", getattr(function, "id", ""))
+        torch = made.function.partition(".")[0] in ("torch", "einops")
+        if made.function in _NO_TENSOR or (torch and name in _ENDS):
+            return
+        if made.function in _SAME or keyword == "dtype":
+            way.waiting.append(call)
+            return
+        if made.function == "setattr":
+            self._attribute(call.args[1], None, way)
+            return
+        if not torch and isinstance(function, ast.Attribute):
+            of = getattr(function.value, "id", "")
+            if name in ("register_buffer", "register_parameter") and call.args:
+                self._attribute(call.args[0], place.scope.owner if of in _OWN else None, way)
+                return
+            if name in KEEPERS:
+                self._put(function.value, way)
+                return
+            plain = name.strip("_")
+            if of not in _OWN and plain in ANY_DTYPES | ONE_DTYPE:
+                if any(one.owner is not None for one in self._walk.functions.get(name, ())):
+                    raise _OpenError
+                if plain in ONE_DTYPE:
+                    way.operations.add(id(call))
+                if not name.endswith("_") and plain not in _ENDS:
+                    way.waiting.append(call)
+                return
+        takes_any = self._callees.takes_any(made, self._callees.given(made, place), place)
+        if takes_any is None or (not made.complete and not torch):
+            self._see(name)
+            raise _OpenError
+        if torch:
+            if not takes_any:
+                way.operations.add(id(call))
+            way.waiting.append(call)
+            return
+        for scope in self._callees.scopes(call, place):
+            self._parameter(scope, call, node, keyword, way)
+
+    def _parameter(self, scope: Scope, call: ast.Call, node: ast.AST, keyword: str, way: _Way) -> None:
+        """Follow an argument into a function of the file."""
+        arguments = scope.node.args  # type: ignore[attr-defined]
+        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+        if not keyword:
+            if scope.parent is not None and scope.parent.kind == "class":
+                decorators = {_last(one) for one in scope.node.decorator_list}  # type: ignore[attr-defined]
+                names = names if "staticmethod" in decorators else names[1:]
+            at = next(number for number, one in enumerate(call.args) if one is node)
+            keyword = names[at] if at < len(names) else ""
+        if keyword not in {*names, *(one.arg for one in arguments.kwonlyargs)}:
+            raise _OpenError
+        if way.once((id(scope), keyword)):
+            self._variable(keyword, {(id(scope), 0)}, way)
+
+
+def _last(node: ast.expr) -> str:
+    """Return the last part of the name of a decorator."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _is_part(index: ast.expr) -> bool:
+    """Say whether only a tensor takes such an index."""
+    return isinstance(index, ast.Tuple | ast.Slice)
+
+
+def _may_read(call: ast.Call, named: _Named) -> bool:
+    """Say whether a ``getattr`` of a computed name may read an attribute."""
+    if "config" in ast.unparse(call.args[0]):
+        return False
+    return not named.literal or _Named(call.args[1]).may_be(named.part)
+
+
+def _matching(by_name: dict[str, list[_Node]], named: _Named) -> list[_Node]:
+    if named.literal:
+        return by_name.get(named.part, [])
+    return [node for name, nodes in by_name.items() if named.may_be(name) for node in nodes]
