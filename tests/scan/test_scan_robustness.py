@@ -138,6 +138,7 @@ def test_a_lone_carriage_return_among_line_feeds_hides_nothing(project: Path, fi
         ("t = torch.arange(n, dtype=torch.float32)\n", 1000),
         pytest.param("t{0} = torch.arange(n, dtype=torch.float32)\n", 3500, marks=pytest.mark.slow),
         ("t = torch.arange(n)\nu = t / 7\n", 700),
+        ("torch.arange(n, dtype=torch.float32), ", 1000),
     ],
 )
 def test_the_time_is_linear_in_the_functions_and_findings_of_a_file(statements: str, count: int) -> None:

@@ -19,6 +19,7 @@ _MAX_STEPS = 32  # on all ways together
 _NUMERIC = tensors.FLOATED - {"mean", "std", "softmax", "log_softmax"}
 _EXPONENTIAL = {"exp", "exp2"}
 _KEPT = ("einops.rearrange", "einops.repeat", "abs")
+_SAME = ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp | ast.NamedExpr
 _FUNCTIONS = set(tensors.OPERATORS) - {"matmul"}
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
 # raises values, floating or not; only at one that raises a number to them; or where they become a parameter
@@ -170,7 +171,9 @@ class Flow:
             parent = above.pop()
             if isinstance(parent, ast.Attribute) and above and parent is getattr(above[-1], "func", None):
                 parent = above.pop()
-            if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            if isinstance(parent, ast.keyword):
+                continue
+            if isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
                 self._follow(parent, current, place, goal, variables, found)
             if not isinstance(parent, ast.expr):
                 break
@@ -205,13 +208,13 @@ class Flow:
                 return None if parent.attr in ("T", "mT", "data") else _END
             case ast.Subscript():
                 return None if parent.value is current else _END
-        return None if isinstance(parent, ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp) else _END
+        return None if isinstance(parent, _SAME) else _END
 
     def _call(self, node: ast.Call, current: ast.expr, place: Place, goal: Goal) -> _Outcome:
         """Return what a method of the values, or a function of them, does."""
         function = node.func
         if isinstance(function, ast.Attribute) and function.value is current:
-            name, operands, operations = function.attr, [current, *node.args], set(tensors.OPERATORS)
+            name, operands, operations = function.attr, [current, *tensors.operands(node)], set(tensors.OPERATORS)
             if name in ("to", "type", "type_as"):
                 target = tensors.cast_target(self._inference, self._inference.call(node, place))
                 if target is None or goal != "floating":
@@ -220,12 +223,12 @@ class Flow:
             if name in _CASTS:
                 return _CASTS[name] if goal == "floating" else None
             kept = name in tensors.KEPT or name in ("long", "int", "round", "floor")
-        elif any(argument is current for argument in node.args):
+        elif any(argument is current for argument in tensors.operands(node)):
             full = self._inference.call(node, place).function
             module, _, name = full.rpartition(".")
             if module != "torch":
                 return None if full in _KEPT else _END
-            operands, operations = node.args, _FUNCTIONS
+            operands, operations = tensors.operands(node), _FUNCTIONS
             kept = name in tensors.KEPT or name in tensors.JOINED
         else:
             return _END
@@ -279,7 +282,7 @@ class Flow:
 
     def _follow(
         self,
-        assign: ast.Assign | ast.AnnAssign | ast.AugAssign,
+        assign: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr,
         value: ast.expr,
         place: Place,
         goal: Goal,

@@ -151,7 +151,7 @@ def _is_count(text: bytes, offset: int) -> bool:
     line = text[begin : match.end()]
     if b"dtype" in line:
         line = _INTEGER_DTYPE.sub(b"", line)
-    if b"/" in line or b"*" in line or b"dtype" in line or _FLOATING.search(line):
+    if b"/" in line or b"*" in line or b":=" in line or b"dtype" in line or _FLOATING.search(line):
         return False
     if _takes_float(text, offset, match[1] or b""):
         return False

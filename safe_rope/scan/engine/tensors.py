@@ -55,6 +55,7 @@ CASTS = {
     "half": "float16", "bfloat16": "bfloat16",
 }  # fmt: skip
 JOINED = {"cat", "stack", "concat", "hstack", "vstack", "meshgrid", "broadcast_tensors"}
+_OPERANDS = ("input", "self", "other", "exponent")  # by name, in their order
 OPERATORS: dict[str, ast.operator] = {
     "add": ast.Add(), "sub": ast.Sub(), "mul": ast.Mult(), "div": ast.Div(), "true_divide": ast.Div(),
     "pow": ast.Pow(), "outer": ast.Mult(), "ger": ast.Mult(), "multiply": ast.Mult(), "matmul": ast.Mult(),
@@ -66,6 +67,12 @@ def operator(call: ast.Call, name: str) -> ast.operator:
     """Return the operator that a function or method of `OPERATORS` stands for, as its rounding has it."""
     rounded = any(word.arg == "rounding_mode" and not _is_none(word.value) for word in call.keywords)
     return ast.FloorDiv() if rounded else OPERATORS[name]
+
+
+def operands(call: ast.Call) -> list[ast.expr]:
+    """Return what a function of torch computes with, given by position or by name."""
+    named = {word.arg: word.value for word in call.keywords}
+    return [*call.args, *(named[name] for name in _OPERANDS if name in named)]
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -153,9 +160,10 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
         return tensor("default", whole=True if name in _WHOLE else None, grid=name in _GRIDS)
     if name in _MADE:
         return tensor(_MADE[name])
-    if not call.positional:
+    positional = [*call.positional, *(call.keywords[word] for word in _OPERANDS if word in call.keywords)]
+    if not positional:
         return UNKNOWN
-    first = call.positional[0]
+    first = positional[0]
     if name in JOINED and isinstance(first.value, ast.Tuple | ast.List):
         return join([evaluator.value(item, first.place) for item in first.value.elts])
     if name == "where" and len(call.positional) == 3:
@@ -169,8 +177,8 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
         return of
     if name.endswith("_like"):
         return tensor(of.dtype or "inherited", True if name in _WHOLE else None, assumed=of.assumed)
-    if name in OPERATORS and len(call.positional) == 2:
-        other = evaluator.of(call.positional[1])
+    if name in OPERATORS and len(positional) == 2:
+        other = evaluator.of(positional[1])
         return promote(operator(call.node, name), of, other) if "tensor" in (of.sort, other.sort) else UNKNOWN
     return _operation(of, name)
 
