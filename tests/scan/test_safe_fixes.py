@@ -240,6 +240,24 @@ def test_what_a_name_or_a_call_may_stand_for_makes_no_safe_fix(source: str) -> N
     assert not safe(source)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "int = float\ndef f(n: int):\n    return COUNT\n",
+        "from numpy import float64 as int\ndef f(n: int):\n    return COUNT\n",
+        "def f(n: int = 2.5):\n    return COUNT\n",
+        "def f(x):\n    n: int = x\n    return COUNT\n",
+        "def g(x) -> int:\n    return x\ndef f(x):\n    n = g(x)\n    return COUNT\n",
+        "import dataclasses\n@dataclasses.dataclass\nclass R:\n    n: int\n    def t(self):\n"
+        "        n = self.n\n        return COUNT\nR(2.5).t()\n",
+        "class Q:\n    def __floordiv__(self, other):\n        return 2.5\ndef f(h, s):\n"
+        "    return torch.arange(h // s, dtype=torch.float32)\n",
+    ],
+)
+def test_an_annotation_that_the_file_contradicts_proves_nothing(source: str) -> None:
+    assert not safe(source.replace("COUNT", "torch.arange(n, dtype=torch.float32)"))
+
+
 # What else a bound may be by the time it is used; each ran with 1.5 where only its 4 was seen.
 REBOUND = {
     "walrus": "def f():\n    n = 4\n    if (n := 1.5):\n        pass\n    return COUNT\n",

@@ -214,7 +214,8 @@ class Flow:
         """Return what a method of the values, or a function of them, does."""
         function = node.func
         if isinstance(function, ast.Attribute) and function.value is current:
-            name, operands, operations = function.attr, [current, *tensors.operands(node)], set(tensors.OPERATORS)
+            name, operands = function.attr, [current, *tensors.operands(node)]
+            operations = set(tensors.OPERATORS)
             if name in ("to", "type", "type_as"):
                 target = tensors.cast_target(self._inference, self._inference.call(node, place))
                 if target is None or goal != "floating":

@@ -206,7 +206,8 @@ class Inference:
         if binding.how == "parameter":
             return self._parameter(binding)
         if binding.value is None:
-            return dtypes.of_annotation(binding.annotation)
+            annotated = self._annotated(binding.annotation)
+            return assume(annotated) if self._is_given_otherwise(binding, annotated) else annotated
         if binding.how == "item":
             return self._item(binding)
         value = self.value(binding.value, binding.place)
@@ -216,8 +217,23 @@ class Inference:
             return _element(value, bound=value.bound)
         if isinstance(binding.value, ast.List | ast.ListComp):
             value = assume(value)  # it can be changed in place
-        annotated = dtypes.of_annotation(binding.annotation)
-        return annotated if value.sort == "unknown" and annotated.sort != "unknown" else value
+        annotated = self._annotated(binding.annotation)
+        return assume(annotated) if value.sort == "unknown" and annotated.sort != "unknown" else value
+
+    def _annotated(self, annotation: ast.expr | None) -> Value:
+        """Return what an annotation says, which is sure only where the file keeps the meaning of ``int``."""
+        value = dtypes.of_annotation(annotation)
+        known = "int" not in self.walk.imports and "int" not in self.walk.module.bindings
+        return value if known or value.sort not in ("number", "numbers") else assume(value)
+
+    def _is_given_otherwise(self, binding: Binding, annotated: Value) -> bool:
+        """Say whether a call of the class gives a float, perhaps to this field of a whole number."""
+        scope = binding.place.scope
+        if scope.kind != "class" or annotated.floating is not False:
+            return False
+        calls = [one for one in self.walk.calls.get(scope.name, ()) if isinstance(one.node, ast.Call)]
+        given = [(word, one.place) for one in calls for word in _given(one.node)]
+        return any(self.value(*one).is_float for one in given)
 
     def _item(self, binding: Binding) -> Value:
         """Return what a loop takes from its iterable."""
@@ -235,7 +251,10 @@ class Inference:
 
     def _parameter(self, binding: Binding) -> Value:
         """Return what a parameter is: by annotation, else by its calls in this file and its default."""
-        annotated = dtypes.of_annotation(binding.annotation)
+        annotated = self._annotated(binding.annotation)
+        default = UNKNOWN if binding.value is None else self.value(binding.value, binding.place)
+        if annotated.floating is False and default.is_float:
+            return assume(annotated)
         if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
             return annotated
         if DEVICES.fullmatch(binding.parameter):
@@ -249,7 +268,7 @@ class Inference:
                 return tensor("int", assumed=True)
             value = join(given)
             return assume(value) if value.sort == "tensor" and not annotated.dtype else annotated
-        value = self.value(binding.value, binding.place) if binding.value is not None else UNKNOWN
+        value = default
         if given:
             value = join(given if value.sort in ("unknown", "none") else [*given, value])
         elif value.sort == "number":
@@ -309,11 +328,18 @@ class Inference:
         decorators = {getattr(one, "id", "") for one in scopes[0].node.decorator_list}
         if not decorators <= {"staticmethod", "classmethod"}:
             return UNKNOWN  # what is called is what the decorator makes of it
-        annotated = dtypes.of_annotation(scopes[0].node.returns)
-        if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not scopes[0].returns:
-            return annotated
-        computed = assume(join([self.value(*returned) for returned in scopes[0].returns]))
+        annotated = self._annotated(scopes[0].node.returns)
+        returned = [self.value(*one) for one in scopes[0].returns]
+        if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not returned:
+            shown = all(one.sort == annotated.sort and not one.is_float for one in returned)
+            return annotated if shown else assume(annotated)
+        computed = assume(join(returned))
         return computed if computed.sort in ("tensor", "dtype") else annotated
+
+
+def _given(call: ast.AST) -> list[ast.expr]:
+    assert isinstance(call, ast.Call)
+    return [*call.args, *(word.value for word in call.keywords)]
 
 
 def _by_name(name: str) -> Value:

@@ -89,6 +89,7 @@ def is_whole(file: File, argument: Argument) -> bool:
     """Say whether an argument is provably a whole number: by its type, or as what a floor division leaves."""
     value, node = file.of(argument), argument.value
     floored = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
+    floored = floored and not {"__floordiv__", "__rfloordiv__"} & file.walk.functions.keys()
     whole = value.sort == "number" and value.whole is True and _is_exact(value)
     return whole and (floored or not value.assumed)
 
