@@ -14,7 +14,7 @@ import torch
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection.in_fp32 import as_returned
-from safe_rope._protection.shown import warn_rounded
+from safe_rope._protection.shown import as_stock_in_graph, warn_rounded
 from safe_rope._protection.stand_ins import Call
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope.rotation import CosSin, marked
@@ -101,10 +101,13 @@ def run_twice(call: Call, low: list[str]) -> Any:
 def run_as_stock(call: Call, low: list[str]) -> Any:
     """Run a forward on tables of the stock model's dtypes; tell of frequencies that are rounded by that."""
     state = call.state
+    counted = False
     for name in low:
-        if not state.pins[name].finished and state.nominal[name] in LOW:
+        counted = counted or state.counts_further(name)
+        if state.nominal[name] in LOW and not state.pins[name].finished:
             tell(state.owner, name, state.nominal[name])
-    return on_shown(call, marked=False)
+    result = on_shown(call, marked=False)
+    return pytree.tree_map_only(torch.Tensor, as_returned, result) if counted else result
 
 
 def on_shown(call: Call, *, marked: bool) -> Any:
@@ -123,7 +126,7 @@ def on_shown(call: Call, *, marked: bool) -> Any:
         if not isinstance(table, torch.Tensor) or table.requires_grad:
             shown[name] = table
             continue
-        shown[name] = state.marked.get(name, table) if marked else table.to(state.nominal[name])
+        shown[name] = state.marked.get(name, table) if marked else as_stock_in_graph(state, name, table)
         set_table(module, name, shown[name])
     try:
         return call.on(module)

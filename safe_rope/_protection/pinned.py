@@ -39,6 +39,8 @@ from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
+_COUNTS_TO = 2.0**24
+"""How far FP32 counts."""
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
 
@@ -55,6 +57,8 @@ class Pin:
 
     values: torch.Tensor
     finished: bool
+    reach: float = 0.0
+    """The largest of values that are whole numbers throughout; 0 of any other."""
 
 
 class PinnedState(Keeper):
@@ -68,7 +72,7 @@ class PinnedState(Keeper):
     ) -> None:
         super().__init__()
         self.applied = applied
-        self.pins = {name: Pin(values, finished) for name, (values, finished) in tables.items()}
+        self.pins = {name: Pin(one, finished, _reach(one)) for name, (one, finished) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = class_name(type(module))
         stock: Any = stock_class(module)
@@ -87,6 +91,11 @@ class PinnedState(Keeper):
     def differs(self, name: str) -> bool:
         """Whether the stock model has the table in another dtype than the true values."""
         return self.nominal[name] != self.pins[name].values.dtype
+
+    def counts_further(self, name: str) -> bool:
+        """Whether a table holds integers, as indices do, that its dtype in the stock model cannot."""
+        nominal = self.nominal[name]
+        return nominal in LOW and self.pins[name].reach > 2 / torch.finfo(nominal).eps
 
     def is_scale(self, name: str) -> bool:
         """Whether a finished table may scale phases: a row of numbers beside frequencies."""
@@ -287,6 +296,14 @@ def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
 
     vars(method)["_safe_rope_rotates"] = True
     return method
+
+
+def _reach(values: torch.Tensor) -> float:
+    if not values.is_floating_point() or values.is_meta or not values.numel():
+        return 0.0
+    largest = float(values.abs().max())
+    # Beyond 2**24 FP32 counts no further either: the most negative number in a mask is no index.
+    return largest if largest <= _COUNTS_TO and bool((values == values.round()).all()) else 0.0
 
 
 def _nominal(module: nn.Module, name: str, values: torch.Tensor) -> torch.dtype:

@@ -224,9 +224,9 @@ def _meets_its_dtype(call: Call) -> bool:
 
 
 def _is_ready(state: Any, names: Any) -> bool:
-    """Whether nothing is computed from the tables that is still to be multiplied by a count."""
-    is_finished = all(state.pins[name].finished for name in names)
-    return is_finished and not state.code.counts
+    """Whether nothing is computed from the tables that is still to be multiplied, or chooses rows."""
+    are_ready = all(state.pins[name].finished and not state.counts_further(name) for name in names)
+    return are_ready and not state.code.counts
 
 
 # ---- in a graph ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import get_table, is_inside
 from safe_rope._recognition.tables import is_frequency
 from safe_rope.errors import PrecisionWarning
-from safe_rope.rotation._cos_sin import CosSin
+from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark
 
 STATE = "_safe_rope"
 """The attribute in which a protected module keeps its state."""
@@ -158,7 +158,7 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
     if pin is None or table.dtype != torch.float32 or table.requires_grad:
         return table
     if state.runner.shows_in_graph == "stock":
-        return table.to(state.nominal[name])
+        return as_stock_in_graph(state, name, table)
     if state.runner.shows_in_graph == "marked":
         return state.marked.get(name, table)
     if state.runner.runs_in_graph:
@@ -167,12 +167,20 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
     how = None if torch.compiler.is_dynamo_compiling() else _this_thread.sees
     nominal = state.nominal[name]
     if pin.finished if how is None else how == "as stock":
-        return table.to(nominal)
+        return as_stock_in_graph(state, name, table)
     # A module that computes from those of another rounds what it returns; a forward that somebody has put
     # into the module itself does not.
     if how is not None or nominal not in LOW or "forward" not in module.__dict__:
         return table
     return CosSin(table, nominal, faced=True, phase=f"{class_name(type(module))}.{name}")
+
+
+def as_stock_in_graph(state: Any, name: str, table: torch.Tensor) -> torch.Tensor:
+    """Return a table in the stock dtype; integers that it cannot hold stay exact until they meet it."""
+    nominal = state.nominal[name]
+    if table.dtype == torch.float32 and state.counts_further(name) and not is_dtype_the_mark():
+        return CosSin(table, nominal, faced=True)
+    return table.to(nominal)
 
 
 def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:

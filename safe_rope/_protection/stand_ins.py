@@ -294,13 +294,15 @@ def rounded(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.
 
 
 def followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
-    nominal = state.nominal[name]
-    if state.pins[name].finished or nominal not in LOW or table.dtype in LOW or table.is_complex():
+    nominal, is_counted = state.nominal[name], state.counts_further(name)
+    is_ready = state.pins[name].finished and not is_counted
+    if is_ready or nominal not in LOW or table.dtype in LOW or table.is_complex():
         return rounded(state, name, table, watched)
     if watched:
         warn_rounded(state.owner, name, state.nominal[name])
         return rounded(state, name, table, watched)
-    return state.runner.view(name, table, CosSin, nominal, True, f"{state.owner}.{name}")  # type: ignore[no-any-return]
+    phase = None if state.pins[name].finished else f"{state.owner}.{name}"
+    return state.runner.view(name, table, CosSin, nominal, True, phase)  # type: ignore[no-any-return]
 
 
 # ---- what a forward makes of its tables ----------------------------------------------------------------

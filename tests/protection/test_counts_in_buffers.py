@@ -1,0 +1,86 @@
+"""Integers in a float buffer stay integers: 16 bits cannot hold the larger ones, and they choose rows."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+
+BF16 = torch.bfloat16
+LENGTH = 600
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("position_ids", torch.arange(float(LENGTH)), persistent=False)
+        self.emb = nn.Embedding(LENGTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.position_ids[: x.shape[-1]].long()
+
+
+class WithoutWeights(Positions):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.emb
+
+
+class RelativeIndex(nn.Module):
+    def __init__(self, width: int = 20) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn((2 * width - 1) ** 2, 1))
+        at = torch.stack(torch.meshgrid(torch.arange(width), torch.arange(width), indexing="ij")).flatten(1)
+        apart = (at[:, :, None] - at[:, None]).permute(1, 2, 0) + width - 1
+        index = torch.zeros(width * width, width * width)
+        index[:] = apart[..., 0] * (2 * width - 1) + apart[..., 1]
+        self.register_buffer("index", index)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.index.long().view(-1)
+
+
+class Parent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Positions()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner.position_ids.long()
+
+
+class Added(Positions):
+    """Adds counts to activations: they are rounded there, and the dtype is the stock model's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.position_ids
+
+
+EXACT = (Positions, WithoutWeights, RelativeIndex, Parent)
+X = torch.randn(1, LENGTH)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph", "copied", "half"])
+@pytest.mark.parametrize("cls", EXACT)
+def test_indices_are_the_fp32_models(cls: type[nn.Module], how: str) -> None:
+    true = cls()(X)
+    low = torch.float16 if how == "half" and cls is RelativeIndex else BF16
+    with safe_rope.guard():
+        model = cls()
+    model.to(low)
+    model = copy.deepcopy(model) if how == "copied" else model
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if how == "graph" else model
+    for _ in range(2):
+        assert torch.equal(run(X.to(low)), true)
+
+
+def test_counts_that_meet_activations_have_the_stock_models_dtype() -> None:
+    stock = Added().to(BF16)
+    with safe_rope.guard():
+        model = Added()
+    model.to(BF16)
+    assert torch.equal(model(X.to(BF16)), stock(X.to(BF16)))
