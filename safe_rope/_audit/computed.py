@@ -1,13 +1,15 @@
-"""Whether a forward computes positions in low precision: what a copy answers, beside the same copy in FP32.
+"""Whether a forward takes sines of low phases: what a copy takes them of, beside the same copy in FP32.
 
-Tables say nothing of that: a module may hold none, or some that 16 bits hold without a loss.
+Tables say nothing of that: a module may hold none, or some that 16 bits hold without a loss. Nor does what a
+forward returns, which differences, logarithms and thresholds make of plain roundings.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,19 +18,20 @@ from torch import Tensor, nn
 from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.tensors import in_real_numbers, tensors_in
+from safe_rope._base.functions import filled_cells
 from safe_rope._recognition.ask import UnansweredError, undisturbed
 from safe_rope._recognition.holdings import attributes, entries, set_table
 from safe_rope._recognition.outside import OutOfReachError
+from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.untouched import Untouched
-from safe_rope.rotation import plain
 
-_LONG, _SHORT, _SIDE, _WIDTH = 2048, 48, 41, 64
+_LONG, _SHORT, _SIDE, _WIDTH = 600, 48, 41, 64
 _LENGTHS = ("seq_len", "seqlen", "length", "n", "max_len")
 _COUNTS = ("pos", "ids", "time", "index")
 _ROUNDINGS = 1.5
-"""In units of a 16-bit dtype at 1: what rounding sines, and rotating in that dtype, may add up to."""
+"""In units of a 16-bit dtype at 1: what rounding the sines would do as well."""
+_COUNTED = Origin.COUNTED | Origin.STEPS
 
 
 def dtype_of(module: nn.Module, model_dtype: torch.dtype) -> torch.dtype | None:
@@ -44,54 +47,103 @@ def may_be_asked(module: nn.Module) -> bool:
     return bytecode.facts(stock).turns and not (has_weights or bytecode.conduct(stock).attends)
 
 
-def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
-    """How far the answers of a module are off, relative to the largest; 0 where roundings explain it.
+class _Phases(Provenance):
+    """Notes what sines and cosines are taken of, where that is made of counts."""
 
-    None where it answers by chance.
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        phase = _phase(getattr(func, "__name__", ""), args, kwargs or {})
+        if phase is not None and self.origin(phase) & _COUNTED:
+            values = phase.detach()
+            self.taken.append((values.imag if values.is_complex() else values).to("cpu", copy=True))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _phase(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return what an operation takes sines and cosines of, if it does."""
+    given = None
+    if name == "polar":
+        given = args[1] if len(args) > 1 else kwargs.get("angle")
+    elif name.rstrip("_") in ("sin", "cos", "exp"):
+        given = args[0] if args else kwargs.get("input")
+    if not isinstance(given, Tensor) or given.is_meta:
+        return None
+    return given if given.is_complex() or (given.is_floating_point() and "exp" not in name) else None
+
+
+def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
+    """How far the phases of a module are off, on the circle of radius 1; 0 where one rounding explains it.
+
+    None where no counts reach sines, or not the same ones in each call.
 
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
+    if any(map(_holds_a_module, vars(module).values())):
+        raise UnansweredError("a function that it holds refers to a module, which it may change")
     problem = UnansweredError("its forward takes arguments that nobody knows")
     for arguments in _arguments(module, dtype):
         try:
-            true = _answer(_in_fp32(isolated(module)), arguments(torch.float32), 0)
-            low, again = (_answer(isolated(module), arguments(dtype), seed) for seed in (0, 1))
+            true = _phases(_in_fp32(_alone(module)), arguments(torch.float32), 0)
+            low, again = (_phases(_alone(module), arguments(dtype), seed) for seed in (0, 1))
         except UnansweredError as error:
             problem = error
             continue
-        if [one.shape for one in low] != [one.shape for one in true]:
-            continue
+        shapes = [[one.shape for one in taken] for taken in (true, low, again)]
+        if not true or shapes[0] != shapes[1] or shapes[1] != shapes[2]:
+            return None
         if not all(map(torch.equal, low, again)):
             return None
-        off = [
-            float((a - b).abs().max()) / (float(b.abs().max()) or 1.0) for a, b in zip(low, true, strict=True)
-        ]
-        worst = max(off, default=0.0)
-        return worst if not worst <= _ROUNDINGS * torch.finfo(dtype).eps else 0.0
+        worst = max(map(_distance, low, true))
+        return worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
     raise problem
 
 
-def _answer(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Tensor]:
+def _distance(low: Tensor, true: Tensor) -> float:
+    is_known = true.isfinite()
+    if not is_known.any():
+        return 0.0
+    between = 2 * ((low[is_known].double() - true[is_known].double()) / 2).sin().abs()
+    return float(between.nan_to_num(nan=2.0).max())
+
+
+def _alone(module: nn.Module) -> nn.Module:
+    try:
+        alone = isolated(module)
+    except UnansweredError:
+        raise
+    except Exception as error:
+        raise UnansweredError(f"it cannot be copied: {type(error).__name__}: {error}") from error
+    for part in alone.modules():
+        vars(part)["training"] = False  # in training some jitter their positions
+    return alone
+
+
+def _holds_a_module(value: Any) -> bool:
+    cells = filled_cells(value) if isinstance(value, types.FunctionType) else ()
+    return any(isinstance(cell.cell_contents, nn.Module) for cell in cells)
+
+
+def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Tensor]:
+    phases = _Phases()
+    for value in arguments.values():
+        if isinstance(value, Tensor) and value.dtype == torch.int64:
+            phases.note(value, Origin.STEPS)
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            answer = untouched.run(functools.partial(module.forward, **arguments))
-            found = [
-                one.detach().double() for one in map(_real, tensors_in(answer)) if one.is_floating_point()
-            ]
+            with phases:
+                untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error
     except Exception as error:
         raise UnansweredError(f"forward raised {type(error).__name__}: {error}") from error
-    if not any(one.numel() for one in found) or any(one.is_meta for one in found):
-        raise UnansweredError("forward returned no numbers")
-    return found
-
-
-def _real(tensor: Tensor) -> Tensor:
-    tensor = plain(tensor)
-    return in_real_numbers(tensor) if tensor.is_complex() else tensor
+    return phases.taken
 
 
 def _in_fp32(module: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import types
 from typing import Any
 
@@ -30,7 +31,9 @@ def isolated(module: nn.Module) -> nn.Module:
 
 
 def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    duplicate = object.__new__(type(module))
+    if id(module) in memo:
+        return memo[id(module)]  # type: ignore[no-any-return]
+    duplicate = memo[id(module)] = object.__new__(type(module))
     for name, value in vars(module).items():
         if name == "forward" and getattr(value, "__self__", None) is not module:
             continue  # a wrapper around the original's method, such as accelerate's
@@ -48,12 +51,27 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
         return _isolated(value, memo)
     if isinstance(value, Tensor | RotaryState | PinnedState):
         return copy.deepcopy(value, memo)
+    if id(value) in memo:
+        return memo[id(value)]
     if isinstance(value, dict):
-        duplicate = copy.copy(value)
+        duplicate = memo[id(value)] = copy.copy(value)
         duplicate.update({key: _own(held, memo) for key, held in value.items()})
         return duplicate
-    if type(value) in (list, set, tuple):
+    if type(value) is list:
+        items: list[Any] = []
+        memo[id(value)] = items
+        items += [_own(held, memo) for held in value]
+        return items
+    if type(value) in (set, tuple):
         return type(value)(_own(held, memo) for held in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_own(held, memo) for held in value))
+    if dataclasses.is_dataclass(value) and hasattr(type(value), "__slots__"):
+        filled = memo[id(value)] = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(filled, field.name, _own(getattr(value, field.name), memo))
+        return filled
     return value
 
 

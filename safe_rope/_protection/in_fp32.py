@@ -87,7 +87,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         return on_twin(call, rounded)
     run = call.in_fp32
     if learned is None:
-        run = functools.partial(_follow_origins, call, given, origins)
+        run = functools.partial(_follow_origins, call, origins)
     leaves, put_back = flattened(on_twin(call, as_it_is, run))
     if learned is None:
         learned = _compare(call, leaves, given, origins)
@@ -165,15 +165,17 @@ def _tell_of_rounded_counts(call: Call) -> None:
             )
 
 
-def _follow_origins(call: Call, given: Any, origins: dict[int, Origin], stand_in: nn.Module) -> Any:
-    provenance = Provenance()
-    made = [leaf for leaf in flattened(given)[0] if isinstance(leaf, torch.Tensor) and leaf.dtype in LOW]
-    fewest = min([leaf.numel() for leaf in made if leaf.numel() > 1], default=0)
+def _follow_origins(call: Call, origins: dict[int, Origin], stand_in: nn.Module) -> Any:
+    provenance = Provenance(foreign=Origin.STEPS)
     for leaf in call.leaves:
-        # Phases are more numbers than the positions that they are products of.
-        if leaf.is_floating_point() and leaf.numel() >= fewest > 0:
+        if leaf.dtype in LOW:
             provenance.note(leaf, Origin.GIVEN)
+        elif leaf.dtype in (torch.int64, torch.int32):
+            provenance.note(leaf, Origin.STEPS)
     for module in stand_in.modules():
+        for _, value in entries(module):
+            if isinstance(value, torch.Tensor):
+                provenance.note(value, Origin.LITERAL)
         state: Any = vars(module).get(STATE)
         for name, pin in getattr(state, "pins", {}).items():
             table = get_table(module, name)
@@ -311,7 +313,9 @@ def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origi
             found.append(other if isinstance(other, torch.dtype) else None)
             continue
         origin = origins.get(id(leaf), Origin.NONE)
-        is_phase = bool(origin & Origin.COUNTED) and not origin & (Origin.FINISHED | Origin.GIVEN)
+        # Low values that meet counts are activations; where they only meet frequencies, they are positions.
+        is_given = bool(origin & Origin.GIVEN) and bool(origin & Origin.STEPS)
+        is_phase = bool(origin & Origin.COUNTED) and not (origin & Origin.FINISHED or is_given)
         is_phase &= leaf.is_floating_point()
         is_asked = is_phase and not call.watched  # a tensor of a transform has no memory to be asked for
         same = (name for name in unfinished if is_asked and is_shared(get_table(call.module, name), leaf))

@@ -288,7 +288,7 @@ def marked_anew(state: Any, name: str, table: torch.Tensor, watched: bool) -> to
 
 def rounded(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
     nominal = state.nominal[name]
-    if table.dtype == nominal or table.is_complex():
+    if table.dtype == nominal or table.is_complex() or is_learned(table):
         return table
     return table.to(nominal) if watched else state.runner.view(name, table, torch.Tensor.to, nominal)
 

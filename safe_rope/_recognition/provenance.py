@@ -39,7 +39,9 @@ class Origin(enum.Flag):
     EMPTY = enum.auto()
     """Memory that nothing has been written to."""
     GIVEN = enum.auto()
-    """From the values of an argument that `note` was told of: activations."""
+    """From the values of an argument that `note` was told of: activations, or positions in low precision."""
+    STEPS = enum.auto()
+    """From counts that are no table's: made by an operation, given, or there before."""
 
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided"}
@@ -58,11 +60,20 @@ _ALIKE = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
 """What reads of any argument but the first no values."""
 
 
-class Provenance(TorchFunctionMode):
-    """While active, remembers the `Origin` of every tensor that operations of this thread make."""
+_EACH_ITS_OWN = {"broadcast_tensors", "meshgrid", "align_tensors", "atleast_1d", "atleast_2d", "atleast_3d"}
+"""What makes of each tensor one of its own."""
 
-    def __init__(self) -> None:
+
+class Provenance(TorchFunctionMode):
+    """While active, remembers the `Origin` of every tensor that operations of this thread make.
+
+    Args:
+        foreign: of what was there before and is nobody's that `note` was told of, such as a global tensor.
+    """
+
+    def __init__(self, foreign: Origin = Origin.NONE) -> None:
         super().__init__()
+        self._foreign = foreign
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
         self._written: set[int] = set()
 
@@ -98,9 +109,11 @@ class Provenance(TorchFunctionMode):
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
         if origin & Origin.GIVEN and not any(
-            self.origin(t) & Origin.GIVEN for t in _read(name, args, kwargs)
+            self.origin(t) & Origin.GIVEN and not _is_truth(result) for t in _read(name, args, kwargs)
         ):
             origin &= ~Origin.GIVEN
+        if self._foreign and any(map(self._is_foreign, tensors_in((args, kwargs)))):
+            origin |= self._foreign
         if name in _UNDOING and isinstance(result, torch.Tensor):
             origin = origin | Origin.FINISHED if result.is_complex() else origin & ~Origin.FINISHED
         written = (*tensors_in(args[:1] if _writes(name) else ()), *tensors_in(kwargs.get("out")))
@@ -109,12 +122,18 @@ class Provenance(TorchFunctionMode):
         for tensor in written:
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 self._written.add(storage_key(tensor))
-        if origin is not Origin.NONE:
+        if name in _EACH_ITS_OWN:
+            for tensor, made in zip(tensors_in(args), tensors_in(result), strict=False):
+                self.note(made, self.origin(tensor))
+        elif origin is not Origin.NONE:
             for tensor in tensors_in(result):
                 self.note(tensor, origin)
             for tensor in written:
                 self._note_all_of(tensor, origin)
         return result
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        return tensor.dim() > 0 and self.origin(tensor) is Origin.NONE
 
     def _note_all_of(self, tensor: torch.Tensor, origin: Origin) -> None:
         # A write through a view is a write to what it views.
@@ -128,7 +147,7 @@ def _source(name: str) -> Origin:
     if name in _FINISHING:
         return Origin.FINISHED
     if name in _COUNTED:
-        return Origin.COUNTED
+        return Origin.COUNTED | Origin.STEPS
     if name in _RANDOM:
         return Origin.RANDOM
     if name in _EMPTY:
@@ -137,10 +156,14 @@ def _source(name: str) -> Origin:
 
 
 def _read(name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors whose values an operation reads, and not their dtypes or shapes alone."""
-    if name.startswith("new_") or name.endswith("_like"):
+    """Yield the tensors whose values an operation reads: not their dtypes or shapes, nor to count on."""
+    if name.startswith("new_") or name.endswith("_like") or name in _COUNTED:
         return iter(())
     return tensors_in(args[:1] if name in _ALIKE else (args, kwargs))
+
+
+def _is_truth(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.dtype == torch.bool
 
 
 def _is_overwritten(func: Callable[..., Any], name: str, args: Any) -> bool:

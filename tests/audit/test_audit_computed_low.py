@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -186,3 +187,122 @@ def test_positions_are_given_as_a_forward_takes_them(cls: type[nn.Module], how: 
     report = safe_rope.audit(model if how == "FP32" else model.to(torch.bfloat16))
     assert report.ok == (how != "BF16")
     assert "multiple values" not in str(report)
+
+
+def arange(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[-2], device=x.device)
+
+
+class Sines(nn.Module):
+    """Sines of FP32 phases, rounded once, and then the arithmetic of the model's dtype."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        phases = arange(x)[:, None].float() * frequencies()
+        return self.used(x, torch.cat((phases.sin(), phases.cos()), -1).to(x.dtype))
+
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        raise NotImplementedError
+
+
+class Standardised(Sines):
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        return (sines - sines.mean(-1, keepdim=True)) / sines.var(-1, keepdim=True)
+
+
+class Summed(Sines):
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        return (x * sines).sum(-2)
+
+
+class Thresholded(Sines):
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        return {"signs": (sines > 0.7).to(x.dtype)}
+
+
+class Logarithms(Sines):
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        return (x * sines).sum(-1).pow(2).clamp(min=1e-6).log()
+
+
+class Masked(Sines):
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        return sines @ sines.mT + torch.full((len(sines), len(sines)), -torch.inf).triu(1).to(x.dtype)
+
+
+class Jittered(Sines):
+    def used(self, x: torch.Tensor, sines: torch.Tensor) -> Any:
+        return nn.functional.dropout(sines, 0.5, training=self.training)
+
+
+@pytest.mark.parametrize("cls", [Standardised, Summed, Thresholded, Logarithms, Masked, Jittered])
+def test_what_is_made_of_right_sines_is_not_judged(cls: type[nn.Module]) -> None:
+    assert safe_rope.audit(Model(cls()).to(BF16)).ok
+
+    class Low(cls):  # type: ignore[misc, valid-type]
+        def forward(self, x: torch.Tensor) -> Any:
+            phases = arange(x)[:, None].to(x.dtype) * frequencies().to(x.dtype)
+            return self.used(x, torch.cat((phases.sin(), phases.cos()), -1))
+
+    assert safe_rope.audit(Model(Low()).to(BF16)).damaged
+
+
+@pytest.mark.parametrize("by", ["position_ids", "seq_len"])
+def test_the_usual_arguments_are_asked_with_in_low_precision(by: str) -> None:
+    class ByIds(nn.Module):
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            phases = position_ids[..., None].to(x.dtype) * frequencies().to(x.dtype)
+            return phases.cos(), phases.sin()
+
+    class ByLength(nn.Module):
+        def forward(self, x: torch.Tensor, seq_len: int) -> Any:
+            phases = torch.outer(torch.arange(seq_len).to(x.dtype), frequencies().to(x.dtype))
+            return phases.cos(), phases.sin()
+
+    report = safe_rope.audit(Model(ByIds() if by == "position_ids" else ByLength()).to(BF16))
+    assert [one.what for one in report.damaged] == ["forward"]
+
+
+@dataclasses.dataclass(slots=True)
+class Cache:
+    table: torch.Tensor | None = None
+
+
+class Remembers(nn.Module):
+    """It keeps its table in an object that has no dictionary, and refers back to who holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cache.table is None:
+            self.cache.table = (arange(x)[:, None].to(x.dtype) * frequencies().to(x.dtype)).sin()
+        return self.cache.table
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_what_a_module_remembers_is_left_alone(dtype: torch.dtype) -> None:
+    module = Remembers()
+    model = Model(module).to(dtype)
+    vars(module)["owners"] = [model]
+    assert safe_rope.audit(model).ok == (dtype == FP32)
+    assert module.cache.table is None
+
+
+class ByIndex(nn.Module):
+    """A table of rows that are chosen, as Canary's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phases = torch.arange(LENGTH)[:, None] * frequencies()
+        self.register_buffer("positional_embedding", torch.cat((phases.sin(), phases.cos()), -1) / 16)
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        return self.positional_embedding[position_ids]
+
+
+def test_a_kept_table_that_is_handed_out_in_the_stock_dtype_is_right() -> None:
+    with safe_rope.guard():
+        model = Model(ByIndex())
+    assert safe_rope.audit(model.to(BF16)).ok
+    assert safe_rope.audit(Model(ByIndex()).to(BF16)).damaged
