@@ -181,7 +181,7 @@ class _Recognised:
         logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 
     def _try(self, *, computes: bool) -> tuple[Body | None, bool]:
-        body = recognise(self.stock, trusted=self.trusted)
+        body = recognise(self.stock, trusted=self.trusted or computes)
         if body is not None and not returns_low(self.stock, body):
             return None, False
         return body, computes

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from support.guarded import guarded
 from torch import nn
 
 import safe_rope
@@ -83,15 +84,6 @@ CHANGES = (TurnsByAnExponential, TurnsParts, Decays, Subtracts)
 WAYS = ("eager", "graph")
 
 
-def guarded(make: Callable[[], nn.Module], how: str) -> nn.Module:
-    with safe_rope.guard():
-        module = make()
-    if how == "protect":
-        module = make()
-        safe_rope.protect(module)
-    return module.bfloat16()
-
-
 def of(module: nn.Module, x: torch.Tensor, way: str = "eager") -> list[torch.Tensor]:
     """What ``module`` makes of x, and the gradient for x."""
     x = x.clone().requires_grad_()
@@ -110,7 +102,7 @@ def activations() -> torch.Tensor:
 @pytest.mark.parametrize("make", CHANGES)
 def test_activations_are_rounded_once_and_have_their_gradient(make: Any, how: str, way: str) -> None:
     x = activations()
-    module, true = guarded(make, how), of(make(), x.float())
+    module, true = guarded(make, how).bfloat16(), of(make(), x.float())
     for _ in range(2):
         for got, expected in zip(of(module, x, way), true, strict=True):
             assert type(got) is torch.Tensor
@@ -119,7 +111,7 @@ def test_activations_are_rounded_once_and_have_their_gradient(make: Any, how: st
 
 @pytest.mark.parametrize("make", CHANGES)
 def test_without_gradients_they_are_plain_tensors_too(make: Any) -> None:
-    y = guarded(make, "guard")(activations())
+    y = guarded(make, "guard").bfloat16()(activations())
     file = io.BytesIO()
     torch.save(y, file)
     file.seek(0)
@@ -130,7 +122,7 @@ def test_without_gradients_they_are_plain_tensors_too(make: Any) -> None:
 
 
 def test_phases_that_a_module_hands_out_stay_exact() -> None:
-    phases = guarded(Phases, "guard")(activations())
+    phases = guarded(Phases, "guard").bfloat16()(activations())
     true = POSITIONS[:, None].double() * Phases().inv_freq
     assert phases.dtype == torch.bfloat16
     assert (phases.cos().double() - true.cos()).abs().max() < 2**-8
@@ -138,7 +130,7 @@ def test_phases_that_a_module_hands_out_stay_exact() -> None:
 
 def test_phases_of_predicted_points_are_exact_or_have_their_gradient_and_are_told_of() -> None:
     points = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)).mul(100).bfloat16()
-    module, true = guarded(PhasesOfPoints, "guard"), of(PhasesOfPoints(), points.float())
+    module, true = guarded(PhasesOfPoints, "guard").bfloat16(), of(PhasesOfPoints(), points.float())
     exact = module(points)
     assert (exact.cos().double() - true[0].double().cos()).abs().max() < 2**-8
     with pytest.warns(safe_rope.PrecisionWarning, match="gradient"):
@@ -164,7 +156,7 @@ class ScalesPositions(Frequencies):
 
 @pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
 def test_a_trained_scale_of_positions_leaves_phases_exact_with_and_without_gradients() -> None:
-    module, true, x = guarded(ScalesPositions, "guard"), ScalesPositions(), activations()
+    module, true, x = guarded(ScalesPositions, "guard").bfloat16(), ScalesPositions(), activations()
     for one in (module, true):
         one(x).sum().backward()
     with torch.no_grad():

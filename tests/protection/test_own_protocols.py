@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.guarded import guarded
 from torch import nn
-
-import safe_rope
 
 pytestmark = pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
 DIM, LENGTH = 16, 300
@@ -61,15 +60,6 @@ COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
 }
-
-
-def guarded(make: Callable[[], nn.Module], how: str) -> nn.Module:
-    with safe_rope.guard():
-        module = make()
-    if how == "protect":
-        module = make()
-        safe_rope.protect(module)
-    return module
 
 
 @pytest.mark.parametrize("how", ["guard", "protect"])
