@@ -307,6 +307,16 @@ def graphs_take_attributes() -> bool:
     return _graphs_take_attributes
 
 
+GRAPHS_LOSE_GRADIENTS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+"""Whether a gradient to a subclass that a graph is given is lost in an own autograd function: torch 2.4."""
+
+
+def leave_graph_that_loses_gradients() -> None:
+    """End the graph before an own autograd function, where that would lose the gradient."""
+    if GRAPHS_LOSE_GRADIENTS and torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break()
+
+
 _FINDS_PROPERTIES_AGAIN = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 

@@ -16,7 +16,7 @@ from safe_rope._base.bytecode import INITIALISING
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
-from safe_rope._base.torch_private import graphs_find_properties_again, is_wrapped
+from safe_rope._base.torch_private import constant_in_graphs, graphs_find_properties_again, is_wrapped
 from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import get_table, is_inside
 from safe_rope._recognition.tables import is_frequency
@@ -178,9 +178,23 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
 def as_stock_in_graph(state: Any, name: str, table: torch.Tensor) -> torch.Tensor:
     """Return a table in the stock dtype; integers that it cannot hold stay exact until they meet it."""
     nominal = state.nominal[name]
-    if table.dtype == torch.float32 and state.counts_further(name) and not is_dtype_the_mark():
-        return CosSin(table, nominal, faced=True)
+    if table.dtype == torch.float32 and state.counts_further(name):
+        if not is_dtype_the_mark():
+            return CosSin(table, nominal, faced=True)
+        _tell_of_counts(state.owner, name, nominal)
     return table.to(nominal)
+
+
+@constant_in_graphs
+def _tell_of_counts(owner: str, name: str, dtype: torch.dtype) -> bool:
+    warnings.warn(
+        f"{owner} keeps integers in {name} that {dtype} cannot hold; in a graph of torch {torch.__version__} "
+        "they are rounded, as in the stock model. Call the module outside of torch.compile, or install "
+        "torch 2.8 or newer",
+        PrecisionWarning,
+        stacklevel=2,
+    )
+    return True
 
 
 def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:

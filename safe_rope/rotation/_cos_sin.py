@@ -269,7 +269,7 @@ class _Plain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, marked: CosSin) -> torch.Tensor:
-        ctx.context = marked.__tensor_flatten__()[1] if marked.of_graph else None
+        ctx.context = (marked.nominal, marked.faced, marked.phase) if marked.of_graph else None
         return _plain(marked).detach()
 
     @staticmethod
@@ -428,6 +428,7 @@ def plain(value: Any) -> Any:
     if not isinstance(value, CosSin):
         return value
     if value.requires_grad and torch.is_grad_enabled():
+        torch_private.leave_graph_that_loses_gradients()
         return _Plain.apply(value)  # type: ignore[no-untyped-call]
     return _plain(value)
 

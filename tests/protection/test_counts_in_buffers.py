@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import safe_rope
+from safe_rope._base.torch_private import graphs_take_attributes
 
 BF16 = torch.bfloat16
 LENGTH = 600
@@ -74,8 +76,13 @@ def test_indices_are_the_fp32_models(cls: type[nn.Module], how: str) -> None:
     model.to(low)
     model = copy.deepcopy(model) if how == "copied" else model
     run = torch.compile(model, backend="aot_eager", fullgraph=True) if how == "graph" else model
-    for _ in range(2):
-        assert torch.equal(run(X.to(low)), true)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        are_right = [torch.equal(run(X.to(low)), true) for _ in range(2)]
+    # Graphs of some older torch keep no FP32 beside lower dtypes, and then it is said.
+    may_round = how == "graph" and not graphs_take_attributes()
+    named = [one for one in caught if "keeps integers in" in str(one.message)]
+    assert all(are_right) or (may_round and named)
 
 
 def test_counts_that_meet_activations_have_the_stock_models_dtype() -> None:
