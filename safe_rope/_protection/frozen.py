@@ -145,7 +145,7 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     frozen = [(name, one) for name, one in module._parameters.items() if one is not None]
     frozen = [(name, one) for name, one in frozen if not (one.requires_grad or _is_told(module, name))]
     for name, tensor in (*buffers, *(frozen if freezes(stock) else ())):
-        if name in kept or not tensor.is_floating_point() or tensor.numel() < 2:
+        if name in kept or not tensor.is_floating_point() or getattr(tensor, "ds_numel", tensor.numel()) < 2:
             continue  # one number may be there for its dtype
         found = not (is_no_position(name) or _loses_nothing(tensor)) and name in turned_at_random(stock)
         if name in module._buffers:
@@ -161,7 +161,8 @@ def _is_told(module: nn.Module, name: str) -> bool:
 
 def _loses_nothing(values: torch.Tensor) -> bool:
     """Whether a tensor holds whole numbers that 16 bits have, too."""
-    return not values.is_meta and bool(((values == values.round()) & (values.abs() <= _WHOLE)).all())
+    are_whole = (values == values.round()) & (values.abs() <= _WHOLE)
+    return not values.is_meta and values.numel() > 0 and bool(are_whole.all())
 
 
 def unkept_tables(module: nn.Module) -> Iterator[Frozen]:

@@ -21,7 +21,8 @@ Verdict = Literal["constructor", "built", "kept", "unfilled", "unknown"]
 UNTOLD = "its constructor cannot be run again, as its arguments are not known"
 UNMADE = "its constructor does not make it, and nobody knows what has"
 LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
-UNKNOWN = (UNTOLD, UNMADE)
+CHANGED = "it holds values that its constructor does not give"
+UNKNOWN = (UNTOLD, UNMADE, CHANGED)
 """Why nobody can say whether values are right."""
 MADE_LOW = "its forward has made it anew in 16 bits, and it is as rounded as in the stock model"
 LOW_PHASES = "its phases were rounded before cos and sin, as in the stock model"
@@ -166,7 +167,7 @@ def find_truth(
         return Truth(current, "built")
     if rebuilt is None:
         return Truth(current, "kept", UNMADE if runs else UNTOLD)
-    return Truth(current, "kept", "it holds values that its constructor does not give")
+    return Truth(current, "kept", CHANGED)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,6 +19,8 @@ FEWEST = 8
 """Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
 _FEWEST_ROWS = 4
 """Rows of sines; three are the samples of some sine whatever they are."""
+_COUNTED_LOW = 256
+"""Positions that BF16 counts without rounding."""
 _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
 # Their constructors set up processes, optimizers and hooks: they must never be run twice.
@@ -321,11 +323,16 @@ def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:
     """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i].
 
     ``error`` is what the values may be off by. Few rows tell little of a column. Those of sines have one
-    length besides: the squares of a sine and its cosine add up to 1.
+    length besides: the squares of a sine and its cosine add up to 1. The first rows may tell it alone: BF16
+    counts no further, and later rows of a damaged table repeat others.
     """
     if tensor.dim() < 2 or tensor.shape[-2] < _FEWEST_ROWS or not tensor.is_floating_point():
         return False
     rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
+    return _are_sines(rows, error) or (len(rows) > _COUNTED_LOW and _are_sines(rows[:_COUNTED_LOW], error))
+
+
+def _are_sines(rows: torch.Tensor, error: float) -> bool:
     if len(rows) < FEWEST:
         pairs = rows.shape[-1] / 2
         if pairs < FEWEST or bool(((rows * rows).sum(-1) - pairs).abs().max() > 2 * error * pairs):
@@ -335,5 +342,5 @@ def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:
     factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
     rest = (before + after - factor * middle).abs().amax(0)
     turns = bool((rows.std(0) > 1e-2).any())
-    phase = 4 * tensor.shape[-2] * 2.0**-23  # what FP32 phases of that many radians are off by
+    phase = 4 * len(rows) * 2.0**-23  # what FP32 phases of that many radians are off by
     return turns and bool((rest < max(error, phase)).all()) and bool((rows.abs() < 1 + error).all())
