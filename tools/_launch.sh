@@ -32,6 +32,7 @@ if [ -z "$python" ]; then
     [ -n "$python" ] || fail "found no Python 3.10 or newer on PATH; install one, or name it with --python"
 fi
 new_enough "$python" || fail "$python is not a Python 3.10 or newer; give --python one that is"
-# What the caller's shell adds to Python must not leak into a pinned environment.
-[ -n "$here" ] || unset PYTHONPATH PYTHONHOME
+# What the caller's shell adds to Python must not leak into a pinned environment. Without bytecode each
+# process of the tests compiles torch, transformers and DeepSpeed anew, for seven seconds.
+[ -n "$here" ] || unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 exec "$python" "$(dirname "${BASH_SOURCE[0]}")/_commands.py" "$@"
