@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from safe_rope._base import bytecode, instructions
 
+_OF_ROPE_TYPES = ("_dynamic_frequency_update", "_longrope_frequency_update")
+"""Methods of transformers from 4.43 on: they hand a config to the function of a rope type, or read it."""
 _PLAIN = (bool, int, float, str, list, dict, set)
 
 
@@ -19,6 +21,8 @@ class Reads(NamedTuple):
     """Of the module itself, by name."""
     has_numbers: bool
     """Whether they read numbers, texts or containers of their Python modules, which anybody may change."""
+    has_config: bool
+    """Whether they read a config, but for what makes the frequencies of a rope type anew."""
 
 
 def reads_of(cls: Any) -> Reads:
@@ -28,18 +32,19 @@ def reads_of(cls: Any) -> Reads:
 
 @functools.lru_cache(maxsize=4096)
 def _reads_of(cls: type) -> Reads:
-    attributes, has_numbers = set[str](), False
+    attributes, has_numbers, has_config = set[str](), False, False
     for function in functions_of(cls):
         for code in instructions.codes(function.__code__):
             first, last = function.__code__.co_varnames[:1], None
             for one in instructions.steps(code):
                 if one.attribute is not None and last in first:
                     attributes.add(one.attribute)
+                    has_config |= one.attribute == "config" and function.__name__ not in _OF_ROPE_TYPES
                 has_numbers |= one.name == "LOAD_GLOBAL" and isinstance(
                     function.__globals__.get(one.value), _PLAIN
                 )
                 last = one.loads
-    return Reads(frozenset(attributes), has_numbers)
+    return Reads(frozenset(attributes), has_numbers, has_config)
 
 
 def setting(module: Any, name: str) -> Any:
@@ -62,7 +67,7 @@ def may_differ(module: Any, other: Any, cls: Any) -> bool:
     What a config tells (``attention_scaling``) does not count.
     """
     reads = reads_of(cls)
-    if reads.has_numbers or "config" in reads.attributes:
+    if reads.has_numbers or reads.has_config:
         return True
     names = reads.attributes - {"attention_scaling"}
     if any(name in module.__dict__ and callable(getattr(type(module), name, None)) for name in names):

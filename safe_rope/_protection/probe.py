@@ -90,7 +90,7 @@ def full_state(
     reads = reads_of(stock_class(module))
     if convention is None or any(True for _ in reference.parameters()):
         return None
-    if reads.has_numbers or "config" in reads.attributes:
+    if reads.has_numbers or reads.has_config:
         return None  # what somebody changes there later would be none of ours
     if not computes_alone(module, stock_class(module)):
         return None
