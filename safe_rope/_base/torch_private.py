@@ -450,3 +450,18 @@ def has_run(unit: Any) -> bool:
 def ignored_modules(unit: Any) -> Any:
     """Return the modules that a unit of FSDP 1 leaves alone; none where it does not say so."""
     return getattr(unit, "_ignored_modules", ())
+
+
+# ---- backwards and process groups ----------------------------------------------------------------------
+
+
+def is_backward() -> bool:
+    """Whether this thread runs a backward; without the name, never."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def default_store() -> Any:
+    """Return the store that the process group was formed with; without one (MPI) or the name, None."""
+    store = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    return None if store is None else store()

@@ -207,6 +207,25 @@ def sequence_parallel_size(config: Mapping[str, Any], mpu: Any, mesh: Any) -> in
     return int(config.get("sequence_parallel_size", 1))
 
 
+def ranks(mpu: Any, join: bool, **arguments: Any) -> tuple[int, list[int]]:
+    """This rank, and all that sum their gradients with it; itself alone where there is no process group.
+
+    If it is to ``join``, the group is formed with the ``arguments``, as ``deepspeed.initialize`` would.
+    """
+    if join:
+        backend = deepspeed().accelerator.get_accelerator().communication_backend_name()
+        deepspeed().comm.init_distributed(dist_backend=backend, **arguments)
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, [0]
+    own, group = torch.distributed.get_rank(), None
+    for name in ("get_sequence_data_parallel_group", "get_data_parallel_group"):
+        if group is None and hasattr(mpu, name):
+            group = getattr(mpu, name)()
+    if group is None:
+        return own, list(range(torch.distributed.get_world_size()))
+    return own, list(torch.distributed.get_process_group_ranks(group))
+
+
 def scales_without_zero() -> bool:
     """Whether engines at ZeRO 0 have a loss scale for autocast in float16."""
     from deepspeed.runtime.engine import DeepSpeedEngine
@@ -347,7 +366,7 @@ def fetch(parameters: Iterable[nn.Parameter]) -> None:
 def gather_in_place(parameters: Iterable[Any]) -> None:
     """Give gathered parameters the exact values of their partitions."""
     comm = deepspeed().comm
-    for parameter in parameters:
+    for parameter in sorted(parameters, key=lambda one: one.ds_id):  # in the same order on all ranks
         own = parameter.ds_tensor.to(parameter.device).contiguous()
         group = parameter.ds_process_group
         whole = torch.empty(own.numel() * comm.get_world_size(group), dtype=own.dtype, device=own.device)

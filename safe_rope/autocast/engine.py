@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from safe_rope.autocast import _deepspeed, gather3, gather12, preflight, reads
-from safe_rope.autocast.safety import choose_parameters, full_shape
+from safe_rope.autocast.safety import agreement, choose_parameters, full_shape
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,9 @@ def initialize(
         mesh_param: sizes of a device mesh.
         config_params: the old name of ``config``.
         example_inputs: what the model's forward takes (a mapping of keyword arguments, a tuple of
-            positional ones, or the only argument), to find the safe parameters with. Without it the first
-            batch of ``training_data`` serves, else the model's ``dummy_inputs``.
+            positional ones, or the only argument), to find the safe parameters with. Ranks may pass
+            different ones. Without it the first batch of ``training_data`` serves, else the model's
+            ``dummy_inputs``.
         low_precision_gather: gather safe parameters in the autocast dtype after the step: all at ZeRO 1 and
             2, the persistent ones at ZeRO 3. Training does not notice; code that reads ``parameter.data``
             itself between steps does, and calls `full_precision` before, or sets this to False.
@@ -93,8 +94,11 @@ def initialize(
     settings = None if read is None else preflight.check_config({**read, **sequence})
     if model is None or read is None or settings is None:
         return _plain(arguments)
-    preflight.check_model(model, settings)
-    safe, report = choose_parameters(model, settings, example_inputs, training_data, collate_fn)
+    joining = {"distributed_port": distributed_port, "dist_init_required": dist_init_required}
+    with agreement(lambda join: _deepspeed.ranks(mpu, join, **joining)) as agree:
+        preflight.check_model(model, settings)
+        sources = example_inputs, training_data, collate_fn
+        safe, report = choose_parameters(model, settings, *sources, agree=agree)
     arguments |= {"args": without_config(args), "config": read, "config_params": None}
     built = _with_autocast(arguments, settings, safe, low_precision_gather)
     built[0].safety_report = report

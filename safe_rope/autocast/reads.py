@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from safe_rope._base.torch_private import is_backward
 from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError, PrecisionError, PrecisionWarning
 
@@ -59,13 +60,13 @@ def restore_first(engine: Any, gather: Gather) -> None:
 
 
 def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
-    """Refuse a forward without autocast to ``dtype`` while weights are rounded."""
+    """Refuse a forward of the model, or of a part, without autocast to ``dtype``, if weights are rounded."""
 
-    def refuse_forward(*_: Any) -> None:
-        if gather.rounded and not _runs_in(dtype):
-            raise PrecisionError(_message(f"it is called without autocast to {dtype}"))
+    def refuse() -> None:
+        if gather.rounded:
+            raise PrecisionError(_message(f"it, or a part of it, is called without autocast to {dtype}"))
 
-    engine.module.register_forward_pre_hook(refuse_forward)
+    _on_calls_outside(engine.module, dtype, refuse)
 
 
 def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
@@ -73,21 +74,54 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
 
     A forward under autocast gathers those of ``safe`` in ``dtype``, and finds what ``gather`` has gathered.
     """
-    unmarked: list[bool] = []
 
-    def before(*_: Any) -> None:
-        unmarked.append(not _runs_in(dtype))
-        if unmarked[-1]:
-            _deepspeed.unmark(engine.module.parameters())
-            gather.restore()
+    def before() -> None:
+        _deepspeed.unmark(engine.module.parameters())
+        gather.restore()
 
-    def after(*_: Any) -> None:
-        if unmarked.pop():
-            _deepspeed.mark(safe, dtype)
+    def after() -> None:
+        _deepspeed.mark(safe, dtype)
 
-    # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
-    engine.module.register_forward_pre_hook(before, prepend=True)
-    engine.module.register_forward_hook(after, always_call=True)
+    # Dynamo leaves DeepSpeed's own hooks out of its graphs, too.
+    _on_calls_outside(engine.module, dtype, *map(torch.compiler.disable, (before, after)))
+
+
+def _on_calls_outside(
+    model: nn.Module, dtype: torch.dtype, before: Callable[[], None], after: Callable[[], None] | None = None
+) -> None:
+    """Call these around a forward of ``model``, or of a part of it, without autocast to ``dtype``.
+
+    Only the outermost call counts. What runs within the model's forward, or again in a backward, may leave
+    autocast: that the weights which it reads there are exact is what makes others safe.
+    """
+    calls: list[bool] = []  # those that run now, and whether they are outside
+    device = _deepspeed.device_type()
+
+    def is_low() -> bool:
+        return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
+
+    def enter(*_: Any) -> None:
+        calls.append(not (calls or is_low() or is_backward()))
+        if calls[-1]:
+            before()
+
+    def leave(*_: Any) -> None:
+        if calls and calls.pop() and after is not None:
+            after()
+
+    def check(*_: Any) -> None:
+        if not (calls or is_low() or is_backward()):
+            before()
+
+    for module in model.modules():
+        if module is not model and next(module.parameters(), None) is None:
+            continue
+        if module is model or after is not None:
+            # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
+            module.register_forward_pre_hook(enter, prepend=True)
+            module.register_forward_hook(leave, always_call=True)
+        else:
+            module.register_forward_pre_hook(check)
 
 
 def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:
@@ -116,11 +150,6 @@ def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:
         handle.remove()
 
     handle = engine.register_forward_pre_hook(check)
-
-
-def _runs_in(dtype: torch.dtype) -> bool:
-    device = _deepspeed.device_type()
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
 
 
 def _message(what: str) -> str:

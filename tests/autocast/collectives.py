@@ -122,6 +122,7 @@ def rounded(stage: int, folder: Path) -> dict[str, Any]:
         seen["export"] = refusal(module.state_dict)
         seen["export of a part"] = refusal(module.model.layers.state_dict)
         seen["outside"] = refusal(lambda: module(**batch))
+        seen["a part outside"] = refusal(lambda: module.lm_head(torch.ones(1, module.lm_head.in_features)))
         safe_rope.autocast.full_precision(engine)
         seen["restored"] = equal(parameters, truth)
         seen["exported"] = equal(module.state_dict(), truth)
@@ -225,12 +226,15 @@ def outside() -> dict[str, Any]:
     plain = tiny_models.build(case.model)
     plain.load_state_dict(masters(engine))
     batch = tiny_models.batch(99, 0, 0)
+    hidden = torch.linspace(-1, 1, plain.lm_head.in_features)
     with torch.no_grad():
+        part = engine.module.lm_head(hidden) - plain.lm_head(hidden)
         truth = plain(**batch).logits
         logits = engine.module(**batch).logits
         low = engine(**batch).logits
         again = engine.module(**batch).logits
     return {
+        "error of a part": float(part.abs().max()),
         "error": float((logits - truth).abs().max()),
         "error again": float((again - truth).abs().max()),
         "autocast": float((low - truth).abs().max()),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import architectures
+import numpy
 import pytest
 import torch
 import transformers
@@ -36,8 +38,43 @@ class Rows(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self.samples = samples
+
     def __iter__(self) -> Iterator[Any]:
-        yield from ({"input_ids": torch.tensor([5, 6, 7])} for _ in range(5))
+        yield from self.samples
+
+
+class OverStream(Stream):
+    """Has indices, and reads the next sample whatever the index."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return next(self.samples)
+
+
+class Noisy(Dataset[Any]):
+    """Draws from everything that is random, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {"indices": []}
+        self.handle: Any = None
+        self.own = [
+            *(random.Random(1), numpy.random.default_rng(1), numpy.random.RandomState(1)),
+            torch.Generator().manual_seed(1),
+        ]
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.seen["indices"].append(index)
+        self.handle = object()
+        own = [generator.random() for generator in self.own[:2]] + [self.own[2].rand()]
+        own += [random.random(), numpy.random.rand(), float(torch.rand(1, generator=self.own[3]))]
+        return torch.rand(4) * sum(own)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +145,8 @@ def test_inputs_that_the_forward_does_not_take_are_refused() -> None:
         find_example_inputs(nn.Linear(2, 2), {"wrong": torch.ones(2)})
 
 
-@pytest.mark.parametrize("data", [Rows(*[{"input_ids": torch.tensor([5, 6, 7])}] * 3), Stream()])
-def test_the_first_batch_of_a_dataset_comes_next(data: Any) -> None:
+def test_the_first_batch_of_a_dataset_comes_next() -> None:
+    data = Rows(*[{"input_ids": torch.tensor([5, 6, 7])}] * 3)
     found = find_example_inputs(architectures.build("gpt2"), None, data)
     assert found is not None
     assert found.taken_from == "training_data"
@@ -133,10 +170,36 @@ def test_the_collate_function_makes_the_batch() -> None:
     assert torch.equal(found.kwargs["input"], torch.full((2, 4), 3.0))
 
 
-def test_an_iterator_is_not_used_up_and_a_broken_dataset_is_passed_over() -> None:
+def test_what_can_be_read_once_is_not_used_up() -> None:
     samples = iter([torch.ones(4)] * 3)
-    assert find_example_inputs(nn.Linear(4, 2), None, samples) is None
+    for data in (samples, Stream(samples), OverStream(samples)):
+        assert find_example_inputs(nn.Linear(4, 2), None, data) is None
     assert len(list(samples)) == 3
+
+
+def draw(data: Noisy) -> list[float]:
+    """What data draw from every random state that it has or shares."""
+    return [float(data[0].sum()), random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+
+
+def test_reading_a_dataset_leaves_no_trace() -> None:
+    drawn, model = [], nn.Linear(4, 2)
+    for read in (False, True):
+        random.seed(0)
+        numpy.random.seed(0)
+        torch.manual_seed(0)
+        data = Noisy()
+        if read:
+            found = find_example_inputs(model, None, data)
+            assert found is not None
+            assert found.taken_from == "training_data"
+        assert data.seen == {"indices": []}
+        assert data.handle is None
+        drawn.append(draw(data))
+    assert drawn[0] == drawn[1]
+
+
+def test_a_broken_dataset_is_passed_over() -> None:
     found = find_example_inputs(architectures.build("gpt2"), None, Rows())
     assert found is not None
     assert found.taken_from == "model"

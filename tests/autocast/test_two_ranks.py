@@ -80,7 +80,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What else each rank of every day measured."""
-    return run({"collectives": {}, "overflow": {}}, tmp_path_factory.mktemp("ranks"))
+    return run({"disagreeing": {}, "collectives": {}, "overflow": {}}, tmp_path_factory.mktemp("ranks"))
 
 
 # ---- training equals DDP with torch.autocast -----------------------------------------------------------
@@ -206,6 +206,7 @@ def test_rounded_weights_are_refused_or_restored_wherever_they_would_be_read(
         assert "full_precision(engine) on every rank" in seen["export"]
         assert seen["export of a part"] == seen["export"]
         assert "without autocast" in seen["outside"]
+        assert seen["a part outside"] == seen["outside"]
         assert seen["restored"]
         assert seen["exported"]
         assert seen["rounded again"]
@@ -216,6 +217,7 @@ def test_rounded_weights_are_refused_or_restored_wherever_they_would_be_read(
 def test_zero_3_gathers_fp32_weights_outside_of_autocast(ranks: list[Any]) -> None:
     for rank in ranks:
         seen = rank["collectives"]["outside"]
+        assert seen["error of a part"] < 1e-5
         assert seen["error"] < 1e-5
         assert seen["error again"] < 1e-5
         assert seen["autocast"] > 1e-4
@@ -240,6 +242,27 @@ def test_persistent_parameters_are_fp32_wherever_they_are_read(ranks: list[Any])
         assert seen["outside after autocast"] < 1e-5
         for where in ("restored", "rounded again", "gathered", "written back", "saved", "evaluated"):
             assert seen[where], where
+
+
+# ---- ranks with inputs of their own --------------------------------------------------------------------
+
+
+def test_what_one_ranks_inputs_read_in_fp32_is_unsafe_on_all(ranks: list[Any]) -> None:
+    for how in ("inputs", "data", "inputs or none"):
+        own, theirs = (rank["disagreeing"][how] for rank in ranks)
+        assert own["safe"] == theirs["safe"]
+        assert not any(name.startswith("varying") for name in own["safe"])
+        assert any(name.startswith("steady") for name in own["safe"])
+        assert "on rank" in own["warning"]
+        assert own["warning"] == theirs["warning"]
+        assert own["weights"] == theirs["weights"]
+
+
+def test_a_rank_that_fails_keeps_none_waiting(ranks: list[Any]) -> None:
+    seen, other = (rank["disagreeing"]["failing"] for rank in ranks)
+    assert "rank 1 could not tell" in seen
+    assert "ConfigError: expected example_inputs" in seen
+    assert other.startswith("expected example_inputs")
 
 
 # ---- float16 -------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ from __future__ import annotations
 from safe_rope.autocast.safety.choose import choose_parameters
 from safe_rope.autocast.safety.derive import derive_safe_parameters
 from safe_rope.autocast.safety.parameters import full_shape
+from safe_rope.autocast.safety.ranks import agreement
 from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
 
 __all__ = [
     "ParameterSafety",
     "SafetyReport",
+    "agreement",
     "choose_parameters",
     "derive_safe_parameters",
     "full_shape",

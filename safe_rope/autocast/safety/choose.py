@@ -16,6 +16,7 @@ from safe_rope.autocast import _deepspeed
 from safe_rope.autocast.safety.derive import derive_safe_parameters
 from safe_rope.autocast.safety.inputs import ExampleInputs, example_inputs
 from safe_rope.autocast.safety.parameters import Shared, shared_parameters
+from safe_rope.autocast.safety.ranks import Agree
 from safe_rope.autocast.safety.report import SafetyReport, short
 from safe_rope.autocast.safety.verdicts import by_dtype, make_entries
 from safe_rope.autocast.settings import AutocastSettings
@@ -36,12 +37,12 @@ _SHOWN = 3
 
 
 def choose_parameters(
-    model: nn.Module, settings: AutocastSettings, *sources: Any
+    model: nn.Module, settings: AutocastSettings, *sources: Any, agree: Agree = lambda report: report
 ) -> tuple[list[nn.Parameter], SafetyReport]:
     """Choose the parameters that the engine communicates in the autocast dtype.
 
-    ``sources`` are those of `example_inputs`. Returns the parameters, each once, and the report that they
-    come from.
+    ``sources`` are those of `example_inputs`; ``agree`` makes the report one that all ranks share. Returns
+    the parameters, each once, and the report that they come from.
 
     Raises:
         ConfigError: the example inputs are not what the model's forward takes.
@@ -54,6 +55,7 @@ def choose_parameters(
     found = traced(model, settings.dtype, *sources)
     listed = () if settings.safe_modules == "auto" else settings.safe_modules
     report = found[1] if found is not None else default_safe_parameters(model, settings.dtype, listed)
+    report = agree(report)
     for text in report.warnings:
         logger.info("%s", text)
     names = report.safe

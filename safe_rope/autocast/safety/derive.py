@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
-import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from safe_rope._base.text import counted
 from safe_rope._base.torch_private import pytree
 from safe_rope.autocast._operators import MemoryReads, Watch
 from safe_rope.autocast.safety.borrowed import borrowed
+from safe_rope.autocast.safety.contents import random_state_kept
 from safe_rope.autocast.safety.flow import Flow, Modules
 from safe_rope.autocast.safety.parameters import Shared, device_of, shared_parameters
 from safe_rope.autocast.safety.report import SafetyReport
@@ -97,7 +95,7 @@ def _trace(
     """Trace the step in each mode of the model; report what was seen and what could not be."""
     modules, undo = Modules(model), Undo(active=not fake)
     flow = Flow(low.fast_dtype, modules, undo)
-    with _random_state_kept(device), modules.watched(), contextlib.ExitStack() as stack:
+    with random_state_kept(device.type == "cuda"), modules.watched(), contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))  # the backward's, and ours
         stack.enter_context(torch.inference_mode(False))
         if hasattr(torch.compiler, "set_stance"):
@@ -177,17 +175,3 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
             "derive where the model will run, or choose the other dtype"
         )
     return context
-
-
-@contextlib.contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    arrays = numpy.random.get_state() if numpy is not None else None
-    devices = list(range(torch.cuda.device_count())) if device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import itertools
+import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from safe_rope.autocast.safety.contents import contents_kept, random_state_kept, reached
 from safe_rope.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ def example_inputs(
     """Yield inputs that the signature of ``model``'s forward accepts, the likeliest ones first.
 
     What is ``given`` (a mapping of keyword arguments, a tuple or list of positional ones, or the only one) is
-    all there is. Else come the first samples of ``training_data``, a dataset, made a batch by ``collate_fn``
-    as in a DataLoader; an iterator, which can be read once only, is left alone.
+    all there is. Else come the first samples of ``training_data``, a dataset with indices, made a batch by
+    ``collate_fn`` as in a DataLoader. A stream, which may be read once only, is left alone, as is a dataset
+    that holds one.
 
     Raises:
         ConfigError: ``given`` does not fit the signature of the model's forward.
@@ -87,16 +89,18 @@ def _readings(batch: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def _first_batch(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
+    """Read the first samples and leave no trace; None where they can be read once only."""
     from torch.utils.data import default_collate
 
-    if isinstance(data, Iterator):
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         return None
     try:
-        with torch.random.fork_rng(devices=[]):
-            if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-                samples = [data[index] for index in range(min(_SAMPLES, len(data)))]
-            else:
-                samples = list(itertools.islice(data, _SAMPLES))
+        held = [data, collate_fn]
+        if any(isinstance(one, Iterator) and not isinstance(one, io.IOBase) for one in reached(held)):
+            return None
+        cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        with random_state_kept(cuda), contents_kept(held):
+            samples = [data[index] for index in range(min(_SAMPLES, len(data)))]
             return (collate_fn or default_collate)(samples)
     except Exception:  # a dataset may do anything; the model's own description is next
         logger.info("the first batch of training_data cannot be used to trace the model", exc_info=True)
