@@ -258,6 +258,100 @@ def test_an_annotation_that_the_file_contradicts_proves_nothing(source: str) -> 
     assert not safe(source.replace("COUNT", "torch.arange(n, dtype=torch.float32)"))
 
 
+COUNTING = "torch.arange(n, dtype=torch.float32).to(torch.float64)"
+GIVEN = {
+    "a float": "def f(n: int):\n    return COUNT\ndef g():\n    return f(2.5)\n",
+    "a quotient": "def f(n: int):\n    return COUNT\ndef g(k):\n    return f(k / 3)\n",
+    "a tensor": "def f(n: int):\n    return COUNT\ndef g():\n    return f(torch.ones(1))\n",
+    "a partial": "from functools import partial\ndef f(n: int):\n    return COUNT\ng = partial(f, 2.5)\n",
+    "a method": "class R:\n    def f(self, n: int):\n        return COUNT\n"
+    "    def g(self, k):\n        return self.f(k / 3)\n",
+    "a keyword": "def f(*, n: int):\n    return COUNT\ndef g():\n    return f(n=2.5)\n",
+    "a constructor": "class R:\n    def __init__(self, n: int):\n        self.t = COUNT\nr = R(2.5)\n",
+    "a constructor of a base": "class R:\n    def __init__(self, n: int):\n        self.t = COUNT\n"
+    "class S(R):\n    def __init__(self):\n        super().__init__(2.5)\n",
+    "an inherited constructor": "class R:\n    def __init__(self, n: int):\n        self.t = COUNT\n"
+    "class S(R):\n    pass\ns = S(2.5)\n",
+    "elements": "def f(sizes: list[int] = (2.5, 4)):\n    n = sizes[0]\n    return COUNT\n",
+    "a field": "import dataclasses\n@dataclasses.dataclass\nclass R:\n    n: int\n    def t(self):\n"
+    "        n = self.n\n        return COUNT\ndef g(r):\n    return dataclasses.replace(r, n=2.5)\n",
+    "a namespace": "from types import SimpleNamespace\ndef f(g):\n    n = g.shape[0]\n    return COUNT\n"
+    "def h():\n    return f(SimpleNamespace(shape=(2.5, 1)))\n",
+    "a named tuple": "from collections import namedtuple\nG = namedtuple('G', 'shape rank')\n"
+    "def f(g):\n    n = g.shape[0]\n    return COUNT\n",
+    "its own int": "def f(n: int):\n    return COUNT\ndef int(x):\n    return x\n",
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_annotation_that_a_call_or_a_default_contradicts_proves_nothing(name: str) -> None:
+    source = GIVEN[name].replace("COUNT", COUNTING)
+    assert kinds("import torch\n" + source)
+    assert not safe(source)
+
+
+@pytest.mark.parametrize("name", [name for name in GIVEN if name not in ("elements", "its own int")])
+def test_an_annotation_that_no_call_contradicts_does(name: str) -> None:
+    source = GIVEN[name].replace("COUNT", COUNTING).replace("k / 3", "k")
+    source = source.replace("2.5", "4").replace("torch.ones(1)", "len(x)")
+    assert safe(source) != (name in ("a namespace", "a named tuple"))
+
+
+# So large that functions are left out by the search for what can hold a finding.
+PADDING = "".join(f"def f{n}(x):\n    # nothing of positions\n    return x\n\n\n" for n in range(99))
+FAR = {
+    "shape": "class G:\n    def __init__(self):\n        self.shape = (2.5, 1)\ndef f(g):\n"
+    "    n = g.shape[0]\n    return COUNT\n",
+    "size": "class G:\n    def size(self, d):\n        return 2.5\ndef f(g):\n"
+    "    n = g.size(0)\n    return COUNT\n",
+    "setattr": "class R:\n    def __init__(self, n: int):\n        self.n = n\n    def t(self):\n"
+    "        n = self.n\n        return COUNT\ndef g(r):\n    setattr(r, 'n', 2.5)\n",
+    "table of the module": "t = torch.arange(300, dtype=torch.float32)\ndef f():\n"
+    "    return t.dot(torch.ones(300))\n",
+    "tables of the module": "ts = [torch.arange(300, dtype=torch.float32)]\ndef f():\n"
+    "    return ts[0].dot(torch.ones(300))\n",
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_what_another_function_of_a_large_file_does_counts(name: str) -> None:
+    source = FAR[name].replace("COUNT", COUNTING)
+    for size in ("", PADDING):
+        assert kinds(f"import torch\n{source}\n\n{size}")
+        assert not safe(f"{source}\n\n{size}")
+    assert safe(f"def f(n: int):\n    return {COUNTING}\n\n\n{PADDING}")
+
+
+def test_a_global_that_another_function_of_a_large_file_changes_is_reported() -> None:
+    source = f"N = 3\ndef g():\n    global N\n    N = 700.5\ndef f():\n    n = N\n    return {COUNTING}\n\n\n"
+    assert kinds(f"import torch\n{source}") == kinds(f"import torch\n{source}{PADDING}") == {("SR001", False)}
+
+
+HELD = (
+    "from operator import attrgetter\nclass R(torch.nn.Module):\n    def __init__(self):\n"
+    "        super().__init__()\n        self.register_buffer('t', torch.arange(4096, dtype=torch.float32))\n"
+    "    def f(self, name):\n        "
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        HELD + "return self.state_dict()\n",
+        HELD + "return dict(self.named_buffers())\n",
+        HELD + "return self.__dict__\n",
+        HELD + "return attrgetter(name)(self)\n",
+        HELD + "return attrgetter('rope.t')(name)\n",
+        "def f():\n    t = torch.arange(4096, dtype=torch.float32)\n    return g(**locals())\n",
+        "t = torch.arange(4096, dtype=torch.float32)\ndef f(name):\n    return globals()[name]\n",
+        "def f():\n    t = torch.arange(4096, dtype=torch.float32)\n    return eval('t @ t')\n",
+    ],
+)
+def test_what_is_read_without_its_name_is_out_of_sight(source: str) -> None:
+    assert safe(HELD + "return 1\n")
+    assert not safe(source)
+
+
 # What else a bound may be by the time it is used; each ran with 1.5 where only its 4 was seen.
 REBOUND = {
     "walrus": "def f():\n    n = 4\n    if (n := 1.5):\n        pass\n    return COUNT\n",

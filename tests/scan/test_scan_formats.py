@@ -95,6 +95,18 @@ def test_sarif_fingerprint_survives_a_line_shift(project: Path, scan) -> None:
     assert prints() == before != []
 
 
+def test_gitlab_tells_the_same_line_of_two_files_apart(project: Path, scan) -> None:
+    def prints() -> list[str]:
+        return [item["fingerprint"] for item in json.loads(scan(".", "--format", "gitlab").stdout)]
+
+    for name in ("a.py", "b.py"):
+        (project / name).write_text(BAD)
+    before = prints()
+    assert len(set(before)) == len(before) == 2
+    (project / "a.py").write_text("# one more line\n\n" + BAD)
+    assert prints() == before
+
+
 def test_sarif_names_an_absolute_path_as_a_file_uri() -> None:
     log = json.loads(sarif.render([_hit(path="/tmp/a b.py")], [Diagnostic("/x y.py", 0, 0, "gone")]))
     assert violations(log) == []

@@ -64,33 +64,37 @@ class Company:
         self._active: set[tuple[int, int]] = set()  # what is being asked
         self._asked = 0  # within one question
         self._open = False  # whether a part of the answer is left to a question around
+        self._operations: dict[Collection[int] | None, list[tuple[ast.AST, list[Operand], bool]]] = {}
 
-    def groups(self, certain: Collection[int]) -> Iterator[Group]:
+    def groups(self, certain: Collection[int], among: frozenset[int] | None = None) -> Iterator[Group]:
         """Yield what of some expressions meets where one dtype is taken.
 
         Args:
             certain: expressions, by id, whose fix makes them float32 whatever a default or zero.Init does.
+            among: the operations, by id, that are looked at; all when None.
         """
         self._certain = certain
         self._known.clear()
-        for node, operands, sure in self._operations:
+        if among not in self._operations:
+            self._operations[among] = [one for one in self._found(among) if one[1]]
+        for node, operands, sure in self._operations[among]:
             made, only = _joined(self._made(*operand) for operand in operands)
             if made:
                 yield Group(id(node), made, only, sure)
 
-    @cached_property
-    def _operations(self) -> list[tuple[ast.AST, list[Operand], bool]]:
-        """Return the operations, what may have to have one dtype in each, and whether that is known."""
-        return [one for one in self._found() if one[1]]
-
-    def _found(self) -> Iterator[tuple[ast.AST, list[Operand], bool]]:
+    def _found(self, among: frozenset[int] | None) -> Iterator[tuple[ast.AST, list[Operand], bool]]:
+        """Yield the operations, what may have to have one dtype in each, and whether that is known."""
         for site in self._walk.sites:
+            if among is not None and id(site.node) not in among:
+                continue
             match site.node:
                 case ast.BinOp(left=left, op=ast.MatMult(), right=right):
                     yield site.node, [(left, site.place), (right, site.place)], True
                 case ast.Call() if not surely_takes_any(site.node):
                     yield site.node, *self._operands(site.node, site.place)
         for statement, place in self._walk.statements:
+            if among is not None and id(statement) not in among:
+                continue
             match statement:
                 case ast.Assign(targets=[ast.Subscript(value=target, slice=index)], value=value):
                     if not self._callees.is_plain(index, place):

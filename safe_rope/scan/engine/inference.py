@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterable
+from dataclasses import replace
 
 from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.names import Argument, Call, Names
-from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Walk
+from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Site, Walk
 from safe_rope.scan.engine.values import (
     COMPLEX,
     DEVICE,
@@ -30,6 +33,10 @@ _MOST = 2000  # expressions that one question leaves open
 _TRUTH = Value("number", True, False, bound=1)
 _MASK_BY_NAME = Value(whole=True, assumed=True)
 _INTEGER_BY_NAME = Value(dtype="int", assumed=True)
+_MAKES_FIELDS = {"namedtuple", "make_dataclass", "type"}
+_FLOATS = {f"{module}.{name}" for module in ("math", "torch", "numpy") for name in ("pi", "e", "inf")} | {
+    "math.tau"
+}
 _ATTRIBUTES = {"shape": INTS, "ndim": INT, "device": DEVICE}
 
 
@@ -83,9 +90,20 @@ class Inference:
         """Say whether a class of the file may have an attribute of this name that is not a tensor's."""
         if name not in self._defined:
             owners = self.walk.classes.values()
-            written = name in self.walk.functions or name in self.walk.written
+            written = name in self.walk.functions or name in self.walk.written or self._is_field(name)
             self._defined[name] = written or any(name in owner.attributes for owner in owners)
         return self._defined[name]
+
+    def _is_field(self, name: str) -> bool:
+        """Say whether a class of another file is given it by name, or a named tuple has it."""
+        for called, sites in self.walk.calls.items():
+            for site in sites if called[:1].isupper() or called in _MAKES_FIELDS else ():
+                assert isinstance(site.node, ast.Call)
+                if any(word.arg == name for word in site.node.keywords):
+                    return True
+                if called in _MAKES_FIELDS and re.search(rf"\b{name}\b", ast.unparse(site.node)):
+                    return True
+        return False
 
     def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
         """Return what the calls in this file give to a parameter of a function."""
@@ -169,7 +187,7 @@ class Inference:
         function = self.names.qualify(node, place)
         if (dtype := dtypes.named(function)) is not None:
             return dtype
-        if function in ("math.pi", "math.e", "math.tau", "math.inf", "torch.pi", "numpy.pi"):
+        if function in _FLOATS:
             return FLOAT
         if node.attr in _ATTRIBUTES:
             known = _ATTRIBUTES[node.attr]
@@ -193,7 +211,8 @@ class Inference:
     def _name(self, node: ast.Name, place: Place) -> Value:
         bindings = self.names.bindings(node.id, place)
         if not bindings:
-            return dtypes.named(self.names.qualify(node, place)) or _by_name(node.id)
+            full = self.names.qualify(node, place)
+            return FLOAT if full in _FLOATS else dtypes.named(full) or _by_name(node.id)
         value = self._joined(bindings)
         if value.sort == "tensor" and not value.dtype and INTEGER_TENSORS.fullmatch(node.id):
             return tensor("int", assumed=True)
@@ -223,7 +242,10 @@ class Inference:
     def _annotated(self, annotation: ast.expr | None) -> Value:
         """Return what an annotation says, which is sure only where the file keeps the meaning of ``int``."""
         value = dtypes.of_annotation(annotation)
-        known = "int" not in self.walk.imports and "int" not in self.walk.module.bindings
+        walk = self.walk
+        known = not any(
+            "int" in some for some in (walk.imports, walk.module.bindings, walk.functions, walk.classes)
+        )
         return value if known or value.sort not in ("number", "numbers") else assume(value)
 
     def _is_given_otherwise(self, binding: Binding, annotated: Value) -> bool:
@@ -231,9 +253,10 @@ class Inference:
         scope = binding.place.scope
         if scope.kind != "class" or annotated.floating is not False:
             return False
-        calls = [one for one in self.walk.calls.get(scope.name, ()) if isinstance(one.node, ast.Call)]
+        calls = self._call_sites.of_class(scope)
+        calls += [site for name in ("replace", "_replace") for site in self.walk.calls.get(name, ())]
         given = [(word, one.place) for one in calls for word in _given(one.node)]
-        return any(self.value(*one).is_float for one in given)
+        return any(_is_fraction(self.value(*one)) for one in given)
 
     def _item(self, binding: Binding) -> Value:
         """Return what a loop takes from its iterable."""
@@ -253,8 +276,10 @@ class Inference:
         """Return what a parameter is: by annotation, else by its calls in this file and its default."""
         annotated = self._annotated(binding.annotation)
         default = UNKNOWN if binding.value is None else self.value(binding.value, binding.place)
-        if annotated.floating is False and default.is_float:
-            return assume(annotated)
+        if annotated.floating is False:
+            calls = self._call_sites.arguments(binding.place.scope, binding.parameter, indirect=True)
+            if any(map(_is_fraction, (default, *map(self.of, calls)))):
+                return assume(annotated)
         if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
             return annotated
         if DEVICES.fullmatch(binding.parameter):
@@ -337,6 +362,13 @@ class Inference:
         return computed if computed.sort in ("tensor", "dtype") else annotated
 
 
+def _is_fraction(value: Value) -> bool:
+    """Say whether it is surely no whole number, or holds something else than those."""
+    if value.sort == "numbers":
+        return value.floating is not False
+    return value.is_float or (value.sort == "tensor" and not value.is_int)
+
+
 def _given(call: ast.AST) -> list[ast.expr]:
     assert isinstance(call, ast.Call)
     return [*call.args, *(word.value for word in call.keywords)]
@@ -367,8 +399,14 @@ class CallSites:
         self._names = names
         self._known: dict[int, list[Call]] = {}
 
-    def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
-        """Return the arguments that calls give to a parameter."""
+    def arguments(self, scope: Scope, parameter: str, *, indirect: bool = False) -> list[Argument]:
+        """Return the arguments that calls give to a parameter.
+
+        Args:
+            scope: the function.
+            parameter: its name.
+            indirect: also by ``partial``, by ``super().__init__``, and by a class that inherits it.
+        """
         if not isinstance(scope.node, Function) or scope.name in FORWARDS:
             return []
         arguments = [*scope.node.args.posonlyargs, *scope.node.args.args]
@@ -378,16 +416,39 @@ class CallSites:
                 isinstance(decorator, ast.Name) and decorator.id == "staticmethod"
                 for decorator in scope.node.decorator_list
             )
-        found = (call.argument(position, parameter) for call in self._calls(scope))
+        calls = self._calls(scope)
+        if indirect:
+            calls = [*calls, *self._indirect(scope)]
+        found = (call.argument(position, parameter) for call in calls)
         return [argument for argument in found if argument is not None]
+
+    def of_class(self, scope: Scope) -> list[Site]:
+        """Return the calls of a class, and of those of the file that derive from it."""
+        names = {scope.name, "cls"}
+        while (
+            more := {one.name for one in self._walk.classes.values() if not names.isdisjoint(one.bases)}
+            - names
+        ):
+            names |= more
+        return [site for name in names for site in self._walk.calls.get(name, ())]
 
     def _calls(self, scope: Scope) -> list[Call]:
         if id(scope) not in self._known:
-            constructor = scope.name == "__init__" and scope.parent is not None
-            name = scope.parent.name if constructor and scope.parent else scope.name
-            self._known[id(scope)] = [
-                self._names.call(site.node, site.place)
-                for site in self._walk.calls.get(name, ())
-                if isinstance(site.node, ast.Call)
-            ]
+            owner = scope.parent if scope.name == "__init__" else None
+            self._known[id(scope)] = self._made(self._walk.calls.get(owner.name if owner else scope.name, ()))
         return self._known[id(scope)]
+
+    def _indirect(self, scope: Scope) -> list[Call]:
+        owner = scope.parent if scope.name == "__init__" else None
+        sites: list[Site] = []
+        if owner is not None:
+            sites = [*self.of_class(owner), *self._walk.calls.get("__init__", ())]
+        calls = self._made(sites)
+        for call in self._made(self._walk.calls.get("partial", ())):
+            first = call.positional[0].value if call.positional else None
+            if getattr(first, "attr", getattr(first, "id", "")) == (owner or scope).name:
+                calls.append(replace(call, positional=call.positional[1:]))
+        return calls
+
+    def _made(self, sites: Iterable[Site]) -> list[Call]:
+        return [self._names.call(site.node, site.place) for site in sites if isinstance(site.node, ast.Call)]

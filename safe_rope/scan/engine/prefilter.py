@@ -45,11 +45,13 @@ _COUNT = re.compile(
 )
 # In the names of functions and methods that make a count floating.
 _ARITHMETIC = rb"(?:pow|exp|log|sin|cos|sqrt|reciprocal|div|mul|outer)"
-_FLOATING = re.compile(rb"\d\.|\.\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|" + _ARITHMETIC)
+_FLOATING = re.compile(
+    rb"\d\.|\.\d|\b\d+e[-+]?\d|float|half|double|\.to\(\w*(?:dtype|[^d]\))|type|" + _ARITHMETIC
+)
 _INTEGER_DTYPE = re.compile(rb"dtype=torch\.(?:long|int)\w*\b")
 _WORD = re.compile(rb"\w")
 _NAME = re.compile(rb"(?<![\w.])[A-Za-z_]\w*(?![\w.(\[=])")
-_FRACTION = re.compile(rb" = [^\n]*?(?:[^/\n]/[^/\n]|\d\.\d)| = float\(")
+_FRACTION = re.compile(rb" = [^\n]*?(?:[^/\n]/[^/\n]|\d\.\d|\b\d+e[-+]?\d)| = float\(")
 _USED = re.compile(
     rb"(?:\[[^\]]*\]|\s*\.\w+\([^()]*\))*"
     rb"\s*(?:[/*]|\.(?:to|type\w*|half|bfloat16|\w*" + _ARITHMETIC + rb"\w*)\()"
@@ -69,10 +71,12 @@ _ATTRIBUTE = re.compile(
 )
 # What makes a count floating by itself, and not by the dtype of an activation.
 _FLOATS = re.compile(
-    rb"dtype=torch\.(?:float|double)|arange\([^\n]*\d\.|space\(|\)\s*[/*]|[/*]\s*\(?torch\.a|exp\(|pow\("
+    rb"dtype=torch\.(?:float|double)|arange\([^\n]*\d(?:\.|e\d)|space\(|\)\s*[/*]|[/*]\s*\(?torch\.a|exp\(|pow\("
 )
 # A parameter that says nothing about itself, or only that it is a dtype.
 _UNTYPED = re.compile(rb"[(,]\s*(?!self\b|cls\b)\w+ *(?:[,)]|=)|torch\.dtype")
+# What gives a variable of the module another value when a function runs.
+_REBINDS = re.compile(rb"\n +global \w")
 _TOP_LEVEL = re.compile(rb"\n(?=[A-Za-z_@])")
 _MEMBER = re.compile(rb"\n(?=    [A-Za-z_@])")
 _COMPOUND = re.compile(rb"from |import |if |elif |else\b|try\b|except\b|finally\b|with |for |while ")
@@ -227,6 +231,7 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
             pieces[bisect_right(starts, offset) - 1].kept = True
 
     keep_at(hits)
+    keep_at(match.start() for match in _REBINDS.finditer(text))
     for hit in hits:
         piece = pieces[bisect_right(starts, hit) - 1]
         piece.floats = piece.floats or _FLOATS.search(text, max(hit - 60, 0), hit + 160) is not None

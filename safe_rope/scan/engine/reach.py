@@ -44,15 +44,18 @@ _TRANSPARENT = {
     "staticmethod", "classmethod", "property", "cached_property", "no_grad", "inference_mode", "cache",
     "lru_cache", "script", "compile", "disable", "abstractmethod", "overload", "override",
 }  # fmt: skip
-_ALL_ATTRIBUTES = ("buffers", "named_buffers", "__dict__", "_buffers", "_parameters")
+# What reads attributes without their names: methods and attributes, and functions.
+_ALL_ATTRIBUTES = (
+    "buffers", "named_buffers", "state_dict", "__dict__", "_buffers", "_parameters", "__getattribute__",
+    "getmembers",
+)  # fmt: skip
+_ALL_NAMES = {"vars", "eval", "exec", "getmembers"}  # of variables and attributes
+_LONG = 200  # characters that no dotted name has
+_GETTERS = ("attrgetter", "methodcaller")
 _LOOKS = {"hasattr", "register_buffer", "register_parameter", "setattr", "delattr"}
 _DTYPES = re.compile(r"dtype\b")
 _Node = TypeVar("_Node", bound=ast.expr)
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-class UnseenError(Exception):
-    """A part of the file that was passed over names what is followed."""
 
 
 class _Named:
@@ -102,27 +105,17 @@ class Reach:
         walk: of the file.
         inference: of the file.
         callees: of the file.
-        text: the whole source.
-        part: what of it the walk has seen; None for all.
     """
 
-    def __init__(
-        self, walk: Walk, inference: Inference, callees: Callees, text: bytes, part: bytes | None
-    ) -> None:
+    def __init__(self, walk: Walk, inference: Inference, callees: Callees) -> None:
         self._walk = walk
         self._inference = inference
         self._names = inference.names
         self._callees = callees
-        self._text = text
-        self._part = part
         self._reached: dict[int, frozenset[int] | None] = {}
 
     def operations(self, value: int) -> frozenset[int] | None:
-        """Return the operations of one dtype that a value reaches, by id; None where one may be unseen.
-
-        Raises:
-            UnseenError: it is held by what a part of the file names that was passed over.
-        """
+        """Return the operations of one dtype that a value reaches, by id; None where one may be unseen."""
         if value not in self._reached:
             way = _Way()
             try:
@@ -150,6 +143,7 @@ class Reach:
         self._strings: dict[str, list[ast.Constant]] = {}
         self._augmented: list[ast.AugAssign] = []
         self._computed: list[ast.Call] = []  # attributes that are read by a name that is computed
+        self._computes = False  # whether a function is made that reads attributes by such names
         nodes: dict[int, ast.AST] = {}
         waiting: list[ast.AST] = [self._walk.module.node]
         while waiting:
@@ -165,12 +159,17 @@ class Reach:
                 case ast.Attribute(attr=name, ctx=ast.Load()):
                     self._attributes.setdefault(name, []).append(node)
                 case ast.Constant(value=str(name)):
-                    self._strings.setdefault(name, []).append(node)
+                    for part in {name, *(name.split(".") if len(name) < _LONG else ())}:
+                        self._strings.setdefault(part, []).append(node)
                 case ast.AugAssign():
                     self._augmented.append(node)
                 case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
                     if not isinstance(name, ast.Constant):
                         self._computed.append(node)
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=some) if (
+                    name in _GETTERS
+                ):
+                    self._computes |= not all(isinstance(one, ast.Constant) for one in some)
         self._places = {id(statement): place for statement, place in self._walk.statements}
         return nodes
 
@@ -312,6 +311,8 @@ class Reach:
 
     def _variable(self, name: str, bound: set[tuple[int, int]], way: _Way) -> None:
         """Follow where a variable is read, by the scopes and orders of what binds it."""
+        if not _ALL_NAMES.isdisjoint(self._loads) or self._is_listed(bound):
+            raise _OpenError
         way.waiting += self._reading(name, bound)
         for statement in self._augmented:
             if getattr(statement.target, "id", "") == name:
@@ -321,6 +322,14 @@ class Reach:
                     if isinstance(statement.op, ast.MatMult):
                         way.operations.add(id(statement))
                     self._variable(name, {at}, way)
+
+    def _is_listed(self, bound: set[tuple[int, int]]) -> bool:
+        """Say whether ``locals`` or ``globals`` gives the variables of one of some scopes."""
+        scopes = {scope for scope, _ in bound}
+        if "globals" in self._loads and id(self._walk.module) in scopes:
+            return True
+        around = [self._place(node).scope for node in self._loads.get("locals", ())]
+        return any(id(scope) in scopes for one in around for scope in one.upward())
 
     def _reading(self, name: str, bound: set[tuple[int, int]]) -> list[ast.Name]:
         return [node for node in self._loads.get(name, ()) if self._reads(name, self._place(node), bound)]
@@ -334,8 +343,9 @@ class Reach:
         named = _Named(name)
         if not way.once((named.pattern, id(owner))):
             return
-        self._see(named.part)
-        if any(one in self._attributes for one in _ALL_ATTRIBUTES) or "vars" in self._loads:
+        if any(one in self._attributes for one in _ALL_ATTRIBUTES) or not _ALL_NAMES.isdisjoint(self._loads):
+            raise _OpenError
+        if self._computes:
             raise _OpenError
         way.waiting += self._attribute_reads(named, owner)
         for statement in self._augmented:
@@ -377,11 +387,6 @@ class Reach:
                 waiting += self._walk.classes[base].bases if base in self._walk.classes else []
         return names
 
-    def _see(self, name: str) -> None:
-        """Make sure that no part of the file names it that was passed over."""
-        if self._part is not None and self._text.count(name.encode()) != self._part.count(name.encode()):
-            raise UnseenError
-
     # What is called.
 
     def _returned(self, scope: Scope, way: _Way) -> None:
@@ -394,7 +399,6 @@ class Reach:
             raise _OpenError
         if not way.once(id(scope)):
             return
-        self._see(scope.name)
         owner = scope.parent if scope.parent is not None and scope.parent.kind == "class" else None
         loads: list[ast.expr] = [*self._loads.get(scope.name, ())]
         references = loads if owner is None else self._attribute_reads(_Named(scope.name), owner)
@@ -474,7 +478,6 @@ class Reach:
                 return
         takes_any = self._callees.takes_any(made, self._callees.given(made, place), place)
         if takes_any is None or (not made.complete and not torch):
-            self._see(name)
             raise _OpenError
         if torch:
             if not takes_any:

@@ -31,7 +31,7 @@ class Source:
             except UnicodeError:
                 self.editable = False
             self.text = decoded.encode()
-        self.part: bytes | None = None  # what of the text the tree is of; None for all
+        self.reduced = False  # whether the tree is of a part of the text
         self._starts: list[int] | None = None
 
     @property
@@ -88,6 +88,6 @@ class Source:
             # A cut that falls into a string or a bracket, and a broken file: parse the whole.
             with contextlib.suppress(SyntaxError, ValueError):
                 tree = ast.parse(part)
-                self.part = part
+                self.reduced = True
                 return tree
         return ast.parse(self.text.decode())

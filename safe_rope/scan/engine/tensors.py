@@ -156,6 +156,8 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
         unknown = "" if given.sort == "dtype" else "inherited"
         whole = True if name in ("ones", "zeros") else None
         return tensor(given.dtype or unknown, whole, grid=name in _GRIDS, assumed=given.assumed)
+    if name == "full":
+        return _full(evaluator, call)
     if name in _DEFAULTED:
         return tensor("default", whole=True if name in _WHOLE else None, grid=name in _GRIDS)
     if name in _MADE:
@@ -181,6 +183,15 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
         other = evaluator.of(positional[1])
         return promote(operator(call.node, name), of, other) if "tensor" in (of.sort, other.sort) else UNKNOWN
     return _operation(of, name)
+
+
+def _full(evaluator: Evaluator, call: Call) -> Value:
+    """Return a tensor of one number, in its own dtype."""
+    given = call.argument(1, "fill_value")
+    of = Value() if given is None else evaluator.of(given)
+    if of.sort == "number" and of.floating is False and not of.assumed:
+        return tensor("int")
+    return tensor("default", whole=(of.is_float and of.whole is True) or None)
 
 
 def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Place) -> Value:

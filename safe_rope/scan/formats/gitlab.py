@@ -5,6 +5,7 @@ Source: docs.gitlab.com, "Code Quality", report format.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
 
 
 def _issue(check: str, description: str, severity: str, path: str, line: int, mark: str) -> dict[str, object]:
-    location = {"path": path.replace(os.sep, "/"), "lines": {"begin": max(line, 1)}}
-    named = {"check_name": check, "description": description, "fingerprint": mark}
+    path = path.replace(os.sep, "/")
+    location = {"path": path, "lines": {"begin": max(line, 1)}}
+    # GitLab tells issues apart by the fingerprint alone, also those of two files.
+    fingerprint = hashlib.sha256(f"{path}\0{mark}".encode(errors="replace")).hexdigest()
+    named = {"check_name": check, "description": description, "fingerprint": fingerprint}
     return {**named, "severity": severity, "location": location}

@@ -76,5 +76,6 @@ RULE = Rule(
         "import torch\nt = torch.arange(float(n))\n",
         "import torch\nt = torch.range(0, 4096)\n",
         "import torch\nt = torch.range(0, n, dtype=x.dtype)\n",
+        "import torch\nclass R(torch.nn.Module):\n    def f(self):\n        self.t = torch.arange(4e3)\n",
     ),
 )

@@ -95,5 +95,6 @@ RULE = Rule(
         "import torch\nx = torch.arange(n) * torch.tensor([0.5, 0.25])[:, None]\n",
         "import torch\ndef f(n, d):\n    step = torch.tensor(9.2 / (d - 1))\n"
         "    return torch.arange(n) * -step\n",
+        "import torch\nfrom math import pi\nfreqs = torch.arange(1, n + 1) * pi\n",
     ),
 )

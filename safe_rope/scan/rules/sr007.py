@@ -73,6 +73,7 @@ RULE = Rule(
         "import torch\ndef f(mask):\n    return mask.cumsum(-1)\n",
         "import torch\ndef f(x, n):\n    return x.new_ones(n, dtype=torch.float32).cumsum(0)\n",
         "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",
+        "import torch\ndef f(n):\n    return torch.full((n,), 1).cumsum(0)\n",
     ),
     INVALID=(
         "import torch\ndef f(ids, pad, x):\n    mask = ids.ne(pad).to(x.dtype)\n    return mask.cumsum(1)\n",
@@ -87,5 +88,6 @@ RULE = Rule(
         "import torch\ndef f(log_duration):\n    duration = torch.ceil(torch.exp(log_duration))\n"
         "    return torch.cumsum(duration, -1)\n",
         "import torch\ndef f(attention_mask, x):\n    return attention_mask.cumsum(-1, dtype=x.dtype) - 1\n",
+        "import torch\ndef f(n):\n    return torch.full((n,), 1.0).cumsum(0)\n",
     ),
 )

@@ -6,7 +6,7 @@ import ast
 import gc
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from platform import python_version
 
@@ -24,7 +24,7 @@ from safe_rope.scan.engine import (
 )
 from safe_rope.scan.engine.callees import Callees
 from safe_rope.scan.engine.company import Company, Group
-from safe_rope.scan.engine.reach import Reach, UnseenError
+from safe_rope.scan.engine.reach import Reach
 from safe_rope.scan.rules import RULES
 from safe_rope.scan.rules.rule import Rule
 
@@ -45,6 +45,7 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
     """Return the findings of one file, ordered by position; nothing in it is imported or executed.
 
     A large file that cannot hold a finding is not parsed, so that an error in its syntax goes unseen.
+    One that may have a safe fix is analyzed whole: that rests on what the other functions do.
 
     Args:
         source: the file as read; edits of fixes count its bytes.
@@ -59,10 +60,8 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
     file = None
     try:
         file = _file(source, path)
-        try:
-            found = [] if file is None else _run(file, chosen.values())
-        except UnseenError:
-            assert file is not None
+        found = [] if file is None else _run(file, chosen.values())
+        if file is not None and file.source.reduced and any(one.fix and one.fix.safe for one in found):
             file.walk.release()
             file = _file(source, path, whole=True)
             assert file is not None
@@ -113,7 +112,8 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
                     reported.add((rule.id, owner))
     callees = Callees(file.walk, file.inference)
     company = Company(file.walk, file.inference, callees)
-    reach = Reach(file.walk, file.inference, callees, file.source.text, file.source.part)
+    # Of a part of a file nothing shows where a value goes.
+    reach = None if file.source.reduced else Reach(file.walk, file.inference, callees)
     return _proven(file, _unmixed(company, found, changed), company, reach)
 
 
@@ -132,20 +132,31 @@ def _unmixed(
     ]
 
 
-def _proven(file: File, found: list[tuple[Finding, int]], company: Company, reach: Reach) -> list[Finding]:
+def _proven(
+    file: File, found: list[tuple[Finding, int]], company: Company, reach: Reach | None
+) -> list[Finding]:
     """Keep the fixes safe that change all equal lines, and all that an operation takes in one dtype.
 
     Nothing may be unknown of where the values go. What such an operation takes is one fix. Each finding
     comes with the id of what its fix casts.
     """
-    fixes = {number: one.fix for number, (one, _) in enumerate(found) if one.fix and one.fix.safe}
+    reached = {
+        cast: frozenset() if reach is None else reach.operations(cast)
+        for one, cast in found if one.fix and one.fix.safe
+    }  # fmt: skip
+    fixes = {
+        number: one.fix
+        for number, (one, cast) in enumerate(found)
+        if one.fix and one.fix.safe and reached[cast] is not None
+    }
+    operations = None if reach is None else frozenset().union(*(some for some in reached.values() if some))
     before: set[int] = set()
     groups: list[Group] = []
     while fixes.keys() != before:
         before = {*fixes}
-        groups = list(company.groups({found[number][1] for number in fixes}))
+        groups = list(company.groups({found[number][1] for number in fixes}, operations))
         alone = {one for group in groups if not (group.only and group.sure) for one in group.members}
-        alone |= _astray(groups, {found[number][1] for number in fixes} - alone, reach)
+        alone |= _astray(groups, reached)
         together = _together(file, [one for one, _ in found], fixes)
         fixes = {number: fixes[number] for number in together if found[number][1] not in alone}
     edits = {found[number][1]: fix.edits for number, fix in fixes.items()}
@@ -160,14 +171,13 @@ def _proven(file: File, found: list[tuple[Finding, int]], company: Company, reac
     ]
 
 
-def _astray(groups: list[Group], casts: Collection[int], reach: Reach) -> set[int]:
-    """Return what may go where nothing is known of it, or meet what is not seen to meet it."""
+def _astray(groups: list[Group], reached: Mapping[int, frozenset[int] | None]) -> set[int]:
+    """Return what meets in an operation that it reaches what is not seen to meet it."""
     met: dict[int, set[int]] = {}
     for group in groups:
         for one in group.members:
             met.setdefault(one, set()).add(group.operation)
-    reached = {cast: reach.operations(cast) for cast in casts}
-    return {cast for cast, some in reached.items() if some is None or not some <= met.get(cast, set())}
+    return {cast for cast, some in reached.items() if some is not None and not some <= met.get(cast, set())}
 
 
 def _joined(groups: Iterable[frozenset[int]]) -> Iterable[frozenset[int]]:
