@@ -115,6 +115,36 @@ def test_severity_follows_the_place_of_the_call() -> None:
 
 
 @pytest.mark.parametrize(
+    ("head", "call", "severity"),
+    [
+        ("from torch import arange", "arange(n, dtype=torch.float32)", "warning"),
+        ("from torch import *", "arange(n, dtype=torch.float32)", "warning"),
+        ("arange = torch.arange", "arange(n, dtype=torch.float32)", "warning"),
+        ("@torch.jit.script", "torch.arange(n, dtype=torch.float32)", "warning"),
+        ("from torch import arange", "arange(n, dtype=torch.bfloat16)", "error"),
+        ("import torch", "torch.arange(n, dtype=torch.float32)", "error"),
+        ("", "from torch import arange; t = arange(n, dtype=torch.float32)", "error"),
+    ],
+)
+def test_what_a_module_holds_since_its_import_is_a_warning(head: str, call: str, severity: str) -> None:
+    statement = call if "import" in call else f"t = {call}"
+    source = f"import torch\n{head}\ndef rope_positions(n: int):\n    {statement}\n    return t\n"
+    (finding,) = scan(source, "SR001")
+    assert finding.severity == severity
+    assert ("module is imported" in finding.message) == (severity == "warning")
+
+
+def test_powers_that_are_no_frequencies_are_not_called_so() -> None:
+    head = "import torch\nclass M(torch.nn.Module):\n    def __init__(self, n: int):\n"
+    code = "        x = (torch.arange(2**n) // 2 ** torch.arange(n)[:, None] % 2).float()\n"
+    keep = "        self.register_buffer('codes', x)\n"
+    assert scan(head + code + keep, "SR008") == []
+    code = "        x = torch.exp(torch.linspace(0.0, 4.0, n))\n"
+    (finding,) = scan(head + code + keep, "SR008")
+    assert (finding.severity, "powers of a grid" in finding.message) == ("note", True)
+
+
+@pytest.mark.parametrize(
     ("callers", "severity"),
     [
         ("class M(Module):\n    def __init__(self):\n        self.t = table(9999)\n", "error"),

@@ -143,6 +143,25 @@ class Names:
             return f"torch.{node.id}"
         return node.id
 
+    def is_early(self, node: ast.expr, place: Place) -> bool:
+        """Say whether a function has its name since the import: what replaces it later is not called.
+
+        ``torch.jit.script`` looks its functions up when it compiles, at the import too.
+        """
+        for scope in place.scope.upward():
+            decorators = getattr(scope.node, "decorator_list", [])
+            if any(self.qualify(one, place) == "torch.jit.script" for one in decorators):
+                return True
+        if not isinstance(node, ast.Name):
+            return False
+        bindings = self.bindings(node.id, place)
+        if not bindings:
+            return node.id in self.walk.bound or node.id not in self.walk.imports
+        return all(
+            one.how == "value" and all(scope.kind != "function" for scope in one.place.scope.upward())
+            for one in bindings
+        )
+
     def _alias(self, bindings: list[Binding], depth: int) -> str:
         value = bindings[0].value
         if bindings[0].how == "value" and isinstance(value, ast.Name | ast.Attribute | ast.Call):

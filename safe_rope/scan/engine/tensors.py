@@ -84,6 +84,7 @@ def promote(operation: ast.operator, left: Value, right: Value) -> Value:
     raised = isinstance(operation, ast.Pow) and right.grid and left.constant not in (1, -1)
     # A power and a number are the frequencies of a filter, a Gaussian's centre, a loss: no inverse frequency.
     shifted = isinstance(operation, ast.Add | ast.Sub) and "number" in (left.sort, right.sort)
+    shifted = shifted or isinstance(operation, ast.FloorDiv | ast.Mod)  # the digits of a number
     whole = isinstance(operation, ast.FloorDiv) or (
         left.whole and right.whole and not isinstance(operation, ast.Div | ast.Pow)
     )

@@ -5,6 +5,9 @@ bfloat16 or float16, whatever dtype was asked for. bfloat16 holds every whole nu
 becomes 256. An inverse frequency computed from such exponents is off by half a percent, which is several
 radians at position 4,095.
 
+A function that a module has by `from torch import arange`, or under a name of its own, is torch's own where
+the module is imported before. Then only a cast lowers what it makes, which is a warning.
+
 An integer tensor is left alone. Count in int64 and cast afterwards: the FP32 values are the same bit for
 bit, with and without `zero.Init`. The fix is offered only where every bound is provably a whole number:
 `arange(0, 1, 0.25)` must stay as it is.
@@ -33,10 +36,11 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if dtype.dtype not in PINNED | LOW or is_anothers(dtype) or file.is_harmless(site, call):
         return None
     fix = fixes.through_integers(file, call, site.place, keep=dtype.dtype in PINNED)
+    early = dtype.dtype in PINNED and file.names.is_early(call.node.func, site.place)
     return Report(
         call.node,
-        file.severity("error", site, follows_activations=dtype.dtype in LOW),
-        f"{called(call)} in {dtype.dtype}: {effect(file, site, call, dtype.dtype)}"
+        file.severity("warning" if early else "error", site, follows_activations=dtype.dtype in LOW),
+        f"{called(call)} in {dtype.dtype}: {effect(file, site, call, dtype.dtype, early=early)}"
         "; count in int64, then cast",
         fix,
     )
@@ -53,9 +57,11 @@ def called(call: Call) -> str:
     return "tensor of a range" if ranged else "arange"
 
 
-def effect(file: File, site: Site, call: Call, dtype: str) -> str:
-    """Say what the values become once something lowers them."""
+def effect(file: File, site: Site, call: Call, dtype: str, *, early: bool = False) -> str:
+    """Say what the values become once something lowers them; ``early``: after an import."""
     how = "" if dtype in LOW else " once zero.Init or a cast lowers it"
+    if early:
+        how = " once a cast lowers it, or a zero.Init in which this module is imported"
     if file.flow.is_raised(site):
         return f"{frequencies(file, site, call)}{how}"
     if file.flow.is_exponent(site):

@@ -43,7 +43,10 @@ def _is_made(file: File, operand: Argument) -> bool:
     nodes = file.names.values(node.id, place) if isinstance(node, ast.Name) else [(node, place)]
     made = ("torch.ones", "torch.full", "torch.tensor")
     return any(
-        isinstance(one, ast.Call) and file.names.qualify(one.func, where) in made for one, where in nodes
+        isinstance(one, ast.Call)
+        and file.names.qualify(one.func, where) in made
+        and not file.names.is_early(one.func, where)
+        for one, where in nodes
     )
 
 

@@ -36,11 +36,12 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     how = "parameter" if parameter else "buffer"
     learned = parameter and "requires_grad" not in call.keywords
     shown = not learned and not _is_restored(site, name) and file.purpose.keeps(site.place, name)
+    certain = shown or INVERSE_FREQUENCIES.fullmatch(name) is not None
+    what = "inverse frequencies" if certain else "powers of a grid, as inverse frequencies are"
     return Report(
         call.node,
         "note" if not shown else file.severity("warning", site, follows_activations=True, shown=True),
-        f"{how} {name!r} holds inverse frequencies, and a cast of the module lowers it: "
-        "up to 0.4 % off in bfloat16",
+        f"{how} {name!r} holds {what}, and a cast of the module lowers it: up to 0.4 % off in bfloat16",
     )
 
 

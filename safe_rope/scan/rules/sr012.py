@@ -40,6 +40,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if file.value(call.node, site.place).is_int or _is_empty(call):
         return None
     pinned = dtype is not None and dtype.dtype in PINNED
+    if pinned and file.names.is_early(call.node.func, site.place):
+        return None
     how = "zero.Init" if pinned else "zero.Init or the default dtype"
     given = call.argument(1, "fill_value") if call.function == "torch.full" else call.argument(0, "data")
     number = None if given is None or call.function == "torch.ones" else file.of(given).constant
