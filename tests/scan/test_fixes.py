@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,18 +34,26 @@ def table(source: str) -> bytes:
     return str(result.dtype).encode() + result.contiguous().view(torch.uint8).numpy().tobytes()
 
 
+WRAPPED = ("arange", "zeros", "ones", "tensor")
+
+
 @pytest.fixture
 def lowered() -> Iterator[None]:
-    """What zero.Init does to torch.arange, and a low default dtype."""
-    original = torch.arange
+    """What zero.Init does to some constructors of torch, and a low default dtype."""
+    originals = {name: getattr(torch, name) for name in WRAPPED}
 
-    def arange(*arguments: object, **keywords: object) -> object:
-        result = original(*arguments, **keywords)
-        return result.to(torch.bfloat16) if result.is_floating_point() else result
+    def lowering(original: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: object, **keywords: object) -> object:
+            result = original(*arguments, **keywords)
+            return result.to(torch.bfloat16) if result.is_floating_point() else result
 
-    torch.arange = arange
+        return made
+
+    for name, original in originals.items():
+        setattr(torch, name, lowering(original))
     yield
-    torch.arange = original
+    for name, original in originals.items():
+        setattr(torch, name, original)
 
 
 SAFE = (
@@ -59,6 +68,11 @@ SAFE = (
     "t = torch.arange(\n    0,\n    4096,  # (all)\n    dtype=torch.float32,\n)  # end",
     "dtype = torch.float32\nt = torch.arange(4096, dtype=dtype)",
     "t = torch.arange((4095 + 1.0))",
+    "t = torch.arange(4e3)",
+    "t = torch.tensor([float(i) for i in range(4096)])",
+    "t = torch.zeros(4096, 2)\nt[:, 1] = torch.arange(4096)",
+    "t = torch.zeros((4096, 2), dtype=torch.float64)\nt[:, 1] = torch.arange(4096)",
+    "pe = torch.ones(  # (all)\n    4096, 2\n)\npe[:, 1] = torch.sin(torch.arange(4096) / 7)\nt = pe",
 )
 
 
@@ -67,12 +81,11 @@ def test_a_safe_fix_keeps_the_bits_and_survives_what_lowers_them(source: str, lo
     source = f"import torch\n{source}\n"
     after = fixed(source)
     assert after != source
-    lowered_arange, torch.arange = torch.arange, torch._C._VariableFunctions.arange
-    try:
+    with pytest.MonkeyPatch.context() as plain:
+        for name in WRAPPED:
+            plain.setattr(torch, name, getattr(torch._C._VariableFunctions, name))
         expected = table(source)
         assert table(after) == expected
-    finally:
-        torch.arange = lowered_arange
     assert table(after) == expected
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -56,8 +56,8 @@ def test_a_rule_explains_itself(rule: object) -> None:
     assert rule.INVALID  # type: ignore[attr-defined]
 
 
-def test_there_are_twelve_rules_in_order() -> None:
-    assert list(RULES) == [f"SR{number:03}" for number in range(1, 13)]
+def test_there_are_thirteen_rules_in_order() -> None:
+    assert list(RULES) == [f"SR{number:03}" for number in range(1, 14)]
 
 
 def test_messages_say_what_a_value_becomes() -> None:
@@ -132,6 +132,24 @@ def test_what_a_module_holds_since_its_import_is_a_warning(head: str, call: str,
     (finding,) = scan(source, "SR001")
     assert finding.severity == severity
     assert ("module is imported" in finding.message) == (severity == "warning")
+
+
+@pytest.mark.parametrize(
+    ("written", "severity"),
+    [
+        ("torch.arange(n)", "error"),
+        ("torch.arange(n).float() / 2", "error"),
+        ("torch.sin(torch.arange(n) * f)", "note"),
+        ("torch.rand(n)", None),
+    ],
+)
+def test_what_is_written_into_a_table_decides(written: str, severity: str | None) -> None:
+    head = "import torch\nclass {}(torch.nn.Module):\n    def __init__(self, n: int, f):\n"
+    source = head + f"        x = torch.zeros(n, 2)\n        x[:, 0] = {written}\n        self.x = x\n"
+    found = scan(source.format("PositionalEncoding"), "SR013")
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    elsewhere = [finding.severity for finding in scan(source.format("Camera"), "SR013")]
+    assert elsewhere == (["note"] if severity == "error" else [])
 
 
 def test_powers_that_are_no_frequencies_are_not_called_so() -> None:

@@ -317,7 +317,8 @@ class Inference:
         counted = self.names.counted(call)
         if counted is not None and counted is not call:
             given = tensors.given_dtype(self, counted)
-            name = "int" if given is None else given.dtype or "inherited"
+            made = "default" if counted.floats else "int"
+            name = made if given is None else given.dtype or "inherited"
             assumed = (given is not None and given.assumed) or not counted.complete
             return tensor(name, whole=True, grid=True, assumed=assumed)
         if (

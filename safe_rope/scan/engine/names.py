@@ -34,6 +34,7 @@ class Call:
     positional: list[Argument] = field(default_factory=list)
     keywords: dict[str, Argument] = field(default_factory=dict)
     complete: bool = True  # nothing unknown was unpacked into it
+    floats: bool = False  # a list of a range's numbers as Python floats
 
     @property
     def bounds(self) -> list[Argument]:
@@ -50,11 +51,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """A call of ``range``, where it is written; ``mutable``: a variable lists it, which others may change."""
+    """A call of ``range``, where it is written; ``mutable``: a variable lists it, which others may change.
+
+    ``floats``: as Python floats.
+    """
 
     node: ast.Call
     place: Place
     mutable: bool = False
+    floats: bool = False
 
 
 class Names:
@@ -207,7 +212,8 @@ class Names:
             assert isinstance(call.node.func, ast.Attribute)
             dtype = ast.Attribute(call.node.func.value, "dtype", ast.Load())
             keywords["dtype"] = Argument(ast.copy_location(dtype, call.node.func), data.place, False)
-        return Call(call.node, "torch.arange", bounds, keywords, call.complete and not ranged.mutable)
+        complete = call.complete and not ranged.mutable
+        return Call(call.node, "torch.arange", bounds, keywords, complete, ranged.floats)
 
     def _range(self, node: ast.expr, place: Place, depth: int = 0) -> _Range | None:
         """Return the call of ``range`` whose numbers an expression lists, as they are and in their order."""
@@ -221,6 +227,10 @@ class Names:
                 return (
                     self._range(loop.iter, place, depth) if getattr(loop.target, "id", "") == item else None
                 )
+            case ast.ListComp(elt=ast.Call(func=ast.Name(id="float") as called, args=[one], keywords=[])):
+                counted = self._range(ast.ListComp(one, node.generators), place, depth)
+                known = counted is not None and self.qualify(called, place) == "float"
+                return replace(counted, floats=True) if counted is not None and known else None
             case ast.Name(id=name) if depth < _DEPTH:
                 bindings = self.bindings(name, place)
                 if len(bindings) == 1 and bindings[0].how == "value" and bindings[0].value is not None:

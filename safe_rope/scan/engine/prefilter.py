@@ -26,7 +26,7 @@ _IN_COMPANY = (
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
-_LISTED = rb"(?:(?:list|tuple)\(\s*|\[\s*\w+ for \w+ in )?"
+_LISTED = rb"(?:(?:list|tuple)\(\s*|\[\s*(?:float\()?\w+\)? for \w+ in )?"
 _TENSOR_OF = rb"tensor\(\s*(?:data=)?" + _LISTED
 # A tensor of the numbers of a range.
 _RANGE = re.compile(_TENSOR_OF + rb"range\(")

@@ -85,6 +85,27 @@ def through_integers(file: File, call: Call, place: Place, *, keep: bool = True)
     return Fix(whole and kept, f"Count in int64, then cast{'' if given else ' to float32'}.", tuple(edits))
 
 
+def filled(file: File, call: Call, place: Place) -> Fix | None:
+    """Make a table of whole numbers in int64, then cast it to the dtype that it has in FP32."""
+    given = call.keywords.get("dtype")
+    near = (call.node.func,) if given is None else (given.value, call.node.func)
+    integer, float32 = (torch_name(file, name, place, *near) for name in ("int64", "float32"))
+    written = given is None or (given.direct and given.place is place)
+    if not is_editable(call) or integer is None or not written:
+        return None
+    target = float32 if given is None else file.source.segment(given.value)
+    end = file.source.end(call.node)
+    if target is None or "\n" in target or "\r" in target or file.source.text[end - 1 : end] != b")":
+        return None
+    if given is None:
+        dtype, kept = _append(file, call, f"dtype={integer}"), not file.changes_default
+    else:
+        start, stop = file.source.start(given.value), file.source.end(given.value)
+        dtype, kept = edit(file, start, stop, integer), not file.of(given).assumed
+    cast = edit(file, end, end, f".to({target})")
+    return Fix(kept, "Make it in int64, then cast.", (dtype, cast))
+
+
 def is_whole(file: File, argument: Argument) -> bool:
     """Say whether an argument is provably a whole number: by its type, or as what a floor division leaves."""
     value, node = file.of(argument), argument.value

@@ -10,5 +10,5 @@ from safe_rope.scan.rules.rule import Rule
 __all__ = ["RULES", "Rule"]
 
 RULES: Mapping[str, Rule] = {
-    f"SR{number:03}": import_module(f"{__name__}.sr{number:03}").RULE for number in range(1, 13)
+    f"SR{number:03}": import_module(f"{__name__}.sr{number:03}").RULE for number in range(1, 14)
 }

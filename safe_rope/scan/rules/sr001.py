@@ -5,8 +5,8 @@ bfloat16 or float16, whatever dtype was asked for. bfloat16 holds every whole nu
 becomes 256. An inverse frequency computed from such exponents is off by half a percent, which is several
 radians at position 4,095.
 
-A function that a module has by `from torch import arange`, or under a name of its own, is torch's own where
-the module is imported before. Then only a cast lowers what it makes, which is a warning.
+What a module holds by `from torch import arange`, or under another name, is torch's function where the module
+is imported before. Then only a cast lowers what it makes, which is a warning.
 
 An integer tensor is left alone. Count in int64 and cast afterwards: the FP32 values are the same bit for
 bit, with and without `zero.Init`. The fix is offered only where every bound is provably a whole number:

@@ -5,8 +5,8 @@ DeepSpeed's `zero.Init` both lower it. If all bounds are whole numbers, as in `a
 in int64 gives the same FP32 values and no default can touch them. If they are fractions there is no fix,
 because integers would change the values.
 
-`torch.range` counts in the default dtype whatever its bounds are. It includes its end, so that no fix is
-offered: use an integer `torch.arange`, and cast.
+A tensor of `[float(i) for i in range(n)]` is the same. `torch.range` counts in the default dtype whatever its
+bounds are. It includes its end, so that no fix is offered: use an integer `torch.arange`, and cast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from safe_rope.scan.engine import Call, File, Report, Site
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
-from safe_rope.scan.rules.sr001 import effect
+from safe_rope.scan.rules.sr001 import called, effect
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -23,9 +23,10 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if call.function == "torch.range":
         return _range(file, site, call)
-    if call.function != "torch.arange":
+    call = file.counted(call)
+    if call is None or file.dtype(call) is not None:
         return None
-    if file.dtype(call) is not None or not any(value.is_float for value in file.bounds(call)):
+    if not call.floats and not any(value.is_float for value in file.bounds(call)):
         return None
     if file.is_harmless(site, call):
         return None
@@ -33,7 +34,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     return Report(
         call.node,
         file.severity("error", site),
-        f"arange of floats in the default dtype: {effect(file, site, call, 'default')}"
+        f"{called(call)} of floats in the default dtype: {effect(file, site, call, 'default')}"
         "; give whole bounds and cast",
         fix,
     )
@@ -58,7 +59,7 @@ RULE = Rule(
     severity="error",
     summary="torch.arange with float bounds and no dtype",
     explanation=__doc__,
-    functions=("arange", "range"),
+    functions=("arange", "range", "tensor"),
     check=check,
     VALID=(
         "import torch\nt = torch.arange(0, d, 2)\n",
@@ -75,6 +76,7 @@ RULE = Rule(
         "import torch\nt = torch.arange(0, 1, 1 / n)\n",
         "import torch\nt = torch.arange(float(n))\n",
         "import torch\nt = torch.range(0, 4096)\n",
+        "import torch\nt = torch.tensor([float(i) for i in range(n)])\n",
         "import torch\nt = torch.range(0, n, dtype=x.dtype)\n",
         "import torch\nclass R(torch.nn.Module):\n    def f(self):\n        self.t = torch.arange(4e3)\n",
     ),

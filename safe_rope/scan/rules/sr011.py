@@ -32,7 +32,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         value.sort == "none"
         or value.is_int
         or _FILTERS.search(name)
-        or not (_TABLE.fullmatch(name) or _is_table(file, tensor, site.place))
+        or not (_TABLE.fullmatch(name) or is_table(file, tensor, site.place))
     ):
         return None
     return Report(
@@ -42,7 +42,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     )
 
 
-def _is_table(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
+def is_table(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
+    """Say whether cosines or sines are in an expression, or in what its variables are made of."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call):
             name = inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
@@ -50,7 +51,7 @@ def _is_table(file: File, node: ast.expr, place: Place, depth: int = 0) -> bool:
                 return True
         elif isinstance(inner, ast.Name) and depth < 2:
             values = file.names.values(inner.id, place)
-            if any(_is_table(file, value, where, depth + 1) for value, where in values):
+            if any(is_table(file, value, where, depth + 1) for value, where in values):
                 return True
     return False
 
