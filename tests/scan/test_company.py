@@ -26,7 +26,7 @@ MIXED = {
     "a list": f"{DEF}g = [{COUNT}]\n    g.append(torch.ones(m))\n    return torch.meshgrid(*g)\n",
     "a dict": f"{DEF}d = {{'t': {COUNT}}}\n    return d['t'] @ torch.ones(n)\n",
     "a branch": f"{DEF}t = {COUNT}\n    if m:\n        t = t / 2\n    return t.dot(torch.ones(n))\n",
-    "an index": f"{DEF}x = torch.zeros(n, n)\n    x[0, torch.arange(n)] = {COUNT}\n    return x\n",
+    "an index": f"{DEF}x = torch.full((n, n), 0.0)\n    x[0, torch.arange(n)] = {COUNT}\n    return x\n",
     "scatter": f"{DEF}return torch.zeros(n).scatter_(0, torch.arange(n), {COUNT})\n",
     "lerp": f"{DEF}return torch.lerp(torch.zeros(n), {COUNT}, 0.5)\n",
     "an alias": f"mm = torch.matmul\ndef f(n: int, m):\n    return mm({COUNT}, torch.ones(n))\n",
@@ -161,6 +161,7 @@ TOGETHER = {
     "views": f"{INTS}y, x = {COUNT}, torch.arange(m, dtype=torch.float32)\n"
     "    return (y[:, None] + 0.5).exp() @ x.view(1, -1)\n",
     "the default": f"{INTS}return torch.meshgrid(torch.arange(n) / n, torch.arange(m) / m)\n",
+    "a table": f"{INTS}x = torch.zeros(n, n)\n    x[0, torch.arange(n)] = {COUNT}\n    return x\n",
 }
 
 

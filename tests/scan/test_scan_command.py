@@ -177,7 +177,7 @@ def test_rule_explains_with_both_examples_and_lists_without_a_name() -> None:
     for example in (rule.VALID[0], rule.INVALID[0]):
         assert example.strip().splitlines()[-1].strip() in text
     listed = run_process("rule").stdout.decode().splitlines()
-    assert [line.split()[0] for line in listed] == [f"SR{number:03}" for number in range(1, 13)]
+    assert [line.split()[0] for line in listed] == [f"SR{number:03}" for number in range(1, 14)]
     wrong = run_process("rule", "SR0003")
     assert wrong.returncode == 2
     assert b"SR003" in wrong.stderr

@@ -126,10 +126,10 @@ def test_patterns(project: Path, pattern: str, path: str, matches: bool) -> None
 @pytest.mark.parametrize(
     ("options", "rules"),
     [
-        ({"select": ["sr01"]}, {"SR010", "SR011", "SR012"}),
+        ({"select": ["sr01"]}, {"SR010", "SR011", "SR012", "SR013"}),
         ({"select": ["ALL"], "ignore": ["SR0"]}, set()),
         ({"select": ["ALL"], "ignore": ["SR"], "extend-select": ["SR003"]}, {"SR003"}),
-        ({"select": ["SR01"], "ignore": ["SR012", "sr011"]}, {"SR010"}),
+        ({"select": ["SR01"], "ignore": ["SR012", "sr011"]}, {"SR010", "SR013"}),
         ({"select": ["SR001"], "ignore": ["SR001"]}, set()),
         ({"select": ["sr001"], "ignore": ["all"]}, {"SR001"}),
     ],
