@@ -15,7 +15,7 @@ from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError, ask, copied
-from safe_rope._recognition.holdings import entries
+from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import Convention, calling_convention
 from safe_rope.rotation import plain
@@ -27,7 +27,7 @@ class Answers:
     Attributes:
         positions: int64 CPU ``[n]``.
         pairs: each tensor of the answer, FP32 on CPU ``[n, channels]``, with what it should be.
-        rewritten: names of the tables that forward makes anew, whatever they held.
+        rewritten: names of the tables that forward puts others in the place of.
     """
 
     def __init__(
@@ -124,6 +124,18 @@ def _asked(
     answer = ask(duplicate, form, layer_type, x=x)
     after = dict(entries(duplicate))
     return answer, {name for name, table in before.items() if after.get(name) is not table}
+
+
+def grown(built: nn.Module, name: str, rows: int, layer_type: str | None) -> Tensor | None:
+    """What the table ``name`` of the constructor's own module is once that was asked for so many rows."""
+    other, by_length = copied(built), calling_convention(stock_class(built)) == "length"
+    ids = originals.tensor([[0, rows - 1]], dtype=torch.int64, device="cpu")
+    try:
+        ask(other, rows if by_length else ids, layer_type)
+    except UnansweredError:
+        return None
+    made = get_table(other, name)
+    return made if isinstance(made, Tensor) else None
 
 
 def may_be_made_anew(module: nn.Module) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit import computed
-from safe_rope._audit.answers import Answers, may_be_made_anew
+from safe_rope._audit.answers import Answers, grown, may_be_made_anew
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
@@ -28,6 +28,7 @@ from safe_rope._audit.tables import (
     is_replayed,
     rounded_lists,
 )
+from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
@@ -81,7 +82,7 @@ class ModuleAuditor:
         patch: RopePatch | None,
         dtype: torch.dtype,
         pending_cast: torch.dtype | None = None,
-        classes: Iterable[type] = (),
+        classes: Collection[type] = (),
     ) -> None:
         kept = is_protected(module) or is_pinned(module)
         # A protected module puts its buffers back; of another, a copy is cast as FSDP is going to cast it.
@@ -126,6 +127,8 @@ class ModuleAuditor:
             self.add("forward", "note", f"what it returns is not measured: {self._unanswered}")
         for held in tables.values():
             self._audit_table(held)
+        if convention is not None:
+            self._excuse_unread()
         for found in named:
             self._audit_left(found)
         for name in unread:
@@ -277,7 +280,7 @@ class ModuleAuditor:
         """Measure what forward answers; return the names of the tables that were measured with it."""
         formula = self._formula(layer_type, tables, convention)
         if formula is None:
-            return self._audit_answers(layer_type, asked, convention)
+            return self._audit_answers(layer_type, asked, convention, tables)
         auditor = EmbeddingAuditor(self, formula, asked)
         auditor.run()
         return auditor.names
@@ -318,9 +321,12 @@ class ModuleAuditor:
         return get_table(duplicate, name) is not before
 
     def _audit_answers(
-        self, layer_type: str | None, asked: list[int] | None, convention: Convention
+        self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]
     ) -> set[str]:
-        """Measure what forward answers; return the names of the tables that it makes anew, and correctly."""
+        """Measure what forward answers; return the names of the tables that it makes anew, and correctly.
+
+        A table that forward makes anew for more positions only is measured as it was made for its rows.
+        """
         built = self.reference.module
         if built is None or device_of(self.module) is None:
             return set()
@@ -337,7 +343,17 @@ class ModuleAuditor:
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
             said = "not what the same forward returns on the tables that its constructor makes"
             self.add("forward", "damaged", said, "forward", **errors.measured())
-        return set() if errors.damaged or self.result.protected else answers.rewritten
+        if errors.damaged or self.result.protected:
+            return set()
+        longest = int(answers.positions.max()) + 1
+        anew = {name for name in answers.rewritten if is_unread(self.module, name, layer_type, longest)}
+        for name in answers.rewritten & tables.keys() - anew:
+            held = tables[name]
+            if held.actual is not None and held.expected is not None and held.actual.dim() > 1:
+                true = grown(built, name, held.actual.shape[-2], layer_type)
+                if true is not None and held.actual.shape[-2] > held.expected.shape[-2]:
+                    tables[name] = held._replace(expected=true)
+        return anew
 
     def _answers(
         self, built: nn.Module, layer_type: str | None, asked: list[int] | None, convention: Convention
@@ -358,6 +374,22 @@ class ModuleAuditor:
             if asked or rows < 2:
                 raise
             return Answers(self.module, built, convention, layer_type, within)
+
+    def _excuse_unread(self) -> None:
+        """Call damaged tables a note where forward, which answers right, does so without their numbers."""
+        stock, kinds = stock_class(self.module), layer_types(self.module)
+        rows, findings = self.result.rows, self.findings
+        is_right = bool(rows) and all(row.within_tolerance for row in rows)
+        is_right &= all(one.severity == "note" for one in findings if one.what == "forward")
+        if self.result.protected or not is_right:
+            return
+        longest = max(row.position for row in rows) + 1
+        for at, one in enumerate(findings):
+            if one.severity != "damaged" or is_read_beside_forward(one.what, stock, self._classes):
+                continue
+            if all(is_unread(self.module, one.what, kind, longest) for kind in kinds):
+                said = f"{one.source}; forward does not use it"
+                findings[at] = replace(one, severity="note", source=said)
 
     def table_name(self, layer_type: str | None) -> str:
         """What a dump calls one rotary embedding of the module."""

@@ -182,6 +182,11 @@ def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
     return tuple(_reached(own, _functions_of(own.get("forward")), beside=True))
 
 
+def reached_by_forward(cls: type) -> tuple[types.FunctionType, ...]:
+    """The functions of ``forward``, the methods that it names, and the functions that help them."""
+    return _of_forward(cls)
+
+
 def named_by_forward(cls: type) -> Iterator[Any]:
     """Yield what ``forward``, and what helps it, name: in their files, or on the class."""
     for function in _of_forward(cls):
