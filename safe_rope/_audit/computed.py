@@ -19,7 +19,7 @@ from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import filled_cells
-from safe_rope._recognition.ask import UnansweredError, undisturbed
+from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
 from safe_rope._recognition.holdings import attributes, entries, set_table
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -93,6 +93,8 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
             low, again = (_phases(_alone(module), arguments(dtype), seed) for seed in (0, 1))
         except UnansweredError as error:
             problem = error
+            if isinstance(error.__cause__, RecursionError):
+                break  # which takes long, and other arguments end no recursion
             continue
         shapes = [[one.shape for one in taken] for taken in (true, low, again)]
         if not true or shapes[0] != shapes[1] or shapes[1] != shapes[2]:
@@ -113,12 +115,7 @@ def _distance(low: Tensor, true: Tensor) -> float:
 
 
 def _alone(module: nn.Module) -> nn.Module:
-    try:
-        alone = isolated(module)
-    except UnansweredError:
-        raise
-    except Exception as error:
-        raise UnansweredError(f"it cannot be copied: {type(error).__name__}: {error}") from error
+    alone = isolated(module)
     for part in alone.modules():
         vars(part)["training"] = False  # in training some jitter their positions
     return alone
@@ -137,12 +134,10 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            with phases:
+            with answering("forward raised"), phases:
                 untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error
-    except Exception as error:
-        raise UnansweredError(f"forward raised {type(error).__name__}: {error}") from error
     return phases.taken
 
 

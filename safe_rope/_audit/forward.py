@@ -14,7 +14,7 @@ from safe_rope._audit.reference import CosSinTable, PhaseReference
 from safe_rope._base import originals
 from safe_rope._protection.pinned import PinnedState
 from safe_rope._protection.rotary import RotaryState
-from safe_rope._recognition.ask import UnansweredError, ask, cos_and_sin
+from safe_rope._recognition.ask import UnansweredError, answering, ask, cos_and_sin
 from safe_rope._recognition.specs import position_buffers
 from safe_rope.rotation import plain
 
@@ -27,7 +27,8 @@ def isolated(module: nn.Module) -> nn.Module:
     """
     if next(module.parameters(), None) is not None:
         raise UnansweredError("it holds parameters, so it is more than a rotary module")
-    return _isolated(module, {})
+    with answering("it cannot be copied:"):
+        return _isolated(module, {})
 
 
 def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -49,6 +50,8 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy of what ``forward`` may write to; anything else, such as FSDP's state, is shared."""
     if isinstance(value, nn.Module):
         return _isolated(value, memo)
+    if isinstance(value, Tensor) and not value.is_leaf:
+        return memo.setdefault(id(value), value.detach().clone())  # a view of FSDP's flat parameter
     if isinstance(value, Tensor | RotaryState | PinnedState):
         return copy.deepcopy(value, memo)
     if id(value) in memo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -22,6 +23,8 @@ from safe_rope._recognition.specs import is_position_module
 from safe_rope._recognition.walk import parts
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["AuditReport", "Finding", "MeasuredRow", "ModuleAudit", "audit"]
 
@@ -76,15 +79,23 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
         prefix = next(path for path, module in model.named_modules() if module is inner)
         for path, module, _, root, within in everything:
             run_waiting()
-            left = (
-                any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
-            )
-            kept = is_protected(module) or is_pinned(module) or left
-            if kept or concerns(module) or is_position_module(module):
-                whole = ".".join(filter(None, (prefix, path)))
-                found = references[id(root)].find(within), find(module), dtype, casts.get(module), classes
-                ModuleAuditor(report, whole, module, *found).run(asked)
+            whole = ".".join(filter(None, (prefix, path)))
+            try:
+                if _is_audited(module):
+                    found = references[id(root)].find(within), find(module), dtype, casts.get(module), classes
+                    ModuleAuditor(report, whole, module, *found).run(asked)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a module's own code raises what it likes, SystemExit too
+                logger.info("%s cannot be audited", whole, exc_info=True)
+                report.add_unmeasured(whole, class_name(own_class(type(module))), error)
     return report
+
+
+def _is_audited(module: nn.Module) -> bool:
+    left = any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
+    kept = is_protected(module) or is_pinned(module) or left
+    return kept or concerns(module) or is_position_module(module)
 
 
 def _checked(positions: Iterable[int]) -> list[int]:

@@ -169,6 +169,12 @@ class AuditReport(Report):
         """The findings of severity "damaged"."""
         return [finding for finding in self.findings if finding.severity == "damaged"]
 
+    def add_unmeasured(self, path: str, module_class: str, error: BaseException) -> None:
+        """Add a module that raises whatever is asked of it: nobody can say whether it is right."""
+        said = f"it cannot be measured: {type(error).__name__}: {error}"
+        self.modules.append(ModuleAudit(path, module_class, None, False, "unknown"))
+        self.findings.append(Finding(path, module_class, "module", "unknown", said))
+
     def raise_if_damaged(self, unknown: bool = False) -> None:
         """Raise if a position table is wrong.
 

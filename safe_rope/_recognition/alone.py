@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.torch_private import pytree
-from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.ask import answering
 from safe_rope._recognition.holdings import slots, twin
 
 _SHARED = (types.ModuleType, type(threading.Lock()), type(threading.RLock()))
@@ -73,7 +73,5 @@ def _memo(values: Iterable[Any]) -> dict[int, Any]:
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
-    try:
+    with answering(f"{type(value).__name__} cannot be copied:"):
         return copy.deepcopy(value, memo)
-    except Exception as error:
-        raise UnansweredError(f"{type(value).__name__} cannot be copied: {error}") from error

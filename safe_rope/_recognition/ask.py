@@ -85,17 +85,30 @@ def copied(module: nn.Module) -> nn.Module:
     # Most of what a copy takes is spent on a dozen hooks that nobody has, and on the configuration.
     kept = (value for name, value in vars(module).items() if "hooks" in name or name.endswith("config"))
     shared = {id(value): value for value in kept}
-    try:
+    with answering("it cannot be copied:"):
         return copy.deepcopy(module, shared)
-    except Exception as error:
-        raise UnansweredError(f"it cannot be copied: {type(error).__name__}: {error}") from error
 
 
 def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    try:
+    with answering("forward raised"):
         return module.forward(*args, **kwargs)
-    except Exception as error:
-        raise UnansweredError(f"forward raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def answering(said: str) -> Iterator[None]:
+    """Let whatever a module's own code raises come out as `UnansweredError`, ``sys.exit()`` too.
+
+    Raises:
+        UnansweredError: the code raises.
+        KeyboardInterrupt: somebody wants to stop.
+
+    """
+    try:
+        yield
+    except (UnansweredError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UnansweredError(f"{said} {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -26,10 +26,10 @@ def made(guarded: bool) -> nn.Module:
     return model
 
 
-def fsdp(model: nn.Module, buffer_dtype: torch.dtype | None) -> nn.Module:
+def fsdp(model: nn.Module, buffer_dtype: torch.dtype | None, own: bool = True) -> nn.Module:
     precision = MixedPrecision(param_dtype=torch.bfloat16, buffer_dtype=buffer_dtype)
     cpu = torch.device("cpu")
-    return FullyShardedDataParallel(model, mixed_precision=precision, device_id=cpu, use_orig_params=True)
+    return FullyShardedDataParallel(model, mixed_precision=precision, device_id=cpu, use_orig_params=own)
 
 
 def fully_sharded(model: nn.Module, rotary_too: bool) -> nn.Module:
@@ -60,6 +60,11 @@ def test_fsdp_that_casts_buffers_is_found_before_it_does_it(guarded: bool) -> No
     worst = [report.modules[0].worst for report in (before, after)]
     assert worst[0] == worst[1], "what was foretold is what came"
     assert worst[0].phase_error_rad > 0.5
+
+
+def test_views_of_a_flat_parameter_end_no_audit() -> None:
+    assert safe_rope.audit(fsdp(made(guarded=False), torch.bfloat16, own=False)).verdict == "damaged"
+    assert safe_rope.audit(fsdp(made(guarded=False), None, own=False)).ok
 
 
 def test_fsdp_that_leaves_buffers_alone_is_ok() -> None:
