@@ -20,7 +20,7 @@ from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import filled_cells
 from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
-from safe_rope._recognition.holdings import attributes, entries, set_table
+from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
@@ -89,8 +89,9 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     problem = UnansweredError("its forward takes arguments that nobody knows")
     for arguments in _arguments(module, dtype):
         try:
-            true = _phases(_in_fp32(_alone(module)), arguments(torch.float32), 0)
-            low, again = (_phases(_alone(module), arguments(dtype), seed) for seed in (0, 1))
+            copies = _alone(module), _alone(module)
+            low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
+            true = _phases(_in_fp32(_alone(module), copies[0]), arguments(torch.float32), 0)
         except UnansweredError as error:
             problem = error
             if isinstance(error.__cause__, RecursionError):
@@ -141,10 +142,13 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     return phases.taken
 
 
-def _in_fp32(module: nn.Module) -> nn.Module:
+def _in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
+    """Widen what a module holds, or give it the FP32 values that a forward has put there itself."""
     for name, value in list(entries(module)):
         if isinstance(value, Tensor) and value.dtype in LOW:
-            set_table(module, name, value.float())
+            now = get_table(called, name)
+            is_repaired = isinstance(now, Tensor) and now.dtype == torch.float32 and now.shape == value.shape
+            set_table(module, name, now if is_repaired else value.float())
     for name, value in list(vars(module).items()):
         if isinstance(value, torch.dtype) and value in LOW:
             vars(module)[name] = torch.float32

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from safe_rope._audit.around import stands_around
 from safe_rope._audit.causes import Explanation, explain_cos_sin, explain_table
 from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
@@ -24,6 +25,7 @@ from safe_rope._audit.report import BAD_RADIANS, Severity
 from safe_rope._audit.tables import damaged_in_itself
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.forwards import may_differ
+from safe_rope._base.text import class_name
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.reference import own_class, stock_class
@@ -205,7 +207,24 @@ class EmbeddingAuditor:
             self._add_forward(errors, tables)
         else:
             self._excuse()
+        self._audit_wrappers()
         self._note_rounding(tables)
+
+    def _audit_wrappers(self) -> None:
+        """Tell of a wrapper that rounds; what else it makes of positions may be what it is there for."""
+        if any(finding.severity == "damaged" for finding in self._owner.findings):
+            return
+        for wrapper in self._owner.wrappers:
+            try:
+                tables = call(wrapper, self._reference, self._positions, torch.float32)
+            except UnansweredError:
+                continue
+            errors = Errors.joined([compare(self._reference, table)[0] for table in tables])
+            cause = explain_cos_sin("forward", self._reference, tables) if errors.damaged else None
+            if cause is not None and cause.certain:
+                said = f"in a {class_name(type(wrapper))} around it, {cause.said}"
+                self._add("forward", "damaged", said, cause.where, tables[0].cos.dtype, **errors.measured())
+                return
 
     def _keep(self, tables: list[CosSinTable], layout: str) -> None:
         """Put one value of each pair into the report."""
@@ -266,6 +285,8 @@ class EmbeddingAuditor:
     def _is_set_otherwise(self) -> bool:
         """Whether somebody may have set what forward reads, so that it is to return something else."""
         built = self._owner.reference.module
+        if stands_around(self._module):
+            return True
         return built is not None and may_differ(self._module, built, own_class(stock_class(self._module)))
 
     def _note_rounding(self, tables: list[CosSinTable]) -> None:

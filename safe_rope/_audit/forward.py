@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import types
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from safe_rope._audit.around import surround
 from safe_rope._audit.reference import CosSinTable, PhaseReference
 from safe_rope._base import originals
 from safe_rope._protection.pinned import PinnedState
@@ -27,8 +29,11 @@ def isolated(module: nn.Module) -> nn.Module:
     """
     if next(module.parameters(), None) is not None:
         raise UnansweredError("it holds parameters, so it is more than a rotary module")
+    memo: dict[int, Any] = {}
     with answering("it cannot be copied:"):
-        return _isolated(module, {})
+        duplicate = _isolated(module, memo)
+        surround(module, duplicate, functools.partial(_own, memo=memo))
+    return duplicate
 
 
 def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -37,7 +42,7 @@ def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     duplicate = memo[id(module)] = object.__new__(type(module))
     for name, value in vars(module).items():
         if name == "forward" and getattr(value, "__self__", None) is not module:
-            continue  # a wrapper around the original's method, such as accelerate's
+            continue  # `surround` tells what stands there
         if isinstance(value, types.MethodType) and value.__self__ is module:
             value = types.MethodType(value.__func__, duplicate)
         elif "hooks" not in name and name != "_parameters":

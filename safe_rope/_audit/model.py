@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from safe_rope._protection.frozen import frozen_positions, random_tables, unkept
 from safe_rope._protection.plan import concerns
 from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._recognition.reference import References, own_class, stock_class
-from safe_rope._recognition.specs import is_position_module
+from safe_rope._recognition.specs import calling_convention, is_position_module
 from safe_rope._recognition.walk import parts
 from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
@@ -77,19 +77,32 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
         references = {id(part.root): References(part.root) for part in everything if not part.within}
         classes = {stock_class(part.module) for part in everything}
         prefix = next(path for path, module in model.named_modules() if module is inner)
+        above = {id(part.module): part.parent for part in everything}
         for path, module, _, root, within in everything:
             run_waiting()
             whole = ".".join(filter(None, (prefix, path)))
             try:
                 if _is_audited(module):
                     found = references[id(root)].find(within), find(module), dtype, casts.get(module), classes
-                    ModuleAuditor(report, whole, module, *found).run(asked)
+                    auditor = ModuleAuditor(report, whole, module, *found)
+                    auditor.wrappers = list(_wrappers(module, above))
+                    auditor.run(asked)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a module's own code raises what it likes, SystemExit too
                 logger.info("%s cannot be audited", whole, exc_info=True)
                 report.add_unmeasured(whole, class_name(own_class(type(module))), error)
     return report
+
+
+def _wrappers(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Module]:
+    """Yield what stands around a rotary module without weights, and takes positions as it does."""
+    convention = calling_convention(stock_class(module))
+    while convention is not None and (parent := above[id(module)]) is not module:
+        is_like_it = calling_convention(type(parent)) == convention and len(parent._modules) == 1
+        if not is_like_it or next(parent.parameters(), None) is not None:
+            return
+        yield (module := parent)
 
 
 def _is_audited(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit import computed
 from safe_rope._audit.answers import Answers, grown, may_be_made_anew
+from safe_rope._audit.around import stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
@@ -71,6 +72,7 @@ class ModuleAuditor:
         model_dtype: the dtype of the model's activations.
         result: the module's entry in the report, which has it if there is something to measure.
         findings: what was found about this module so far.
+        wrappers: modules without weights that stand around it and take positions as it does.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class ModuleAuditor:
         self._classes = classes  # of the model's modules
         self.model_dtype = dtype
         self.findings: list[Finding] = []
+        self.wrappers: list[nn.Module] = []
         self._unanswered: UnansweredError | None = None
         self.result = ModuleAudit(
             path=path,
@@ -137,6 +140,8 @@ class ModuleAuditor:
             self.add(name, "unknown", said)
         if told and not any(one.severity == "damaged" for one in self.findings):
             self.findings = [one for one in self.findings if one.what != "forward"] + told
+        if not self.result.rows and told is None:
+            self._doubt_what_stands_around()
         if is_beside_alibi(self.module):
             self.findings = [replace(one, severity="note", source=BESIDE_ALIBI) for one in self.findings]
         self.result.verdict = worst(finding.severity for finding in self.findings)
@@ -342,7 +347,8 @@ class ModuleAuditor:
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
             said = "not what the same forward returns on the tables that its constructor makes"
-            self.add("forward", "damaged", said, "forward", **errors.measured())
+            severity: Severity = "unknown" if stands_around(self.module) else "damaged"
+            self.add("forward", severity, said, "forward", **errors.measured())
         if errors.damaged or self.result.protected:
             return set()
         longest = int(answers.positions.max()) + 1
@@ -374,6 +380,19 @@ class ModuleAuditor:
             if asked or rows < 2:
                 raise
             return Answers(self.module, built, convention, layer_type, within)
+
+    def _doubt_what_stands_around(self) -> None:
+        """Say of a module that could not be asked that what is around its forward may round or repair."""
+        if next(self.module.parameters(), None) is not None or not stands_around(self.module):
+            return
+        said = "hooks, or what stands in the place of its forward, may change what it answers"
+        self.findings = [
+            replace(one, severity="unknown", source=f"{one.source}; {said}")
+            if one.severity == "damaged"
+            else one
+            for one in self.findings
+        ]
+        self.add("forward", "unknown", f"{said}: {self._unanswered or 'it cannot be asked'}")
 
     def _excuse_unread(self) -> None:
         """Call damaged tables a note where forward, which answers right, does so without their numbers."""

@@ -387,10 +387,13 @@ def _changes_what(code: types.CodeType, first: str) -> bool:
     return False
 
 
-def writes_to_arguments(code: types.CodeType) -> bool:
-    """Whether a function changes in place what it is given, as ``q.mul_(cos)``, ``q *= cos`` or ``out=``."""
+def writes_to_arguments(code: types.CodeType, first: int = 0) -> bool:
+    """Whether a function changes in place what it is given, as ``q.mul_(cos)``, ``q *= cos`` or ``out=``.
+
+    ``first``: the first argument that counts.
+    """
     has_more = bool(code.co_flags & inspect.CO_VARARGS)
-    own: Collection[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_more]
+    own: Collection[str] = code.co_varnames[first : code.co_argcount + code.co_kwonlyargcount + has_more]
     if "out" in own or any("out" in one for one in code.co_consts if isinstance(one, tuple)):
         return True
     done = instructions.steps(code)

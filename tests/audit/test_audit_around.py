@@ -1,0 +1,167 @@
+"""What stands around a forward is judged with it: hooks, what was put in its place, a wrapper module."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+
+BF16, DIM = torch.bfloat16, 32
+IDS, X = torch.arange(600)[None], torch.zeros(1, 600, DIM)
+
+
+def inverse() -> Tensor:
+    return 1e4 ** (-torch.arange(0, DIM, 2).float() / DIM)
+
+
+class Rotary(nn.Module):
+    """A class of one's own: its constructor tells what it should answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", inverse(), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        phases = (position_ids[..., None].float() * self.inv_freq.float()).repeat(1, 1, 2)
+        return phases.cos(), phases.sin()
+
+
+class OfAConfig(Rotary):
+    """A formula tells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.base, self.max_position_embeddings = DIM, 1e4, 2048
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module, given: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.given = inner, given
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        return self.inner(x, self.given(position_ids))
+
+
+def right(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    phases = (position_ids[..., None].float() * inverse()).repeat(1, 1, 2)
+    return phases.cos(), phases.sin()
+
+
+def rounds(module: nn.Module) -> None:
+    stock = module.forward
+    module.forward = lambda x, position_ids: stock(x, position_ids.to(BF16))
+
+
+def own_method(module: nn.Module, dtype: torch.dtype = BF16) -> None:
+    def forward(self: Any, x: Tensor, position_ids: Tensor) -> Any:
+        return type(self).forward(self, x, position_ids.to(dtype))
+
+    module.forward = types.MethodType(forward, module)
+
+
+AROUND: dict[str, Callable[[nn.Module], Any]] = {
+    "right forward": lambda one: setattr(one, "forward", right),
+    "rounding forward": rounds,
+    "rounding method": own_method,
+    "same method": lambda one: own_method(one, torch.int64),
+    "repairing hook": lambda one: one.register_forward_pre_hook(
+        lambda m, _: setattr(m, "inv_freq", inverse())
+    ),
+    "rounding pre-hook": lambda one: one.register_forward_pre_hook(lambda _, a: (a[0], a[1].to(BF16))),
+    "rounding hook": lambda one: one.register_forward_hook(
+        lambda *a: tuple(t.to(BF16).float() for t in a[2])
+    ),
+    "keywords": lambda one: one.register_forward_pre_hook(
+        lambda _, a, k: ((a[0], a[1].to(BF16)), k), with_kwargs=True
+    ),
+}
+
+
+@pytest.mark.parametrize("how", AROUND)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("cls", [Rotary, OfAConfig])
+def test_what_stands_around_a_forward_is_judged_with_it(
+    cls: type[Rotary], dtype: torch.dtype, how: str
+) -> None:
+    model, used = (nn.Sequential(nn.Linear(4, 4), cls()).to(dtype) for _ in range(2))
+    AROUND[how](model[1])
+    AROUND[how](used[1])
+    truth, answer = cls()(X, IDS), used[1](X, IDS)
+    is_right = torch.allclose(truth[0], answer[0].float(), atol=1e-5)
+    assert safe_rope.audit(model).ok == is_right
+    assert model[1].inv_freq.dtype == dtype, "the audit has run the hook on a copy"
+
+
+class Logger:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def look(self, module: nn.Module, args: Any) -> None:
+        self.seen.append(args)
+
+    def look_at_its_table(self, module: nn.Module, args: Any) -> None:
+        self.scale = module.inv_freq.dtype.itemsize
+
+    def change(self, module: nn.Module, args: Any) -> Any:
+        return (args[0], args[1] * self.scale)
+
+    scale = 1
+
+
+@pytest.mark.parametrize("cls", [Rotary, OfAConfig])
+def test_what_only_looks_leaves_a_verdict(cls: type[Rotary]) -> None:
+    model, logger, seen = nn.Sequential(cls()), Logger(), []
+    model[0].register_forward_pre_hook(logger.look)
+    model[0].register_forward_hook(lambda *given: seen.append(given))
+    assert safe_rope.audit(model).ok
+    assert not logger.seen, "the audit is no call"
+    assert not seen
+    model[0].register_forward_pre_hook(logger.look_at_its_table)
+    assert safe_rope.audit(model).ok
+    model[0].register_forward_pre_hook(logger.change)
+    assert safe_rope.audit(model).verdict == "unknown"
+
+
+def test_librarys_wrappers_change_nothing() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = nn.Sequential(OfAConfig(), OfAConfig())
+    hooks.add_hook_to_module(model[0], hooks.AlignDevicesHook("cpu"))
+    model[1].forward = torch.compile(model[1].forward, backend="eager")
+    assert safe_rope.audit(model).ok
+    assert not safe_rope.audit(model.to(BF16)).ok
+    rounding = nn.Sequential(OfAConfig())
+    rounds(rounding[0])
+    hooks.add_hook_to_module(rounding[0], hooks.AlignDevicesHook("cpu"))
+    assert not safe_rope.audit(rounding).ok
+
+
+@pytest.mark.parametrize("cls", [OfAConfig])
+def test_a_wrapper_that_rounds_is_damaged(cls: type[Rotary]) -> None:
+    assert safe_rope.audit(nn.Sequential(Wrapper(cls(), lambda ids: ids.to(BF16)))).verdict == "damaged"
+    assert safe_rope.audit(nn.Sequential(Wrapper(cls(), lambda ids: ids))).ok
+    assert safe_rope.audit(nn.Sequential(Wrapper(cls(), lambda ids: ids * 0.25))).ok
+
+
+class RepairsIfLow(Rotary):
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if self.inv_freq.dtype != torch.float32:
+            self.inv_freq = inverse()
+        return super().forward(x, position_ids)
+
+
+class WidensWhatIsLow(RepairsIfLow):
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        self.inv_freq = self.inv_freq.float()
+        return super().forward(x, position_ids)
+
+
+def test_a_forward_that_repairs_its_table_is_ok() -> None:
+    assert safe_rope.audit(nn.Sequential(nn.Linear(4, 4), RepairsIfLow()).to(BF16)).ok
+    assert not safe_rope.audit(nn.Sequential(nn.Linear(4, 4), WidensWhatIsLow()).to(BF16)).ok
