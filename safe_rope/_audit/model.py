@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +13,7 @@ from safe_rope import constructors
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
-from safe_rope._audit.wrappers import compute_dtype, pending_casts, unwrapped
+from safe_rope._audit.wrappers import compute_dtypes, pending_casts, unwrapped
 from safe_rope._base.text import class_name
 from safe_rope._base.uninterrupted import run_waiting
 from safe_rope._protection.frozen import frozen_positions, random_tables, unkept_tables
@@ -71,7 +72,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
         tolerance=TOLERANCE,
         wrappers=tuple(class_name(type(wrapper)) for wrapper in around),
     )
-    dtype, casts = compute_dtype(model), pending_casts(model)
+    casts = pending_casts(model)
     with constructors.pristine(), torch.inference_mode(False), torch.no_grad():
         everything = list(parts(inner))
         references = {id(part.root): References(part.root) for part in everything if not part.within}
@@ -83,8 +84,9 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
             whole = ".".join(filter(None, (prefix, path)))
             try:
                 if _is_audited(module):
-                    found = references[id(root)].find(within), find(module), dtype, casts.get(module), classes
+                    found = references[id(root)].find(within), find(module), casts.get(module), classes
                     auditor = ModuleAuditor(report, whole, module, *found)
+                    auditor.dtypes = compute_dtypes((*_up_from(module, above), *reversed(around)))
                     auditor.wrappers = list(_wrappers(module, above))
                     auditor.run(asked)
             except KeyboardInterrupt:
@@ -95,14 +97,21 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
     return report
 
 
+def _up_from(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Module]:
+    """Yield a module, what holds it, and so on."""
+    yield module
+    while (parent := above[id(module)]) is not module:
+        yield (module := parent)
+
+
 def _wrappers(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Module]:
     """Yield what stands around a rotary module without weights, and takes positions as it does."""
     convention = calling_convention(stock_class(module))
-    while convention is not None and (parent := above[id(module)]) is not module:
+    for parent in itertools.islice(_up_from(module, above), 1, None):
         is_like_it = calling_convention(type(parent)) == convention and len(parent._modules) == 1
-        if not is_like_it or next(parent.parameters(), None) is not None:
+        if convention is None or not is_like_it or next(parent.parameters(), None) is not None:
             return
-        yield (module := parent)
+        yield parent
 
 
 def _is_audited(module: nn.Module) -> bool:

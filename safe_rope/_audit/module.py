@@ -69,7 +69,8 @@ class ModuleAuditor:
         module: what is measured: the module, or a copy of it.
         reference: what its constructor makes.
         patch: what covers it, or None.
-        model_dtype: the dtype of the model's activations.
+        dtypes: those that its activations may have, the smallest first.
+        model_dtype: the one of them that is asked for now.
         result: the module's entry in the report, which has it if there is something to measure.
         findings: what was found about this module so far.
         wrappers: modules without weights that stand around it and take positions as it does.
@@ -82,7 +83,6 @@ class ModuleAuditor:
         module: nn.Module,
         reference: Reference,
         patch: RopePatch | None,
-        dtype: torch.dtype,
         pending_cast: torch.dtype | None = None,
         classes: Collection[type] = (),
     ) -> None:
@@ -96,7 +96,8 @@ class ModuleAuditor:
         self.reference = reference
         self.patch = patch
         self._classes = classes  # of the model's modules
-        self.model_dtype = dtype
+        self.dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+        self.model_dtype = torch.float32
         self.findings: list[Finding] = []
         self.wrappers: list[nn.Module] = []
         self._unanswered: UnansweredError | None = None
@@ -118,7 +119,7 @@ class ModuleAuditor:
         unread = unreadable(self.module)
         left = (*_rounded_or_empty(self.module), *_of_one_number(self.module, self.reference))
         untold = {name: said for name, said in left if name not in tables}
-        told = self._computed_low()
+        told = self._told_in_each_dtype()
         if not (tables or named or unread or untold) and told is None and convention is None:
             return
         self._check_application()
@@ -240,6 +241,19 @@ class ModuleAuditor:
             for name, note in state_of(self.module).notes.items():
                 if note in AS_STOCK:
                     yield name, note
+
+    def _told_in_each_dtype(self) -> list[Finding] | None:
+        """What asking the forward has told: damaged where it is so in each dtype, unknown where in some."""
+        results = []
+        for dtype in reversed(self.dtypes):
+            self.model_dtype = dtype
+            results.append(self._computed_low())
+        damaged = [one for one in results if one and any(found.severity == "damaged" for found in one)]
+        if damaged and len(damaged) < len(results):
+            said = "in one of the dtypes of the parameters around it"
+            return [replace(one, severity="unknown", source=f"{one.source} {said}") for one in damaged[0]]
+        asked = [one for one in results if one is not None]
+        return max(damaged or asked, key=len) if asked else None
 
     def _computed_low(self) -> list[Finding] | None:
         """What asking the forward has told of its arithmetic; None where there is nothing to ask."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,23 +36,35 @@ def _inner(model: nn.Module) -> nn.Module | None:
     return base if base is not model else None
 
 
-def compute_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of the activations: FSDP's param_dtype where it has one, else the parameters'."""
-    for state in _mixed_precision(model):
-        if isinstance(state.param_dtype, torch.dtype):
-            return state.param_dtype
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+def compute_dtypes(chain: Iterable[nn.Module]) -> tuple[torch.dtype, ...]:
+    """The dtypes that a module's activations may have: FSDP's param_dtype, else the nearest parameters'.
+
+    Args:
+        chain: the module, what holds it, and so on up to what is wrapped around the model.
+
+    """
+    around = list(chain)
+    for module in around:
+        dtype = _param_dtype(module)
+        if dtype is not None:
+            return (dtype,)
+    for module in around:
+        found = {one.dtype: None for one in module.parameters() if one.is_floating_point()}
+        if found:
+            return (*sorted(found, key=lambda dtype: dtype.itemsize),)
+    return (torch.float32,)
 
 
-def _mixed_precision(model: nn.Module) -> Iterator[Any]:
+def _param_dtype(module: nn.Module) -> torch.dtype | None:
+    """What FSDP casts the parameters and the inputs of a unit to, if the module is one and it does."""
     first, second = fsdp_class("FullyShardedDataParallel"), fsdp_class("FSDPModule")
-    for module in model.modules():
-        if first is not None and isinstance(module, first):
-            yield module.mixed_precision
-        elif second is not None and isinstance(module, second):
-            policy = fully_sharded_policy(module)
-            if policy is not None:
-                yield policy
+    policy: Any = None
+    if first is not None and isinstance(module, first):
+        policy = module.mixed_precision
+    elif second is not None and isinstance(module, second):
+        policy = fully_sharded_policy(module)
+    dtype = getattr(policy, "param_dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def pending_casts(model: nn.Module) -> dict[nn.Module, torch.dtype]:

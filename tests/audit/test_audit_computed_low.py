@@ -306,3 +306,33 @@ def test_a_kept_table_that_is_handed_out_in_the_stock_dtype_is_right() -> None:
         model = Model(ByIndex())
     assert safe_rope.audit(model.to(BF16)).ok
     assert safe_rope.audit(Model(ByIndex()).to(BF16)).damaged
+
+
+class InTheDtypeOfX(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return waves(torch.arange(x.shape[1], dtype=x.dtype)[:, None] * frequencies().to(x.dtype))
+
+
+class Parts(nn.Module):
+    """Its activations have the dtype of one of its parts."""
+
+    def __init__(self, *dtypes: torch.dtype, inside: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Linear(DIM, DIM).to(dtype) for dtype in dtypes)
+        self.pos = Model(InTheDtypeOfX()).to(dtypes[-1]) if inside else InTheDtypeOfX()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "inside", "verdict"),
+    [
+        ((FP32, FP32), False, "ok"),
+        ((BF16, BF16), False, "damaged"),
+        ((BF16, torch.float16), False, "damaged"),
+        ((BF16, FP32), False, "unknown"),
+        ((FP32, BF16), False, "unknown"),
+        ((BF16, FP32), True, "ok"),
+        ((FP32, BF16), True, "damaged"),
+    ],
+)
+def test_the_nearest_parameters_tell_the_dtype(dtypes: Any, inside: bool, verdict: str) -> None:
+    assert safe_rope.audit(Parts(*dtypes, inside=inside)).verdict == verdict
