@@ -49,7 +49,7 @@ class Answers:
         problem = UnansweredError("forward takes positions in a way that is not known")
         for form in _forms(convention, self.positions):
             try:
-                expected = self._rows(ask(copied(built), form, layer_type), form)
+                expected = self._rows(ask(isolated(built), form, layer_type), form)
             except UnansweredError as error:
                 problem = error
                 continue

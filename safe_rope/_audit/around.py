@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -51,9 +51,29 @@ def own_forward(module: nn.Module) -> Any:
     return None if is_stock else value
 
 
-def stands_around(module: nn.Module) -> bool:
-    """Whether something of the user's own decides what a module answers, besides its class."""
-    return own_forward(module) is not None or bool(hooks_of(module))
+def stands_around(module: nn.Module, built: nn.Module | None) -> bool:
+    """Whether something decides what a module answers that its class has not put there.
+
+    Args:
+        module: any module.
+        built: what its constructor makes, where that is known.
+
+    """
+    own = () if built is None else (own_forward(built), *(one.function for one in hooks_of(built)))
+    found = (own_forward(module), *(one.function for one in hooks_of(module)))
+    return not {_code(one) for one in found if one is not None} <= set(map(_code, own))
+
+
+def is_of_constructors(module: nn.Module, classes: Iterable[type]) -> bool:
+    """Whether all that stands around a forward is in the constructors of a model's classes."""
+    found = (own_forward(module), *(one.function for one in hooks_of(module)))
+    functions = (function for cls in classes for function in bytecode.constructing(cls))
+    known = {code for function in functions for code in instructions.codes(function.__code__)}
+    return {_code(one) for one in found if one is not None} <= known
+
+
+def _code(function: Any) -> Any:
+    return getattr(getattr(function, "__func__", function), "__code__", function)
 
 
 def _is_librarys(function: Any) -> bool:

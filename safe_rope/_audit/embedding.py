@@ -285,7 +285,7 @@ class EmbeddingAuditor:
     def _is_set_otherwise(self) -> bool:
         """Whether somebody may have set what forward reads, so that it is to return something else."""
         built = self._owner.reference.module
-        if stands_around(self._module):
+        if stands_around(self._module, built):
             return True
         return built is not None and may_differ(self._module, built, own_class(stock_class(self._module)))
 

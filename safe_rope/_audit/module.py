@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit import computed
 from safe_rope._audit.answers import Answers, grown, may_be_made_anew
-from safe_rope._audit.around import stands_around
+from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
@@ -361,7 +361,7 @@ class ModuleAuditor:
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
             said = "not what the same forward returns on the tables that its constructor makes"
-            severity: Severity = "unknown" if stands_around(self.module) else "damaged"
+            severity: Severity = "unknown" if stands_around(self.module, built) else "damaged"
             self.add("forward", severity, said, "forward", **errors.measured())
         if errors.damaged or self.result.protected:
             return set()
@@ -397,7 +397,8 @@ class ModuleAuditor:
 
     def _doubt_what_stands_around(self) -> None:
         """Say of a module that could not be asked that what is around its forward may round or repair."""
-        if next(self.module.parameters(), None) is not None or not stands_around(self.module):
+        has_weights = next(self.module.parameters(), None) is not None
+        if has_weights or is_of_constructors(self.module, self._classes):
             return
         said = "hooks, or what stands in the place of its forward, may change what it answers"
         self.findings = [

@@ -99,6 +99,30 @@ def test_what_stands_around_a_forward_is_judged_with_it(
     assert model[1].inv_freq.dtype == dtype, "the audit has run the hook on a copy"
 
 
+class HasItsOwnHook(Rotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda _, args, answer: (-answer[0], answer[1]))
+
+
+class FillsBefore(Rotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(FillsBefore.fill)
+
+    def fill(self, args: Any) -> None:
+        self.now = right(*args)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.now[0] * self.inv_freq
+
+
+@pytest.mark.parametrize("cls", [HasItsOwnHook, FillsBefore])
+def test_a_hook_that_a_class_registers_is_a_part_of_it(cls: type[Rotary]) -> None:
+    assert safe_rope.audit(nn.Sequential(cls())).ok
+    assert safe_rope.audit(nn.Sequential(nn.Linear(4, 4), cls()).to(BF16)).verdict == "damaged"
+
+
 class Logger:
     def __init__(self) -> None:
         self.seen: list[Any] = []
