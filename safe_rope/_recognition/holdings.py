@@ -20,7 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from safe_rope._base.functions import filled_cells
 
-_OF_TORCH = frozenset(vars(nn.Module()))
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Names of the attributes that torch gives each module."""
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _KEYS = (str, int, enum.Enum)
 _LONGEST = 256
@@ -34,7 +35,7 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
     # Another thread may add an attribute. Most have nothing to tell, and each module of a model is asked.
     for name, value in list(vars(module).items()):
         kind = _kind(type(value))  # type: ignore[arg-type]
-        if kind is None or name in _OF_TORCH:
+        if kind is None or name in OF_TORCH:
             continue
         if kind is _Kind.TENSOR:
             if not has_no_shape(value):
@@ -55,7 +56,7 @@ def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _inside(name, value)
             continue
         kind = _kind(type(value))  # type: ignore[arg-type]
-        if kind in (None, _Kind.TENSOR) or name in _OF_TORCH:
+        if kind in (None, _Kind.TENSOR) or name in OF_TORCH:
             continue
         for key, inner in _items(value) if _may_be_looked_into(module, name, value, kind) else ():
             yield from _inside(f"{name}.{key}", inner)
@@ -67,8 +68,7 @@ def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.
     if isinstance(value, list | tuple | dict) and len(value) <= _LONGEST:
         held = _items(value)
     elif isinstance(value, types.FunctionType) and value.__closure__:
-        names = value.__code__.co_freevars
-        held = [(key, cell.cell_contents) for key, cell in zip(names, filled_cells(value), strict=False)]
+        held = _closed_over(value)
     for key, inner in held:
         if isinstance(inner, torch.Tensor):
             if not has_no_shape(inner):
@@ -77,9 +77,30 @@ def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.
             yield from _inside(f"{name}.{key}", inner, depth + 1)
 
 
+def inside(module: nn.Module, name: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what is in something that a module keeps by that name: a container, an object or a function."""
+    if isinstance(value, functools.partial):
+        return [("func", value.func), *_items(value.args), *_items(value.keywords)]
+    if isinstance(value, types.MethodType):
+        return [("self", value.__self__), ("func", value.__func__)]
+    if isinstance(value, types.FunctionType):
+        return _closed_over(value)
+    if isinstance(value, set | frozenset):
+        return [(str(at), one) for at, one in enumerate(value)] if len(value) <= _LONGEST else ()
+    kind = _kind(type(value))  # type: ignore[arg-type]
+    if kind is None or kind is _Kind.TENSOR or not _may_be_looked_into(module, name, value, kind):
+        return ()
+    return _items(value)
+
+
+def _closed_over(function: types.FunctionType) -> list[tuple[str, Any]]:
+    names = function.__code__.co_freevars
+    return [(key, cell.cell_contents) for key, cell in zip(names, filled_cells(function), strict=False)]
+
+
 def attributes(module: nn.Module) -> list[Any]:
     """Return what a module keeps besides what torch does: parameters, buffers, modules and hooks."""
-    return [value for name, value in list(vars(module).items()) if name not in _OF_TORCH]
+    return [value for name, value in list(vars(module).items()) if name not in OF_TORCH]
 
 
 def keeps_nothing(module: nn.Module) -> bool:
@@ -90,7 +111,7 @@ def keeps_nothing(module: nn.Module) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _keep_nothing(cls: Any, names: tuple[str, ...], types: tuple[Any, ...]) -> bool:
-    kinds = [(name, kind) for name, kind in zip(names, types, strict=False) if name not in _OF_TORCH]
+    kinds = [(name, kind) for name, kind in zip(names, types, strict=False) if name not in OF_TORCH]
     holds = (_kind(kind) is not None and not _is_closed(cls, name, kind) for name, kind in kinds)
     return not any(kind is type(None) for _, kind in kinds) and not any(holds)
 
@@ -106,7 +127,7 @@ def unfilled(module: nn.Module) -> list[str]:
         name
         for places in (module._buffers, vars(module))
         for name, value in places.items()
-        if value is None and name not in _OF_TORCH
+        if value is None and name not in OF_TORCH
     ]
 
 
@@ -151,7 +172,7 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
     attributes = vars(other)
     attributes.update(vars(module))
     for name in tuple(attributes) if own is None else own and own & attributes.keys():
-        if type(attributes[name]) not in _PLAIN and name not in _OF_TORCH:
+        if type(attributes[name]) not in _PLAIN and name not in OF_TORCH:
             attributes[name] = _apart(attributes[name], objects=own is not None)
     attributes["_buffers"] = dict(module._buffers)
     for name in slots(module):

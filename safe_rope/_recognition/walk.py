@@ -7,6 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from safe_rope._recognition.holdings import OF_TORCH, inside
+
+_DEEPEST = 3
+"""Containers, objects and closures within each other."""
+
 
 class Part(NamedTuple):
     """A module of a model.
@@ -28,9 +33,10 @@ class Part(NamedTuple):
 
 
 def parts(model: nn.Module) -> Iterator[Part]:
-    """Yield the parts of a model, and after them those without parameters that only a container has.
+    """Yield the parts of a model, and after them those without parameters that nobody has registered.
 
-    A list, tuple or dictionary is such a container: what is cast, moved or saved leaves it out.
+    Attributes past ``__setattr__``, containers, objects, partial functions and closures hold such: what is
+    cast, moved or saved leaves them out.
     """
     seen: set[int] = set()
     registered = list(_registered(model, model, model, "", "", seen))
@@ -59,9 +65,13 @@ def _below(path: str, name: str) -> str:
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, value in list(vars(module).items()):
-        if name != "_modules" and type(value) in (list, tuple, dict):
-            yield from ((f"{name}.{key}", one) for key, one in _items(value) if isinstance(one, nn.Module))
+        if name not in OF_TORCH:
+            yield from _modules_in(module, name, value, 0)
 
 
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    yield from value.items() if isinstance(value, dict) else enumerate(value)
+def _modules_in(holder: nn.Module, name: str, value: Any, depth: int) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(value, nn.Module):
+        yield name, value
+    elif depth < _DEEPEST:
+        for key, inner in inside(holder, name, value):
+            yield from _modules_in(holder, f"{name}.{key}", inner, depth + 1)
