@@ -13,6 +13,7 @@ from safe_rope import constructors
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
+from safe_rope._audit.torchs import add_rounded
 from safe_rope._audit.wrappers import compute_dtypes, pending_casts, unwrapped
 from safe_rope._base.text import class_name
 from safe_rope._base.uninterrupted import run_waiting
@@ -89,6 +90,8 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
                     auditor.dtypes = compute_dtypes((*_up_from(module, above), *reversed(around)))
                     auditor.wrappers = list(_wrappers(module, above))
                     auditor.run(asked)
+                else:
+                    add_rounded(report, whole, module)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a module's own code raises what it likes, SystemExit too

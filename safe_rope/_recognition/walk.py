@@ -64,6 +64,8 @@ def _below(path: str, name: str) -> str:
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    if type(module).__module__.startswith("torch.jit."):
+        return  # it holds itself, as TorchScript knows it
     for name, value in list(vars(module).items()):
         if name not in OF_TORCH:
             yield from _modules_in(module, name, value, 0)

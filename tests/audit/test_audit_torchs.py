@@ -1,0 +1,65 @@
+"""Rounded frequencies in modules that torch has made of others are not ok, without a constructor to ask."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+
+BF16, DIM, IDS = torch.bfloat16, 32, torch.arange(600)[None]
+
+
+class Phases(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1e4 ** (-torch.arange(0, DIM, 2).float() / DIM))
+
+    def forward(self, p: Tensor) -> Tensor:
+        return (p[..., None].float() * self.inv_freq.float()).cos()
+
+
+class Parent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope, self.norm = Phases(), nn.BatchNorm1d(DIM // 2)
+
+    def forward(self, p: Tensor) -> Tensor:
+        return self.norm(self.rope(p)[0])
+
+
+def bare(module: nn.Module) -> nn.Module:
+    made = nn.Module()
+    part = module.rope if isinstance(module, Parent) else module
+    made.register_buffer("inv_freq", part.inv_freq)
+    return made
+
+
+MADE: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "fx": torch.fx.symbolic_trace,
+    "export": lambda module: torch.export.export(module.eval(), (IDS,)).module(),
+    "trace": lambda module: torch.jit.trace(module.eval(), IDS, check_trace=False),
+    "script": lambda module: torch.jit.script(module.eval()),
+    "bare": bare,
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+@pytest.mark.parametrize("cls", [Phases, Parent])
+@pytest.mark.parametrize("around", [False, True])
+def test_what_torch_has_made_is_judged_by_its_numbers(how: str, cls: type[nn.Module], around: bool) -> None:
+    for dtype in (torch.float32, BF16):
+        part = cls()
+        (part.rope if isinstance(part, Parent) else part).to(dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = MADE[how](part)
+        report = safe_rope.audit(nn.Sequential(nn.Linear(4, 4), model) if around else model)
+        loses_its_name = how == "fx"  # what is computed while it is traced is a constant
+        wrong = "unknown" if loses_its_name else "damaged"
+        assert report.verdict == ("ok" if dtype == torch.float32 else wrong), str(report)
+        assert len(report.findings) == (dtype == BF16)
