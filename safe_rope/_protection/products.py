@@ -14,6 +14,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import tensors_in
 from safe_rope._protection.stand_ins import Call
+from safe_rope._recognition.explained import LOW_PHASES
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope.errors import PrecisionWarning
@@ -51,6 +52,7 @@ class _Products(Provenance):
     def __init__(self, call: Call, frequencies: list[str], multiplies: bool, counts: bool) -> None:
         super().__init__()
         self._owner, self._device, self._runner = call.state.owner, call.device, call.state.runner
+        self._notes = call.state.notes
         self._multiplies, self._counts, self._coarse = multiplies, counts, torch.bfloat16
         for name in frequencies:
             table = get_table(call.module, name)
@@ -95,6 +97,7 @@ class _Products(Provenance):
                 continue
             dtype = tensor.dtype if tensor.dtype in LOW else self._coarse
             self._counts, self._runner.counted = False, -1
+            self._notes.setdefault("phases", LOW_PHASES)
             warnings.warn(
                 f"{self._owner} multiplies its frequencies by positions counted in {dtype}, which counts "
                 f"no further than {_last_counted(dtype)}: phases are rounded there, as in the stock model. "

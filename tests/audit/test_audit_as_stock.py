@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +114,36 @@ def test_phases_that_a_forward_has_rounded_are_not_ok() -> None:
     report = safe_rope.audit(model)
     assert [(found.what, found.severity) for found in report.findings] == [("phases", "unknown")], str(report)
     assert safe_rope.audit(exact).ok
+
+
+class ScaledBeside(nn.Module):
+    """Counts in the dtype of what it is given, beside a trained scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("inv_freq", 1e4 ** (-torch.arange(0, DIM, 2).float() / DIM))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1]).to(x.dtype)
+        return (positions[:, None] * self.inv_freq.to(x.dtype) * self.scale).cos()
+
+
+class KeepsItsFrequencies(ScaledBeside):
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept = self.inv_freq
+        super()._apply(fn)
+        self.inv_freq = kept
+        return self
+
+
+@pytest.mark.parametrize("cls", [ScaledBeside, KeepsItsFrequencies])
+def test_counts_that_a_forward_has_rounded_are_not_ok(cls: type[ScaledBeside]) -> None:
+    with safe_rope.guard():
+        model = nn.Sequential(cls())
+    model.bfloat16()
+    x = torch.zeros(1, 600, DIM)
+    with pytest.warns(PrecisionWarning, match="counted in torch.bfloat16"):
+        answer = model(x.bfloat16())
+    assert not torch.allclose(answer.float(), cls()(x), atol=0.1)
+    assert safe_rope.audit(model).verdict == "unknown"
