@@ -200,7 +200,8 @@ def _filled(module: Any) -> dict[str, tuple[torch.Tensor, int]]:
 
 def _is_lowered_by_its_call(call: Call) -> bool:
     """Whether the arguments or autocast make something coarser of FP32 tables, in a maker of positions."""
-    if not (call.has_low or products.are_lowered(call)) or _does_more(call.module):
+    is_low = call.has_low or products.are_lowered(call) or (call.state.code.counts and bool(call.held_low))
+    if not is_low or _does_more(call.module):
         return False
     return call.state.code.computes or any(not pin.finished for pin in call.state.pins.values())
 
@@ -244,6 +245,8 @@ def _run_in_graph(call: Call) -> Any:
     low = [name for name in state.pins if state.differs(name)]
     if not low and not _is_lowered_by_its_call(call):
         return call.on(module)
+    for name in call.held_low if state.code.counts and not state.code.widens else ():
+        in_graphs.tell(state.owner, name, torch.bfloat16)  # Dynamo takes no change of a module everywhere
     once = not in_graphs.may_run_twice(call)
     is_ready = low and _is_ready(state, low) and (once or _meets_its_dtype(call))
     # Numbers in tensors may be there for their dtype, which nothing else tells then.

@@ -6,8 +6,9 @@ Nothing of a call is kept in the module. A call that needs other tables than the
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -74,9 +75,13 @@ class Call:
         return self.forward(module, *self.args, **self.kwargs)
 
     def in_fp32(self, module: nn.Module) -> Any:
-        """Run the forward on ``module`` in FP32: its arguments, those that are dtypes, and no autocast."""
+        """Run the forward on ``module`` in FP32: its arguments, what it holds, dtypes, and no autocast."""
         if torch.compiler.is_dynamo_compiling():
             return self._in_fp32_in_graph(module)
+        with _raised_inside(module, self.state.pins):
+            return self._on_raised(module)
+
+    def _on_raised(self, module: nn.Module) -> Any:
         raised: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
         def raise_(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,6 +133,12 @@ class Call:
     def is_faked(self) -> bool:
         """Whether all tensors among the arguments are fake ones, which go where real ones would."""
         return self.watched and is_only_faked() and {type(leaf) for leaf in self.leaves} == {FakeTensor}
+
+    @property
+    def held_low(self) -> list[str]:
+        """Names of what the module holds of low precision, dtypes too, and that is no table and no weight."""
+        held = (*self.module._buffers.items(), *self.module.__dict__.items())
+        return [name for name, value in held if name not in self.state.pins and _is_low(value)]
 
     @property
     def device(self) -> str:
@@ -347,9 +358,6 @@ def _made_in_fp32(
     try:
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
         before = twin_alone(before, type(before), call.module)
-        for name, buffer in before._buffers.items():
-            if buffer is not None and buffer.dtype in LOW:  # it may say the dtype of what is made
-                before._buffers[name] = buffer.float()
         with torch.no_grad(), random_states_kept(call.device):
             asked.in_fp32(before)
         again = {name: get_table(before, name) for name in made}
@@ -362,6 +370,37 @@ def _made_in_fp32(
 def _may_be_written_to(tensor: torch.Tensor) -> bool:
     """Whether autograd lets somebody write to a tensor; a forward that has written to it knows."""
     return not (torch.is_grad_enabled() and tensor.requires_grad and tensor.is_leaf)
+
+
+@contextlib.contextmanager
+def _raised_inside(module: nn.Module, tables: Collection[str]) -> Iterator[None]:
+    """Have in FP32 what a module holds besides its tables, which may be there for its dtype; dtypes, too."""
+    raised: list[tuple[dict[str, Any], str, Any, Any, int]] = []
+    places: tuple[dict[str, Any], ...] = module._buffers, vars(module)
+    for place in places:
+        for name, own in list(place.items()):
+            if name in tables or not _is_low(own):
+                continue
+            is_dtype = isinstance(own, torch.dtype)
+            with torch.inference_mode(False):
+                place[name] = higher = torch.float32 if is_dtype else own.float()
+            raised.append((place, name, own, higher, 0 if is_dtype else version_of(higher)))
+    try:
+        yield
+    finally:
+        for place, name, own, higher, version in raised:
+            if place.get(name) is not higher:
+                continue  # the forward has put something else there
+            place[name] = own
+            if isinstance(own, torch.Tensor) and version_of(higher) > version:
+                own.copy_(higher)
+
+
+def _is_low(value: Any) -> bool:
+    """Whether a value that a module holds is a low dtype, or a tensor of one and nothing that is trained."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype in LOW and not is_learned(value)
+    return isinstance(value, torch.dtype) and value in LOW
 
 
 def _raised_dtype(argument: Any) -> Any:

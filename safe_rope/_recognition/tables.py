@@ -132,11 +132,11 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters computes positions in the forward of its class ``stock``.
 
     It counts them, or it takes sines of what another module holds, or sines and cosines of what NumPy has
-    counted.
+    counted, or of a list of numbers.
     """
     facts, held = bytecode.facts(stock), vars(module).values()
     makes = facts.computes or (facts.turns and _has_given(module))
-    makes |= facts.rotates and any(map(is_array, held))
+    makes |= facts.rotates and any(is_array(value) or is_list(value) for value in held)
     makes |= facts.makes_waves and any(map(_is_closure, held))
     return makes and next(module.parameters(), None) is None
 
@@ -155,6 +155,11 @@ def _is_closure(value: Any) -> bool:
 def is_array(value: Any) -> bool:
     """Whether a value is a floating NumPy array, told without importing NumPy."""
     return type(value).__name__ == "ndarray" and value.dtype.kind == "f" and value.size > 1
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list or tuple of floating numbers."""
+    return type(value) in (list, tuple) and len(value) > 1 and all(type(one) is float for one in value)
 
 
 def made_later(module: nn.Module) -> list[str]:

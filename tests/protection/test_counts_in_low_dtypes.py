@@ -1,0 +1,123 @@
+"""What a module without weights counts is counted in FP32, whatever the dtype it takes from what it holds.
+
+The truth is the unguarded model in FP32, rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+from safe_rope.errors import PrecisionWarning
+
+BF16 = torch.bfloat16
+X = torch.zeros(1, 600, 32)
+
+
+class Rope(nn.Module):
+    def frequencies(self, dtype: torch.dtype) -> Tensor:
+        return 10000.0 ** (-torch.arange(16).to(dtype) / 16)
+
+    def waves(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        phases = torch.arange(x.shape[1]).to(dtype)[:, None] * self.frequencies(dtype)
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+class ByABuffer(Rope):
+    """Counts in the dtype of a buffer that is no table, in a property, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("anchor", torch.zeros(1), persistent=False)
+
+    @property
+    def rates(self) -> Tensor:
+        return self.frequencies(self.anchor.dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        phases = torch.arange(x.shape[1]).to(self.anchor)[:, None] * self.rates
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+class OfIntegers(ByABuffer):
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        phases = torch.arange(ids.shape[1]).to(self.anchor)[:, None] * self.rates
+        return phases.cos(), phases.sin()
+
+
+class WritesToIt(ByABuffer):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.anchor += 1
+        return super().forward(x)
+
+
+class ByADtype(Rope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype = torch.float32
+
+    def to(self, dtype: Any) -> ByADtype:
+        self.dtype = dtype
+        return super().to(dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.waves(x, self.dtype)
+
+
+class OfAList(Rope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [10000.0 ** (-i / 16) for i in range(16)]
+
+    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        phases = ids[..., None] * torch.tensor(self.rates, dtype=x.dtype)
+        return phases.cos(), phases.sin()
+
+
+class Model(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.weight = part, nn.Linear(2, 2)
+
+    def to(self, dtype: Any) -> Model:
+        self.part.to(dtype)
+        return super().to(dtype)
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.parametrize("cls", [ByABuffer, OfIntegers, WritesToIt, ByADtype, OfAList])
+@pytest.mark.contract
+def test_counts_in_the_dtype_of_what_is_held_are_exact(cls: type[nn.Module], way: str) -> None:
+    ids = torch.arange(600)[None]
+    given = (X, ids) if cls is OfAList else (ids,) if cls is OfIntegers else (X,)
+    low = [one.to(BF16) if one.is_floating_point() else one for one in given]
+    true = cls()(*given)
+    with safe_rope.guard():
+        model = Model(cls())
+    if way == "protect":
+        model = Model(cls()).to(BF16)
+        safe_rope.protect(model)
+    module: Any = model.to(BF16).part
+    for _ in range(2):
+        cos, sin = module(*low)
+        assert torch.equal(cos, true[0].to(BF16))
+        assert torch.equal(sin, true[1].to(BF16))
+    assert (cls().to(BF16)(*low)[0].float() - true[0]).abs().max() > 0.5
+    assert safe_rope.audit(Model(cls()).to(BF16)).damaged
+    assert safe_rope.audit(model).ok
+    if hasattr(module, "anchor"):
+        assert module.anchor.dtype == BF16
+        assert module.anchor.item() == 2 * (cls is WritesToIt)
+
+
+def test_in_a_graph_they_are_as_in_stock_and_told_of() -> None:
+    with safe_rope.guard():
+        module = ByABuffer()
+    module.to(BF16)
+    with pytest.warns(PrecisionWarning, match="anchor"):
+        cos, _ = torch.compile(module, backend="eager", fullgraph=True)(X.to(BF16))
+    assert torch.equal(cos, ByABuffer().to(BF16)(X.to(BF16))[0])
