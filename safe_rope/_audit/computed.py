@@ -89,9 +89,9 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     problem = UnansweredError("its forward takes arguments that nobody knows")
     for arguments in _arguments(module, dtype):
         try:
-            copies = _alone(module), _alone(module)
+            copies = alone(module), alone(module)
             low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
-            true = _phases(_in_fp32(_alone(module), copies[0]), arguments(torch.float32), 0)
+            true = _phases(in_fp32(alone(module), copies[0]), arguments(torch.float32), 0)
         except UnansweredError as error:
             problem = error
             if isinstance(error.__cause__, RecursionError):
@@ -115,7 +115,12 @@ def _distance(low: Tensor, true: Tensor) -> float:
     return float(between.nan_to_num(nan=2.0).max())
 
 
-def _alone(module: nn.Module) -> nn.Module:
+def alone(module: nn.Module) -> nn.Module:
+    """Return a copy of a module to ask, which is not in training.
+
+    Raises:
+        UnansweredError: it cannot be copied.
+    """
     alone = isolated(module)
     for part in alone.modules():
         vars(part)["training"] = False  # in training some jitter their positions
@@ -132,18 +137,30 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     for value in arguments.values():
         if isinstance(value, Tensor) and value.dtype == torch.int64:
             phases.note(value, Origin.STEPS)
-    try:
-        with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
-            torch.manual_seed(seed)
-            with answering("forward raised"), phases:
-                untouched.run(functools.partial(module.forward, **arguments))
-    except OutOfReachError as error:
-        raise UnansweredError(str(error)) from error
+    asked(module, arguments, seed, phases)
     return phases.taken
 
 
-def _in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
-    """Widen what a module holds, or give it the FP32 values that a forward has put there itself."""
+def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Provenance) -> Any:
+    """Return what the forward of a copy of a module answers while somebody is ``watching``.
+
+    Raises:
+        UnansweredError: it raises, or changes what is outside of it.
+    """
+    try:
+        with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
+            torch.manual_seed(seed)
+            with answering("forward raised"), watching:
+                return untouched.run(functools.partial(module.forward, **arguments))
+    except OutOfReachError as error:
+        raise UnansweredError(str(error)) from error
+
+
+def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
+    """Widen what a copy of a module holds, dtypes too, or give it the FP32 values that a forward has put there.
+
+    ``called``: a copy that has run in low precision.
+    """
     for name, value in list(entries(module)):
         if isinstance(value, Tensor) and value.dtype in LOW:
             now = get_table(called, name)
@@ -157,24 +174,24 @@ def _in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
 
 def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
     """Yield the ways to call forward, each a function of the dtype to compute in; the likeliest first."""
-    try:
-        parameters = [*inspect.signature(module.forward).parameters.values()]
-    except (TypeError, ValueError):
-        return
-    names = [one.name for one in parameters if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
     tables = [value for _, value in entries(module) if isinstance(value, Tensor)]
-    device = next((table.device for table in tables if not table.is_meta), torch.device("cpu"))
     last = [table.shape[-1] for table in tables if table.dim()]
     for width in dict.fromkeys((_WIDTH, *(2 * n for n in last if n > 1), *(n for n in last if n > 1))):
         for count in (_LONG, _SHORT):
             shapes = ((1, count, width), (1, width, _SIDE, _SIDE), (1, 2, count, width), (1, count), (count,))
             for shape in shapes:
-                yield functools.partial(_values, names, shape, count, device)
+                yield functools.partial(values, module, shape, count)
 
 
-def _values(
-    names: list[str], shape: tuple[int, ...], count: int, device: torch.device, dtype: torch.dtype
-) -> dict[str, Any]:
+def values(module: nn.Module, shape: tuple[int, ...], count: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return by name what to call the forward of a module with: activations of a ``shape``, positions."""
+    try:
+        parameters = [*inspect.signature(module.forward).parameters.values()]
+    except (TypeError, ValueError) as error:
+        raise UnansweredError("its forward has no signature") from error
+    names = [one.name for one in parameters if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
+    held = (value.device for _, value in entries(module) if isinstance(value, Tensor) and not value.is_meta)
+    device = next(held, torch.device("cpu"))
     signs = originals.arange(int(torch.Size(shape).numel()), device=device) * 7 % 3 - 1
     made: dict[str, Any] = {}
     for name in names:
@@ -186,6 +203,8 @@ def _values(
             made[name] = torch.Size(shape)
         elif name in _LENGTHS:
             made[name] = count
+        elif name == "attention_mask" and len(shape) < 4:
+            made[name] = originals.arange(count, device=device).view(1, count) >= 0
         elif "mask" in name:
             made[name] = originals.arange(_SIDE * _SIDE, device=device).view(1, _SIDE, _SIDE) >= 0
         elif name == "t" or any(part in name for part in _COUNTS):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit import computed
+from safe_rope._audit import computed, counted
 from safe_rope._audit.answers import Answers, grown, may_be_made_anew
 from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
@@ -120,7 +120,8 @@ class ModuleAuditor:
         left = (*_rounded_or_empty(self.module), *_of_one_number(self.module, self.reference))
         untold = {name: said for name, said in left if name not in tables}
         told = self._told_in_each_dtype()
-        if not (tables or named or unread or untold) and told is None and convention is None:
+        noted = dict(self._told_by_forward())
+        if not (tables or named or unread or untold or noted) and told is None and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -137,7 +138,7 @@ class ModuleAuditor:
             self._audit_left(found)
         for name in unread:
             self.add(name, "unknown", UNREAD)
-        for name, said in (*untold.items(), *self._told_by_forward()):
+        for name, said in (*untold.items(), *noted.items()):
             self.add(name, "unknown", said)
         if told and not any(one.severity == "damaged" for one in self.findings):
             self.findings = [one for one in self.findings if one.what != "forward"] + told
@@ -247,7 +248,7 @@ class ModuleAuditor:
         results = []
         for dtype in reversed(self.dtypes):
             self.model_dtype = dtype
-            results.append(self._computed_low())
+            results.append(self._computed_low() or self._counted_low())
         damaged = [one for one in results if one and any(found.severity == "damaged" for found in one)]
         if damaged and len(damaged) < len(results):
             said = "in one of the dtypes of the parameters around it"
@@ -278,6 +279,24 @@ class ModuleAuditor:
             self.add("forward", "unknown", said, dtype=dtype)
         finally:
             before, self.findings = self.findings, before
+        return before
+
+    def _counted_low(self) -> list[Finding] | None:
+        """What asking a forward that takes no sines has told of its counts; None where that is nothing."""
+        dtype = computed.dtype_of(self.module, self.model_dtype)
+        if dtype is None or not counted.may_be_asked(self.module):
+            return None
+        try:
+            error, certain = counted.error_of(self.module, dtype)
+        except UnansweredError:
+            return None
+        if not error:
+            return None
+        before, self.findings = self.findings, []
+        said = "its forward counts positions in a dtype that rounds them"
+        severity: Severity = "damaged" if certain else "unknown"
+        self.add("forward", severity, said, "forward", dtype, cos_error=error)
+        before, self.findings = self.findings, before
         return before
 
     def _built(self) -> dict[str, tuple[Tensor | None, bool]]:

@@ -49,6 +49,8 @@ class Facts(NamedTuple):
     """``forward``, or what helps it, counts, and takes sines or cosines."""
     rotates: bool
     """They take both sines and cosines, which hardly anything but positions needs."""
+    counts_when_called: bool
+    """``forward``, or what helps it, makes tensors of counts."""
 
 
 class Conduct(NamedTuple):
@@ -74,6 +76,8 @@ class Conduct(NamedTuple):
     """They take the softmax of attention."""
     asks_its_class: bool
     """They look at the class of what they are called on, or of anything else."""
+    asks_dtypes: bool
+    """``forward``, or what it calls, looks at the dtype of anything."""
 
 
 _MOVING = {
@@ -264,6 +268,7 @@ def _facts(cls: Any) -> Facts:
         makes_waves=bool(counted) and (bool(everywhere & _SINES) or any(map(_turns, own))),
         turns_counts=bool(later & _COUNTING) and _take_waves(later, reached),
         rotates={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
+        counts_when_called=bool(later & (_COUNTING - {"range"})),
     )
 
 
@@ -289,6 +294,7 @@ def _conduct(cls: Any) -> Conduct:
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
+        asks_dtypes=not called.isdisjoint({"type_as", "dtype"}),
     )
 
 

@@ -36,7 +36,7 @@ from safe_rope._recognition.explained import COMPUTED_LOW, LOW_PHASES, NOT_COMPA
 from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.outside import OutOfReachError
-from safe_rope._recognition.provenance import Origin, Provenance
+from safe_rope._recognition.provenance import Activations, Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import FEWEST
 from safe_rope._recognition.untouched import Untouched
@@ -102,6 +102,58 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     return put_back(leaves)
 
 
+def counts_low(call: Call) -> bool:
+    """Whether a module that counts in its forward makes nothing else, and may count in a low dtype."""
+    runner, state = call.state.runner, call.state
+    if not state.only_counts or call.watched or state.code.writes or runner.is_opaque or runner.as_stock:
+        return False
+    if not (call.has_low or call.held_low) or _is_captured(call):
+        return False
+    key = _key(call)
+    known: bool | None = runner.makes_counts.get(key)
+    if known is None:
+        known = _makes_counts(call)
+        runner.learn_of_counts(key, known)
+    return known
+
+
+def _makes_counts(call: Call) -> bool:
+    """Whether what the stock forward returns is made of counts, and of no activations."""
+    provenance = Activations()
+    for leaf in call.leaves:
+        if leaf.is_floating_point():
+            provenance.note(leaf, Origin.GIVEN)
+    for name in call.held_low:
+        held = get_table(call.module, name)
+        if isinstance(held, torch.Tensor) and held.numel() > 1:
+            provenance.note(held, Origin.GIVEN)
+    try:
+        with provenance:
+            given, _ = _as_stock(call)
+    except UnansweredError:
+        logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
+        call.state.runner.is_opaque = True
+        return False
+    made = [provenance.origin(leaf) for leaf in flattened(given)[0] if isinstance(leaf, torch.Tensor)]
+    is_more = any(one & Origin.GIVEN for one in made)
+    if is_more and provenance.coarse is not None:
+        _tell_of_counts(call, provenance.coarse)
+    return any(one & Origin.COUNTED for one in made) and not is_more
+
+
+def _tell_of_counts(call: Call, dtype: torch.dtype) -> None:
+    """Warn, once for a module, that what it makes of activations is made of rounded counts, too."""
+    if "forward" not in call.state.notes:
+        call.state.notes["forward"] = COMPUTED_LOW
+        warnings.warn(
+            f"{call.state.owner} counts in {dtype}, which counts no further than "
+            f"{2 / torch.finfo(dtype).eps:.0f}, beside activations: it does so as in the stock model. Count "
+            "in torch.float32 or in integers",
+            PrecisionWarning,
+            stacklevel=2,
+        )
+
+
 def _is_opaque(leaf: Any) -> bool:
     """Whether what a forward returns may hold tensors that nobody sees."""
     if isinstance(leaf, torch.Tensor):
@@ -145,10 +197,15 @@ def as_returned(table: torch.Tensor) -> torch.Tensor:
     return rounded_once(table) if isinstance(table, CosSin) and table.phase is None else table
 
 
+def _is_captured(call: Call) -> bool:
+    """Whether a CUDA graph is captured, where nothing can be read."""
+    return any(leaf.is_cuda for leaf in call.leaves) and torch.cuda.is_current_stream_capturing()
+
+
 def _tell_of_rounded_counts(call: Call) -> None:
     """Warn where positions have arrived in a dtype that cannot count so far."""
-    if any(leaf.is_cuda for leaf in call.leaves) and torch.cuda.is_current_stream_capturing():
-        return  # where nothing can be read
+    if _is_captured(call):
+        return
     for leaf in call.leaves:
         if leaf.dtype not in LOW or leaf.numel() <= FEWEST:
             continue
@@ -317,10 +374,17 @@ def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origi
         is_given = bool(origin & Origin.GIVEN) and bool(origin & Origin.STEPS)
         is_phase = bool(origin & Origin.COUNTED) and not (origin & Origin.FINISHED or is_given)
         is_phase &= leaf.is_floating_point()
+        is_phase = is_phase and not (call.state.only_counts and _holds(other.dtype, leaf))
         is_asked = is_phase and not call.watched  # a tensor of a transform has no memory to be asked for
         same = (name for name in unfinished if is_asked and is_shared(get_table(call.module, name), leaf))
         found.append(Result(other.dtype, is_phase, next(same, None)))
     return tuple(found)
+
+
+def _holds(dtype: torch.dtype, result: torch.Tensor) -> bool:
+    """Whether a result is no whole numbers beyond those of a dtype: no positions, not used yet."""
+    values = result.detach()
+    return bool((values != values.round()).any()) or bool((values.to(dtype) == values).all())
 
 
 def _as_in_stock(call: Call, leaf: Any, result: Result | torch.dtype | None, applied: bool) -> Any:

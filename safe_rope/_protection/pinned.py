@@ -34,7 +34,7 @@ from safe_rope._recognition.explained import LOST, MADE_LOW, is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.tables import only_makes_positions
+from safe_rope._recognition.tables import only_counts, only_makes_positions
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
@@ -78,6 +78,7 @@ class PinnedState(Keeper):
         stock: Any = stock_class(module)
         code = bytecode.conduct(stock)  # Dynamo cannot read bytecode
         self.code = code._replace(computes=code.computes or only_makes_positions(module, stock))
+        self.only_counts = only_counts(module, stock)
         self.acts = acts(stock)
         self.runner = stand_ins.Runner()
         self.patch: Callable[..., Any] | None = None  # the forward that somebody has put into its class since

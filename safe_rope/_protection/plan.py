@@ -33,6 +33,7 @@ from safe_rope._recognition.tables import (
     UNREAD,
     is_array,
     may_hold_positions,
+    only_counts,
     only_makes_positions,
     uninitialized,
     unreadable,
@@ -104,6 +105,8 @@ def concerns(module: nn.Module) -> bool:
     cls = type(module)
     if find(module) is not None or may_hold_positions(module) or only_makes_positions(module, cls):
         return True
+    if only_counts(module, cls):
+        return True
     in_arrays = any(map(is_array, vars(module).values()))
     if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_waves:
         return True
@@ -165,7 +168,8 @@ def _prepare(
         if state is not None and not _follows_an_unknown_rule(state, reference.module, true):
             return Protection(module, state, notes=notes, reference=reference)
     pins = {name: (shared(values), finished[name]) for name, values in true.items()}
-    if not pins and not only_makes_positions(module, type(module)):
+    makes = only_makes_positions(module, type(module)) or only_counts(module, type(module))
+    if not pins and not makes:
         rotates = patch is not None and bool(patch.methods)
         if notes:
             return Unprotectable(module, _reasons(notes))

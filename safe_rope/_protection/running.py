@@ -114,7 +114,7 @@ def _run(call: Call) -> Any:
     if state.how == "results" and not _has_low_weights(module):
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins)
-    if not low and not _is_lowered_by_its_call(call):
+    if not low and not (_is_lowered_by_its_call(call) or in_fp32.counts_low(call)):
         with products.noticed(call):
             return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
@@ -244,6 +244,8 @@ def _run_in_graph(call: Call) -> Any:
         return in_graphs.on_shown(call, marked=True)
     low = [name for name in state.pins if state.differs(name)]
     if not low and not _is_lowered_by_its_call(call):
+        if state.only_counts and state.code.asks_dtypes and call.has_low:
+            in_graphs.tell(state.owner, "counts", torch.bfloat16)
         return call.on(module)
     for name in call.held_low if state.code.counts and not state.code.widens else ():
         in_graphs.tell(state.owner, name, torch.bfloat16)  # Dynamo takes no change of a module everywhere

@@ -176,6 +176,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.results: dict[Hashable, Results] = {}
+        self.makes_counts: dict[Hashable, bool] = {}  # of a module that counts, and takes no sines
         self.knows_its_products = False  # whether its matrix products have been looked at under autocast
         self.counted = 0  # the largest argument of a call whose counts have been looked at; -1: told
         self.compared = 0  # the largest argument of a call whose remembered results have been compared
@@ -195,9 +196,11 @@ class Runner:
 
     def learn(self, key: Hashable, results: Results) -> None:
         """Remember what the stock forward makes of a call."""
-        if len(self.results) >= _CALLS:
-            self.results.clear()  # such as a list that is one longer with each call
-        self.results[key] = results
+        _remember(self.results, key, results)
+
+    def learn_of_counts(self, key: Hashable, makes: bool) -> None:
+        """Remember whether a call makes counts and nothing else."""
+        _remember(self.makes_counts, key, makes)
 
     def view(
         self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any
@@ -216,6 +219,12 @@ class Runner:
     def forget(self, name: str) -> None:
         """Make the rounded view of a table anew."""
         self._views.pop(name, None)
+
+
+def _remember(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    if len(known) >= _CALLS:
+        known.clear()  # such as a list that is one longer with each call
+    known[key] = value
 
 
 Show = Callable[[Any, str, torch.Tensor, bool], torch.Tensor]
@@ -383,17 +392,18 @@ def _raised_inside(module: nn.Module, tables: Collection[str]) -> Iterator[None]
                 continue
             is_dtype = isinstance(own, torch.dtype)
             with torch.inference_mode(False):
-                place[name] = higher = torch.float32 if is_dtype else own.float()
+                higher: Any = torch.float32 if is_dtype else own.float()
+            place[name] = higher
             raised.append((place, name, own, higher, 0 if is_dtype else version_of(higher)))
     try:
         yield
     finally:
-        for place, name, own, higher, version in raised:
-            if place.get(name) is not higher:
+        for place, name, own, now, version in raised:
+            if place.get(name) is not now:
                 continue  # the forward has put something else there
             place[name] = own
-            if isinstance(own, torch.Tensor) and version_of(higher) > version:
-                own.copy_(higher)
+            if isinstance(now, torch.Tensor) and version_of(now) > version:
+                own.copy_(now)
 
 
 def _is_low(value: Any) -> bool:

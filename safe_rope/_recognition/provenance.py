@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import tensors_in
 from safe_rope._base.torch_private import storage_key
 
@@ -46,6 +47,7 @@ class Origin(enum.Flag):
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided"}
 _COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}
+_RUNNING = {"cumsum", "cumprod", "cumsum_", "cumprod_"}
 _LITERAL = {"tensor", "as_tensor", "from_numpy", "asarray", "scalar_tensor", "new_tensor", "full", "zeros",
             "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"}  # fmt: skip
 _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
@@ -141,6 +143,39 @@ class Provenance(TorchFunctionMode):
         base = tensor._base
         if base is not None:
             self.note(base, origin)
+
+
+class Activations(Provenance):
+    """As `Provenance`; a running sum of what is no mask is made of its values, as any sum is.
+
+    ``coarse`` is the low dtype that counts were made in or cast to beyond what it holds; None where none was.
+    """
+
+    coarse: torch.dtype | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        if getattr(func, "__name__", "") in _RUNNING:
+            of = [one for one in tensors_in((args, kwargs)) if self.origin(one) & Origin.GIVEN]
+            if not all(bool((one == one.round()).all()) for one in of):
+                self.note(result, Origin.GIVEN)
+        for made in tensors_in(result) if self.coarse is None else ():
+            origin = self.origin(made)
+            if (
+                made.dtype in LOW
+                and origin & Origin.COUNTED
+                and not origin & (Origin.GIVEN | Origin.FINISHED)
+            ):
+                self.coarse = made.dtype if _is_beyond(made) else None
+        return result
+
+
+def _is_beyond(counts: torch.Tensor) -> bool:
+    """Whether a tensor holds whole numbers beyond those that its dtype has."""
+    largest = counts.abs().max() if counts.numel() else counts.new_zeros(())
+    return bool((counts == counts.round()).all() & (largest > 2 / torch.finfo(counts.dtype).eps))
 
 
 def _source(name: str) -> Origin:

@@ -141,6 +141,19 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
     return makes and next(module.parameters(), None) is None
 
 
+def only_counts(module: nn.Module, stock: type) -> bool:
+    """Whether a module without parameters counts in the forward of its class ``stock``, and takes no sines.
+
+    Whether positions are all that it makes is told by a call alone.
+    """
+    return not (is_librarys(stock) or only_makes_positions(module, stock)) and counts(module)
+
+
+def counts(module: nn.Module) -> bool:
+    """Whether the forward of a module without parameters counts."""
+    return bytecode.facts(_stock(module)).counts_when_called and next(module.parameters(), None) is None
+
+
 def _has_given(module: nn.Module) -> bool:
     """Whether a module in ``module`` holds a buffer of frequencies."""
     inside = (buffer for child in module.children() for buffer in child.buffers())
@@ -202,6 +215,10 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         return False
     if is_position_table(name, tensor, origin):
         return True
+    if tensor.is_floating_point() and origin & Origin.COUNTED and counts(module):
+        return not (origin & Origin.RANDOM or tensor.is_meta) and _has_values(
+            tensor
+        )  # whatever its name says
     if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name) or tensor.numel() < 2:
         return False
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
@@ -322,6 +339,29 @@ def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
         return False
     own = tensor.numel() > 1 and tensor.is_floating_point() and only_makes_positions(module, _stock(module))
     return (own or has_position_name(name)) and (tensor.is_meta or bool(tensor.isnan().any()))
+
+
+def are_phases(tensor: torch.Tensor, error: float) -> bool:
+    """Whether a table [rows, columns] holds products of 0, 1, 2 and so on with numbers that fall evenly.
+
+    ``error`` is what the products may be off by, relatively.
+    """
+    if tensor.dim() < 2 or tensor.numel() < 2 or not tensor.is_floating_point():
+        return False
+    rows = tensor.reshape(-1, tensor.shape[-1]).double()
+    half = rows.shape[-1] // 2
+    rows = rows[:, :half] if torch.equal(rows[:, :half], rows[:, half:]) else rows
+    if (
+        min(rows.shape[0], 2 * rows.shape[1]) < FEWEST
+        or bool(rows[0].any())
+        or not bool((rows[1:] > 0).all())
+    ):
+        return False
+    counts = torch.arange(len(rows), dtype=torch.float64, device=rows.device)
+    products = counts[:, None] * (rows[-1] / counts[-1])
+    ratios = rows[-1, 1:] / rows[-1, :-1]
+    is_even = bool(((ratios - ratios[0]).abs() <= 2 * error * ratios).all()) and bool((ratios < 1).all())
+    return is_even and bool(((rows - products).abs() <= 2 * error * products).all())
 
 
 def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:

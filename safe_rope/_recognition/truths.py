@@ -14,10 +14,12 @@ from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
+    are_phases,
     are_phasors,
     has_position_name,
     is_empty_table,
     is_frequency,
+    is_no_position,
     is_table_of,
     made_later,
     oscillates,
@@ -167,7 +169,7 @@ def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     """Names of the tables of a module that cannot be built again, and whether they are ready for use."""
     return {
-        name: tensor.numel() > 1 and not is_frequency(name)
+        name: tensor.numel() > 1 and not (is_frequency(name) or _may_be_phases(name, tensor))
         for name, tensor in own_tensors(module)
         if is_told_alone(module, name, tensor)
     }
@@ -177,7 +179,14 @@ def is_told_alone(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor of a module that cannot be built again is a position table: by name or by values."""
     if is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor):
         return True
-    return not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED))
+    is_wave = not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED))
+    return is_wave or _may_be_phases(name, tensor)
+
+
+def _may_be_phases(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a table whose name says nothing may hold what sines are taken of, whoever takes them."""
+    named = tensor.is_meta or is_no_position(name) or has_position_name(name)
+    return not named and are_phases(tensor, ROUNDED)
 
 
 def is_understood(module: nn.Module, reference: Reference, truths: dict[str, Truth]) -> bool:

@@ -5,6 +5,7 @@ The truth is the unguarded model in FP32, rounded once.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -121,3 +122,125 @@ def test_in_a_graph_they_are_as_in_stock_and_told_of() -> None:
     with pytest.warns(PrecisionWarning, match="anchor"):
         cos, _ = torch.compile(module, backend="eager", fullgraph=True)(X.to(BF16))
     assert torch.equal(cos, ByABuffer().to(BF16)(X.to(BF16))[0])
+
+
+# ---- without sines -------------------------------------------------------------------------------------
+
+
+def distances(x: Tensor) -> Tensor:
+    positions = torch.arange(x.shape[1], dtype=x.dtype)
+    return (positions[:, None] - positions).abs()
+
+
+class Alibi(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        slopes = (2.0 ** -torch.arange(1, 5)).to(x.dtype)
+        return -slopes[:, None, None] * distances(x)
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return {"bias": torch.log1p(distances(x)), "length": x.shape[1]}
+
+
+class Buckets(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (16 + torch.log(distances(x) / 16) / math.log(600 / 16) * 16).clamp(0, 31).long()
+
+
+class Window(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return distances(x) < 100
+
+
+class OfAMask(nn.Module):
+    def forward(self, mask: Tensor) -> Tensor:
+        return torch.log1p(mask.cumsum(1) - 1)
+
+
+class Bells(nn.Module):
+    """Widths in a buffer that is called as noise is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sigma", 2.0 ** torch.arange(1, 5) * 1.3, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = torch.arange(x.shape[1], dtype=torch.float32)
+        return -(counts[:, None] - counts).pow(2)[::23] / (2 * self.sigma.float()[:, None, None] ** 2)
+
+
+def bias(result: Any) -> Tensor:
+    made: Tensor = result["bias"] if isinstance(result, dict) else result
+    return made
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.parametrize("cls", [Alibi, Logarithm, Buckets, Window, OfAMask, Bells])
+@pytest.mark.contract
+def test_counts_that_no_sines_are_taken_of_are_rounded_once(cls: type[nn.Module], way: str) -> None:
+    x = torch.ones(1, 600) if cls is OfAMask else X
+    true, stock = bias(cls()(x)), bias(cls().to(BF16)(x.to(BF16)))
+    with safe_rope.guard():
+        model = Model(cls())
+    if way == "protect":
+        model = Model(cls()).to(BF16)
+        safe_rope.protect(model)
+    part = model.to(BF16).part
+    for _ in range(2):
+        made = bias(part(x.to(BF16)))
+        assert type(made) is Tensor
+        assert made.dtype == stock.dtype
+        assert torch.equal(made, true.to(stock.dtype))
+    assert not torch.equal(stock, true.to(stock.dtype))
+    assert safe_rope.audit(model).ok
+    assert safe_rope.audit(Model(cls()).to(BF16)).damaged or cls in (Buckets, OfAMask)
+
+
+def test_positions_that_are_handed_out_are_exact() -> None:
+    class Positions(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.arange(x.shape[1]).to(x.dtype)
+
+    with safe_rope.guard():
+        module = Positions()
+    made = module(X.to(BF16))
+    assert made.dtype == BF16
+    assert torch.equal(made.float().sin(), torch.arange(600.0).sin())
+
+
+class Scores(nn.Module):
+    counts_in: torch.dtype | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = torch.arange(x.shape[1]).to(self.counts_in or x.dtype)
+        return x @ x.mT - (0.01 * (counts[:, None] - counts).abs()).to(x.dtype)
+
+
+class InFP32(Scores):
+    counts_in = torch.float32
+
+
+class RunningSum(nn.Module):
+    """Sums activations, and counts nothing beyond 16 bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1)
+
+
+@pytest.mark.parametrize("cls", [Scores, InFP32, RunningSum])
+@pytest.mark.contract
+def test_activations_stay_as_in_stock(cls: type[nn.Module], recwarn: pytest.WarningsRecorder) -> None:
+    given = torch.randn(1, 600, 32, generator=torch.Generator().manual_seed(0)).to(BF16)
+    x, other = given.clone().requires_grad_(), given.clone().requires_grad_()
+    with safe_rope.guard() as session:
+        model = Model(cls())
+    made, stock = model.part(x), cls()(other)
+    assert torch.equal(made, stock)
+    made.float().sum().backward()
+    stock.float().sum().backward()
+    assert torch.equal(x.grad, other.grad)  # type: ignore[arg-type]
+    assert not session.report.unprotected
+    told = [one for one in recwarn if issubclass(one.category, PrecisionWarning)]
+    assert ["counts in torch.bfloat16" in str(one.message) for one in told] == [True] * (cls is Scores)
+    assert safe_rope.audit(model.to(BF16)).ok == (cls is not Scores)

@@ -293,3 +293,57 @@ def test_a_frozen_embedding_of_few_other_rows_is_none_of_positions(kind: str) ->
     for report in (session.report, safe_rope.protect(model)):
         assert not report.left
     assert safe_rope.audit(model.to(torch.bfloat16)).ok
+
+
+class Phases(nn.Module):
+    """Keeps nothing of what it was built with, and takes no sines of what it holds."""
+
+    def __init__(self, name: str, base: float, width: int) -> None:
+        super().__init__()
+        phases = torch.arange(640)[:, None] * base ** (-torch.arange(0, width, 2) / width)
+        self.register_buffer(name, phases, persistent=False)
+
+    def forward(self) -> torch.Tensor:
+        return next(self.buffers())
+
+
+class TakesTheSines(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.held = Phases(name, 1e4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.held()[: x.shape[1]].sin().to(x.dtype)
+
+
+@pytest.mark.parametrize("name", ["t", "angles", "phases", "theta", "omega"])
+def test_phases_that_another_module_takes_sines_of_are_named(name: str) -> None:
+    x = torch.zeros(1, 600, 8)
+    true = TakesTheSines(name)(x)
+    damaged = TakesTheSines(name).to(torch.bfloat16)
+    assert not safe_rope.audit(damaged).ok
+    with pytest.warns(PrecisionWarning, match=f"{name}: its constructor cannot be run again"):
+        safe_rope.protect(damaged)
+    assert not safe_rope.audit(damaged).ok
+    model = TakesTheSines(name)
+    safe_rope.protect(model)
+    made = model.to(torch.bfloat16)(x.to(torch.bfloat16))
+    assert torch.equal(made, true.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("held", ["images", "ramps", "one row"])
+def test_other_numbers_are_no_phases(held: str) -> None:
+    numbers = {
+        "images": torch.rand(64, 8, generator=torch.Generator().manual_seed(0)),
+        "ramps": torch.arange(64.0)[:, None].expand(64, 8).contiguous(),
+        "one row": torch.arange(1.0, 9.0)[None],
+    }
+
+    class Holds(nn.Module):
+        def __init__(self, given: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("held", given.clone())
+
+    model = nn.Sequential(Holds(numbers[held])).to(torch.bfloat16)
+    assert safe_rope.audit(model).ok
+    assert not safe_rope.protect(model).unprotected

@@ -1,0 +1,103 @@
+"""Whether a forward that takes no sines counts in a dtype that cannot hold its counts, and it shows.
+
+Rounded counts alone are no damage, as where a result is rounded once, and results that differ are none, as
+what a forward makes of right ones in the model's dtype. A short call, whose counts every dtype holds, tells
+the two apart: what differs there as well is not for the counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from safe_rope._audit.computed import alone, asked, in_fp32, values
+from safe_rope._base import bytecode
+from safe_rope._base.tensors import in_real_numbers, tensors_in
+from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.provenance import Activations, Origin
+from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.tables import counts
+from safe_rope.rotation import plain
+
+_SHORT, _WIDTH = 48, 64
+_ROUNDINGS = 1.5
+"""In units of a 16-bit dtype, relatively: what rounding once or twice does as well."""
+_SMALL = 1e-3
+"""Of the largest result: what is smaller is measured as if it were that large."""
+
+
+def may_be_asked(module: nn.Module) -> bool:
+    """Whether a module without weights counts in its forward, and takes no sines."""
+    stock: Any = stock_class(module)
+    return counts(module) and not (bytecode.facts(stock).turns or bytecode.conduct(stock).attends)
+
+
+def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
+    """How far what a module returns is off as its counts are rounded, and whether that is certain.
+
+    0 where no counts are rounded, or nothing shows it.
+
+    Raises:
+        UnansweredError: nobody knows how to ask it.
+    """
+    worst, certain, problem = 0.0, True, None
+    answered = False
+    for long, short in _arguments(module, int(2.35 / torch.finfo(dtype).eps)):
+        try:
+            off, coarse = _off(module, long, dtype)
+            answered = True
+            if coarse and off > worst:
+                worst, certain = off, not _off(module, short, dtype)[0]
+        except UnansweredError as error:
+            problem = error
+    if not answered and problem is not None:
+        raise problem
+    return worst, certain
+
+
+def _off(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, bool]:
+    """How far the results of a call are off beyond their roundings, and whether it has rounded counts."""
+    copies = alone(module), alone(module)
+    (low, coarse), (again, _) = (_results(one, arguments(dtype), seed) for seed, one in enumerate(copies))
+    true, _ = _results(in_fp32(alone(module), copies[0]), arguments(torch.float32), 0)
+    if [one.shape for one in low] != [one.shape for one in true] or not all(map(torch.equal, low, again)):
+        return 0.0, False
+    return max((_distance(*pair, dtype) for pair in zip(low, true, strict=True)), default=0.0), coarse
+
+
+def _results(module: nn.Module, arguments: dict[str, Any], seed: int) -> tuple[list[Tensor], bool]:
+    watching = Activations()
+    for value in arguments.values():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            watching.note(value, Origin.GIVEN)
+    result = asked(module, arguments, seed, watching)
+    return [plain(one).detach() for one in tensors_in(result)], watching.coarse is not None
+
+
+def _distance(low: Tensor, true: Tensor, dtype: torch.dtype) -> float:
+    if not true.is_floating_point() and not true.is_complex():
+        return float((low.double() - true.double()).abs().max()) if true.numel() else 0.0
+    one, other = (in_real_numbers(x).double() for x in (low, true))
+    off = (one - other).abs().masked_fill(one == other, 0.0).nan_to_num(nan=torch.inf)
+    size = other.abs().nan_to_num(nan=0.0, posinf=0.0)
+    scale = float(size.max()) if size.numel() else 0.0
+    allowed = _ROUNDINGS * torch.finfo(dtype).eps * size.clamp(min=_SMALL * scale)
+    off = off.masked_fill((off <= allowed) | (one.isnan() & other.isnan()), 0.0)
+    return float(off.max()) if off.numel() else 0.0
+
+
+def _arguments(module: nn.Module, length: int) -> Iterator[tuple[Any, Any]]:
+    """Yield ways to call forward with many positions, each with the same way for few of them."""
+    shapes: tuple[Callable[[int], tuple[int, ...]], ...] = (
+        lambda count: (1, count, _WIDTH),
+        lambda count: (1, 2, count, count),
+        lambda count: (1, count),
+        lambda count: (count,),
+    )
+    for shape in shapes:
+        long, short = (functools.partial(values, module, shape(count), count) for count in (length, _SHORT))
+        yield long, short
