@@ -31,6 +31,8 @@ _LENGTHS = ("seq_len", "seqlen", "length", "n", "max_len")
 _COUNTS = ("pos", "ids", "time", "index")
 _ROUNDINGS = 1.5
 """In units of a 16-bit dtype at 1: what rounding the sines would do as well."""
+_MOST = 2**22
+"""Weights that may stand beside what counts."""
 _COUNTED = Origin.COUNTED | Origin.STEPS
 
 
@@ -41,14 +43,15 @@ def dtype_of(module: nn.Module, model_dtype: torch.dtype) -> torch.dtype | None:
 
 
 def may_be_asked(module: nn.Module) -> bool:
-    """Whether a module only makes, or only applies, what it takes sines and cosines of."""
+    """Whether a module only makes, or only applies, what it takes sines of; or counts that beside weights."""
     stock: Any = stock_class(module)
-    has_weights = next(module.parameters(), None) is not None
-    return bytecode.facts(stock).turns and not (has_weights or bytecode.conduct(stock).attends)
+    facts, has_weights = bytecode.facts(stock), next(module.parameters(), None) is not None
+    turns = facts.turns_counts if has_weights else facts.turns
+    return turns and not bytecode.conduct(stock).attends
 
 
 class _Phases(Provenance):
-    """Notes what sines and cosines are taken of, where that is made of counts."""
+    """Notes what sines and cosines are taken of, where that is made of counts, and of no trained weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +61,8 @@ class _Phases(Provenance):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         phase = _phase(getattr(func, "__name__", ""), args, kwargs or {})
-        if phase is not None and self.origin(phase) & _COUNTED:
+        origin = Origin.NONE if phase is None else self.origin(phase)
+        if phase is not None and origin & _COUNTED and not origin & Origin.GIVEN:
             values = phase.detach()
             self.taken.append((values.imag if values.is_complex() else values).to("cpu", copy=True))
         return super().__torch_function__(func, types, args, kwargs)
@@ -121,7 +125,7 @@ def alone(module: nn.Module) -> nn.Module:
     Raises:
         UnansweredError: it cannot be copied.
     """
-    alone = isolated(module)
+    alone = isolated(module, most=_MOST)
     for part in alone.modules():
         vars(part)["training"] = False  # in training some jitter their positions
     return alone
@@ -134,6 +138,8 @@ def _holds_a_module(value: Any) -> bool:
 
 def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Tensor]:
     phases = _Phases()
+    for parameter in module.parameters():
+        phases.note(parameter, Origin.GIVEN)
     for value in arguments.values():
         if isinstance(value, Tensor) and value.dtype == torch.int64:
             phases.note(value, Origin.STEPS)
@@ -161,14 +167,19 @@ def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
 
     ``called``: a copy that has run in low precision.
     """
-    for name, value in list(entries(module)):
-        if isinstance(value, Tensor) and value.dtype in LOW:
-            now = get_table(called, name)
-            is_repaired = isinstance(now, Tensor) and now.dtype == torch.float32 and now.shape == value.shape
-            set_table(module, name, now if is_repaired else value.float())
-    for name, value in list(vars(module).items()):
-        if isinstance(value, torch.dtype) and value in LOW:
-            vars(module)[name] = torch.float32
+    for part, other in zip(module.modules(), called.modules(), strict=False):
+        for name, value in list(entries(part)):
+            if isinstance(value, Tensor) and value.dtype in LOW:
+                now = get_table(other, name)
+                is_repaired = isinstance(now, Tensor) and now.dtype == torch.float32
+                is_repaired = is_repaired and now.shape == value.shape
+                set_table(part, name, now if is_repaired else value.float())
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.dtype in LOW:
+                part._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
+        for name, value in list(vars(part).items()):
+            if isinstance(value, torch.dtype) and value in LOW:
+                vars(part)[name] = torch.float32
     return module
 
 
@@ -190,8 +201,9 @@ def values(module: nn.Module, shape: tuple[int, ...], count: int, dtype: torch.d
     except (TypeError, ValueError) as error:
         raise UnansweredError("its forward has no signature") from error
     names = [one.name for one in parameters if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
-    held = (value.device for _, value in entries(module) if isinstance(value, Tensor) and not value.is_meta)
-    device = next(held, torch.device("cpu"))
+    held = [value for _, value in entries(module) if isinstance(value, Tensor)]
+    devices = (value.device for value in (*held, *module.parameters()) if not value.is_meta)
+    device = next(devices, torch.device("cpu"))
     signs = originals.arange(int(torch.Size(shape).numel()), device=device) * 7 % 3 - 1
     made: dict[str, Any] = {}
     for name in names:

@@ -21,19 +21,35 @@ from safe_rope._recognition.specs import position_buffers
 from safe_rope.rotation import plain
 
 
-def isolated(module: nn.Module) -> nn.Module:
+def isolated(module: nn.Module, most: int = 0) -> nn.Module:
     """Return a copy of ``module`` that owns everything a ``forward`` may write to.
 
     Not `copy.deepcopy`: hooks of DeepSpeed and accelerate would take half the model with them, and a
     protected module's copy would install its application function.
+
+    Args:
+        module: any module.
+        most: how many trained numbers it may hold, which the copy shares.
+
+    Raises:
+        UnansweredError: it holds more, or shards of them, or something is called around what is in it.
     """
-    if next(module.parameters(), None) is not None:
+    parameters = list(module.parameters())
+    if sum(one.numel() for one in parameters) > most or not all(map(_is_plain, parameters)):
         raise UnansweredError("it holds parameters, so it is more than a rotary module")
+    if parameters and any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):
+        raise UnansweredError("something is called around its parts")
     memo: dict[int, Any] = {}
     with answering("it cannot be copied:"):
         duplicate = _isolated(module, memo)
         surround(module, duplicate, functools.partial(_own, memo=memo))
     return duplicate
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is there as a whole, in torch's own kind of tensor."""
+    there = type(parameter) is nn.Parameter and type(parameter.data) is Tensor and parameter.numel() > 0
+    return there and not (parameter.is_meta or hasattr(parameter, "ds_tensor"))
 
 
 def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -45,7 +61,9 @@ def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             continue  # `surround` tells what stands there
         if isinstance(value, types.MethodType) and value.__self__ is module:
             value = types.MethodType(value.__func__, duplicate)
-        elif "hooks" not in name and name != "_parameters":
+        elif name == "_parameters":
+            value = dict(value)
+        elif "hooks" not in name:
             value = _own(value, memo)
         duplicate.__dict__[name] = value
     return duplicate

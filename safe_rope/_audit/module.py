@@ -273,6 +273,8 @@ class ModuleAuditor:
                 self.add("forward", "damaged", said, "forward", dtype, cos_error=error)
         except UnansweredError as problem:
             makes = bytecode.facts(stock).turns_counts and not bytecode.conduct(stock).widens
+            # Beside weights much else has the dtype of something.
+            makes &= next(module.parameters(), None) is None or bytecode.counts_as_given(stock)
             if not makes or any(True for _ in own_tensors(module)):
                 return None
             said = f"what it computes is not measured: {problem}"

@@ -298,6 +298,25 @@ def _conduct(cls: Any) -> Conduct:
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def counts_as_given(cls: type) -> bool:
+    """Whether ``forward``, or what helps it, makes a count right away in the dtype of something."""
+    return any(
+        _counts_in_a_dtype(code) for one in _of_forward(cls) for code in instructions.codes(one.__code__)
+    )
+
+
+def _counts_in_a_dtype(code: types.CodeType) -> bool:
+    done = instructions.steps(code) if _names(code) & {"arange", "linspace"} else ()
+    for at, one in enumerate(done):
+        if one.attribute not in ("arange", "linspace"):
+            continue
+        called = next((i for i in range(at + 1, len(done)) if done[i].depth < one.depth), len(done) - 1)
+        if any(inner.attribute == "dtype" for inner in done[at : called + 1]):
+            return True
+    return False
+
+
 def _keeps_properties(cls: type) -> bool:
     return any(isinstance(value, functools.cached_property) for _, value in _own(cls))
 

@@ -336,3 +336,103 @@ class Parts(nn.Module):
 )
 def test_the_nearest_parameters_tell_the_dtype(dtypes: Any, inside: bool, verdict: str) -> None:
     assert safe_rope.audit(Parts(*dtypes, inside=inside)).verdict == verdict
+
+
+class Norm(nn.Module):
+    """Sines beside weights, in FP32 or in the dtype of what is given."""
+
+    wide = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = FP32 if self.wide else x.dtype
+        phases = arange(x)[:, None].to(dtype) * frequencies().to(dtype)
+        return self.norm(x + waves(phases).to(x.dtype))
+
+
+class Timesteps(nn.Module):
+    """Counts in the dtype of its weights."""
+
+    wide = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(DIM, DIM), nn.SiLU(), nn.Linear(DIM, DIM))
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        dtype = self.mlp[0].weight.dtype
+        within = FP32 if self.wide else dtype
+        phases = t[:, None].to(within) * torch.exp(torch.arange(0, DIM, 2).to(within) / -7)
+        return self.mlp(waves(phases).to(dtype))
+
+
+class Anchored(nn.Module):
+    """Has a parameter for its dtype alone."""
+
+    wide = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchor = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        like = self.anchor.float() if self.wide else self.anchor
+        return waves(arange(x).to(like)[:, None] * frequencies().to(like)).to(x.dtype)
+
+
+class LearnedPhases(nn.Module):
+    """Sines of what its weights make of positions: nobody says in what precision."""
+
+    wide = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear((arange(x)[:, None] / LENGTH).to(x.dtype)).sin()
+
+
+class Large(Norm):
+    """More weights than a copy may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2**22, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        counts = torch.arange(x.shape[1], dtype=x.dtype)
+        return self.norm(x + waves(counts[:, None] * frequencies()).to(x.dtype))
+
+
+BESIDE_WEIGHTS: list[type[nn.Module]] = [Norm, Timesteps, Anchored, LearnedPhases]
+
+
+@pytest.mark.parametrize("cls", BESIDE_WEIGHTS)
+@pytest.mark.parametrize("wide", [True, False])
+def test_positions_beside_weights_are_asked_for(cls: type[nn.Module], wide: bool) -> None:
+    part = type(cls.__name__, (cls,), {"wide": wide or cls is LearnedPhases, "__module__": __name__})()
+    model = Model(part).train().to(BF16)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    assert safe_rope.audit(model).damaged == [] if part.wide else safe_rope.audit(model).damaged
+    assert safe_rope.audit(model).ok == part.wide
+    after = dict(model.named_parameters())
+    assert all(torch.equal(before[name], after[name]) for name in after)
+    assert {one.dtype for one in after.values()} == {BF16}
+    assert safe_rope.audit(model.float()).ok
+
+
+def test_what_is_too_large_to_be_asked_is_unknown_where_its_code_counts_as_it_is_given() -> None:
+    assert safe_rope.audit(Model(Large()).to(BF16)).verdict == "unknown"
+    assert safe_rope.audit(Model(Large()).float()).ok
+
+
+def test_nothing_is_called_around_the_parts_of_what_is_asked() -> None:
+    model = Model(Norm()).to(BF16)
+    called: list[Any] = []
+    model.part.norm.register_forward_hook(lambda *given: called.append(given))
+    safe_rope.audit(model)
+    assert not called
