@@ -20,7 +20,7 @@ from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.provenance import Activations, Origin
 from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.tables import counts
+from safe_rope._recognition.tables import is_librarys
 from safe_rope.rotation import plain
 
 _SHORT, _WIDTH = 48, 64
@@ -31,9 +31,11 @@ _SMALL = 1e-3
 
 
 def may_be_asked(module: nn.Module) -> bool:
-    """Whether a module without weights counts in its forward, and takes no sines."""
+    """Whether a module counts in its forward and takes no sines; beside weights, in a dtype of something."""
     stock: Any = stock_class(module)
-    return counts(module) and not (bytecode.facts(stock).turns or bytecode.conduct(stock).attends)
+    facts, has_weights = bytecode.facts(stock), next(module.parameters(), None) is not None
+    counts = bytecode.counts_as_given(stock) if has_weights else facts.counts_when_called
+    return counts and not (facts.turns or is_librarys(stock) or bytecode.conduct(stock).attends)
 
 
 def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
@@ -70,12 +72,16 @@ def _off(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, 
 
 
 def _results(module: nn.Module, arguments: dict[str, Any], seed: int) -> tuple[list[Tensor], bool]:
-    watching = Activations()
+    watching, parameters = Activations(), list(module.parameters())
+    for parameter in parameters:
+        watching.note(parameter, Origin.GIVEN)
     for value in arguments.values():
         if isinstance(value, Tensor) and value.is_floating_point():
             watching.note(value, Origin.GIVEN)
-    result = asked(module, arguments, seed, watching)
-    return [plain(one).detach() for one in tensors_in(result)], watching.coarse is not None
+    made = list(tensors_in(asked(module, arguments, seed, watching)))
+    if parameters:  # what is made of weights is made in their dtype
+        made = [one for one in made if not watching.origin(one) & Origin.GIVEN]
+    return [plain(one).detach() for one in made], watching.coarse is not None
 
 
 def _distance(low: Tensor, true: Tensor, dtype: torch.dtype) -> float:

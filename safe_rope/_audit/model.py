@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from safe_rope import constructors
+from safe_rope._audit import counted
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit

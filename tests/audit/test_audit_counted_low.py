@@ -134,3 +134,20 @@ def test_counts_are_made_as_far_as_a_dtype_holds_them() -> None:
 def test_rounded_counts_are_damage_where_nothing_else_explains_it(cls: type[Counts]) -> None:
     report = safe_rope.audit(Model(low(cls)()).to(BF16))
     assert [one.what for one in report.damaged] == ["forward"]
+
+
+def test_counts_beside_weights_are_judged_where_those_make_nothing_of_them() -> None:
+    class Distances(Counts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Any:
+            counts = torch.arange(x.shape[1], dtype=FP32 if self.wide else x.dtype)
+            return torch.log1p((counts[:, None] - counts).abs()).to(x.dtype)
+
+    class Low(Distances):
+        wide = False
+
+    assert safe_rope.audit(Model(Distances()).to(BF16)).ok
+    assert safe_rope.audit(Model(Low()).to(BF16)).damaged
