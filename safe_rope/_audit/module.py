@@ -36,15 +36,23 @@ from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import is_learned
-from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave, random_tables, unkept_tables
+from safe_rope._protection.frozen import (
+    Frozen,
+    frozen_positions,
+    is_a_wave,
+    random_tables,
+    turns_in_script,
+    unkept_tables,
+)
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError, copied
-from safe_rope._recognition.explained import AS_STOCK, UNKNOWN, UNMADE, UNTOLD
+from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNKNOWN, UNMADE, UNTOLD
 from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
 from safe_rope._recognition.tables import (
+    LAZY,
     UNREAD,
     has_position_name,
     is_empty_table,
@@ -53,6 +61,7 @@ from safe_rope._recognition.tables import (
     is_table_of,
     may_be_turned,
     own_tensors,
+    uninitialized,
     unreadable,
 )
 from safe_rope._recognition.truths import is_told_alone, tables_of
@@ -116,12 +125,13 @@ class ModuleAuditor:
         if next(self.module.parameters(), None) is not None:
             convention = None  # more than a rotary module: it cannot be asked alone
         named = [found for found in frozen_positions((self.module,)) if found.name not in tables]
-        unread = unreadable(self.module)
+        unread, lazy = unreadable(self.module), uninitialized(self.module)
         left = (*_rounded_or_empty(self.module), *_of_one_number(self.module, self.reference))
         untold = {name: said for name, said in left if name not in tables}
         told = self._told_in_each_dtype()
         noted = dict(self._told_by_forward())
-        if not (tables or named or unread or untold or noted) and told is None and convention is None:
+        left_out = unread or lazy or untold or noted
+        if not (tables or named or left_out) and told is None and convention is None:
             return
         self._check_application()
         if convention is not None:
@@ -138,6 +148,8 @@ class ModuleAuditor:
             self._audit_left(found)
         for name in unread:
             self.add(name, "unknown", UNREAD)
+        for name in lazy:
+            self.add(name, "unknown", LAZY)
         for name, said in (*untold.items(), *noted.items()):
             self.add(name, "unknown", said)
         if told and not any(one.severity == "damaged" for one in self.findings):
@@ -217,7 +229,8 @@ class ModuleAuditor:
             value = current if expected is None else expected
             origin = Origin.NONE if expected is None else self.reference.origin(found.name)
             # What else stands in such a module may be a statistic, which is another one by now.
-            if is_table_of(self.module, name, value, origin) or is_empty_table(self.module, name, value):
+            told = is_table_of(self.module, name, value, origin) or is_empty_table(self.module, name, value)
+            if told or turns_in_script(self.module.get_submodule(found.name.rpartition(".")[0])):
                 certain = again is not None and again.certain
                 finished = is_finished(stock_class(self.module), name, origin, value)
                 yield Held(found.name, current, expected, finished, certain)
@@ -232,15 +245,17 @@ class ModuleAuditor:
             return
         made = [dict(nested(module)) for module in self.reference.replayed_modules()] if now else []
         for name, (expected, finished) in rebuilt.nested(self.reference.path).items():
-            if (current := now.get(name)) is not None and not is_shared(current, expected):
+            if (current := now.get(name)) is not None:
                 replays = tuple(tables[name] for tables in made if name in tables)
-                yield Held(name, current, expected, finished, True, replays=replays)
+                handed = is_shared(current, expected)  # the constructor was given what lives
+                true = None if handed else expected
+                yield Held(name, current, true, finished, not handed, replays=replays)
 
     def _told_by_forward(self) -> Iterator[tuple[str, str]]:
         """Yield what a kept module's forward has shown that is as in the stock model."""
         if is_protected(self.module) or is_pinned(self.module):
             for name, note in state_of(self.module).notes.items():
-                if note in AS_STOCK:
+                if note in AS_STOCK or note == DRAWN:
                     yield name, note
 
     def _told_in_each_dtype(self) -> list[Finding] | None:

@@ -66,6 +66,8 @@ class Conduct(NamedTuple):
     """``forward``, or what it calls or reads, takes a sine, a cosine or an exponential."""
     widens: bool
     """``forward``, or what it calls, asks for FP32, and no method for the dtype of anything."""
+    asks_for_fp32: bool
+    """They, or what helps them, ask for FP32 or more, maybe of a table."""
     stores: bool
     """They may change what is kept between two calls."""
     writes: bool
@@ -80,6 +82,7 @@ class Conduct(NamedTuple):
     """``forward``, or what it calls, looks at the dtype of anything."""
 
 
+_WIDE = {"float", "float32", "double", "float64"}
 _MOVING = {
     *("to", "type_as", "float", "half", "bfloat16", "cpu", "cuda", "detach", "clone", "contiguous", "expand"),
     *("expand_as", "view", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split", "narrow"),
@@ -289,6 +292,7 @@ def _conduct(cls: Any) -> Conduct:
         *facts(cls)[:3],
         finishes=hands_on or not (_SINES | {"exp", "exp2", "pow"}).isdisjoint(called),
         widens=bool(called & {"float", "float32"}) and names.isdisjoint({"type_as", "dtype"}),
+        asks_for_fp32=not _WIDE.isdisjoint(names | called),
         stores=any(map(_changes_what_is_kept, codes)) or _keeps_properties(cls),
         writes=any(map(writes_to_arguments, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),

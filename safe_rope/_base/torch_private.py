@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -144,6 +145,45 @@ def set_compiler(callback: Any) -> Any:
     """Have Dynamo give each frame of this thread to ``callback``, None for none; return the one before."""
     give = getattr(sys.modules.get("torch._dynamo.eval_frame"), "set_eval_frame", None)
     return None if give is None else give(callback)
+
+
+def _key_of_marks() -> Any:
+    """A set of one dispatch key that torch itself gives no tensor; None where there is no such thing."""
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+        key: Any = torch._C._parse_dispatch_key("CustomRNGKeyId")
+        return torch._C.DispatchKeySet(key)
+    return None
+
+
+KEY_OF_MARKS = _key_of_marks()
+"""Without it, ``tensor.data = table`` ends the process when the tensor is read."""
+
+
+class PythonOfCompiled:
+    """While open, what is compiled runs as Python, so that a mode sees each operation; Dynamo traces no mode.
+
+    torch keeps one stance for all threads: the last one that leaves puts it back. Before torch 2.6, which has
+    none, and where Dynamo itself runs the code around, nothing is changed.
+    """
+
+    _lock = threading.Lock()
+    _open = 0
+    _stance: Any = None
+
+    def __enter__(self) -> None:
+        set_stance: Any = getattr(torch.compiler, "set_stance", None)
+        with self._lock:
+            PythonOfCompiled._open += 1
+            if self._stance is None and set_stance is not None and "torch._dynamo.eval_frame" in sys.modules:
+                with contextlib.suppress(RuntimeError):
+                    PythonOfCompiled._stance = set_stance("force_eager")
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            PythonOfCompiled._open -= 1
+            if not self._open and self._stance is not None:
+                self._stance.__exit__(*error)
+                PythonOfCompiled._stance = None
 
 
 def forget_compiled(function: Callable[..., Any]) -> None:

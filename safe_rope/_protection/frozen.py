@@ -6,11 +6,13 @@ them from the next cast, so that they are named. A low frequency is a wrong one,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
@@ -49,6 +51,7 @@ _DERIVED = "is in a module whose class torch has derived (a parametrization, ful
 _RANDOM = "is nothing that its constructor gives again: it is rounded to whatever dtype the model is given"
 _COMPUTED = "computes positions beside weights, in whatever precision it is called with"
 _HOOKED = "computes positions in whatever precision it is called with"
+_WAVES = re.compile(r"\btorch\.(sin|cos|polar)\(")
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
 
@@ -176,9 +179,16 @@ def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
         for name, tensor in child.named_buffers(recurse=compiled):
             if not (tensor.is_floating_point() or tensor.is_complex()) or "running_" in name:
                 continue
-            waves = tensor.numel() > 1 and bytecode.facts(type(module)).makes_waves
+            makes_waves = bytecode.facts(type(module)).makes_waves or turns_in_script(child)
+            waves = tensor.numel() > 1 and makes_waves
             if waves or is_table_of(child, name, tensor, Origin.NONE) or is_empty_table(child, name, tensor):
                 yield Frozen(module, f"{child_name}.{name}", _TORCHS, False)
+
+
+def turns_in_script(module: nn.Module) -> bool:
+    """Whether a module that TorchScript has compiled takes sines or cosines, whose buffers nothing keeps."""
+    codes = (getattr(part, "code", "") for part in module.modules() if isinstance(part, ScriptModule))
+    return any(_WAVES.search(code) for code in codes if isinstance(code, str))
 
 
 def _torchs_inside(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

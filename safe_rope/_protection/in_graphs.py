@@ -103,7 +103,7 @@ def run_as_stock(call: Call, low: list[str]) -> Any:
     state = call.state
     counted = False
     for name in low:
-        counted = counted or state.counts_further(name)
+        counted = counted or state.counts_further(name) or state.code.asks_for_fp32
         if state.nominal[name] in LOW and not state.pins[name].finished:
             tell(state.owner, name, state.nominal[name])
     result = on_shown(call, marked=False)

@@ -30,6 +30,7 @@ from safe_rope._recognition.numbers import rounded_numbers
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
 from safe_rope._recognition.tables import (
+    LAZY,
     UNREAD,
     is_array,
     may_hold_positions,
@@ -45,7 +46,7 @@ from safe_rope.registry import find
 
 logger = logging.getLogger(__name__)
 
-_LAZY = "the first forward fills it, in whatever dtype the model has by then"
+_CASTS = ("to", "type", "float", "double", "half", "bfloat16", "_apply")
 _NESTED = "it holds tables in a container inside of another one, or in a closure, where nothing keeps them"
 _ELSEWHERE = "they are kept on a class or by a function that remembers, and nobody can say what they hold"
 
@@ -144,7 +145,7 @@ def _prepare(
 ) -> Protection | Unprotectable | None:
     lazy = uninitialized(module)
     if lazy:
-        return Unprotectable(module, _reasons(dict.fromkeys(lazy, _LAZY)))
+        return Unprotectable(module, _reasons(dict.fromkeys(lazy, LAZY)))
     patch = find(module)
     if reference.module is module:
         reference = Reference(None, plain=reference.plain)  # the class hands out an instance that lives
@@ -153,7 +154,7 @@ def _prepare(
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}
     notes.update(dict.fromkeys(unreadable(module), UNREAD))
-    if reference.rebuilt is not None and not reference.plain:
+    if reference.rebuilt is not None and (not reference.plain or _casts_otherwise(stock_class(module))):
         notes.update({name.partition(".")[0]: _NESTED for name in reference.rebuilt.nested(reference.path)})
         if reference.rebuilt.elsewhere:
             notes["tables outside of it"] = _ELSEWHERE
@@ -180,6 +181,11 @@ def _prepare(
     applied = None if options.apply == "stock" else of_pinned(module, reference.module, found, patch)
     adjust = patch.adjust if patch is not None else None
     return Protection(module, None, pins, applied, adjust, notes, reference)
+
+
+def _casts_otherwise(cls: type[nn.Module]) -> bool:
+    """Whether a class casts by methods of its own, which may reach what torch does not."""
+    return any(getattr(cls, name) is not getattr(nn.Module, name) for name in _CASTS)
 
 
 def _check_configuration(module: nn.Module) -> None:

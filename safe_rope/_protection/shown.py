@@ -176,12 +176,17 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
 
 
 def as_stock_in_graph(state: Any, name: str, table: torch.Tensor) -> torch.Tensor:
-    """Return a table in the stock dtype; integers that it cannot hold stay exact until they meet it."""
+    """Return a table in the stock dtype; what it cannot hold stays exact until it meets that.
+
+    So do integers that choose rows, and what code may ask for in FP32.
+    """
     nominal = state.nominal[name]
-    if table.dtype == torch.float32 and state.counts_further(name):
-        if not is_dtype_the_mark():
+    if table.dtype == torch.float32 and nominal in LOW:
+        is_counted = state.counts_further(name)
+        if (is_counted or state.code.asks_for_fp32) and not is_dtype_the_mark():
             return CosSin(table, nominal, faced=True)
-        _tell_of_counts(state.owner, name, nominal)
+        if is_counted:
+            _tell_of_counts(state.owner, name, nominal)
     return table.to(nominal)
 
 

@@ -316,6 +316,7 @@ def rounded(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.
 def followed(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
     nominal, is_counted = state.nominal[name], state.counts_further(name)
     is_ready = state.pins[name].finished and not is_counted
+    is_ready &= watched or not state.code.asks_for_fp32
     if is_ready or nominal not in LOW or table.dtype in LOW or table.is_complex():
         return rounded(state, name, table, watched)
     if watched:

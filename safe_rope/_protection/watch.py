@@ -15,11 +15,13 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from safe_rope import constructors
 from safe_rope._base import bytecode
@@ -440,14 +442,25 @@ class ConstructionWatch:
     def complete(self, report: ProtectionReport) -> None:
         """Add every position module that was built and still exists to ``report``, ordered by path."""
         entries = sorted(((self._path(module), module) for module in self._seen), key=lambda entry: entry[0])
+        known = {*self._parents, *self._nothing_yet, *self._looked_at, *self._seen, *self._refused}
+        compiled = Counter(_compiled_in(known))
         for path, module in entries:
-            report.add(path, module)
+            if not self._is_compiled(module, compiled):
+                report.add(path, module)
         for module, reason in self._refused.items():
             report.add_unprotected(self._path(module), module, reason)
-        known = {*self._parents, *self._nothing_yet, *self._looked_at}
-        known |= {*self._seen, *self._refused}
         for found in (*frozen_positions(known), *unseen_positions(known)):
             report.add_frozen(self._path(found.module), found)
+
+    def _is_compiled(self, module: nn.Module, compiled: Counter[str]) -> bool:
+        """Whether what torch.jit.script has made of a module stands in its place, and runs."""
+        if module in self._parents:
+            parent, name = self._parents[module]
+            owner = parent()
+            return owner is not None and isinstance(owner._modules.get(name), ScriptModule)
+        name = stock_class(module).__name__
+        compiled[name] -= 1
+        return compiled[name] >= 0
 
     def _path(self, module: nn.Module) -> str:
         names: list[str] = []
@@ -460,6 +473,14 @@ class ConstructionWatch:
             return self._paths.get(module, ".".join(reversed(names)))
         self._paths[module] = ".".join(reversed(names))
         return self._paths[module]
+
+
+def _compiled_in(modules: Iterable[nn.Module]) -> Iterator[str]:
+    """Yield the class of each module that torch.jit.script has compiled and put into one of ``modules``."""
+    for module in modules:
+        for child in module._modules.values():
+            if isinstance(child, ScriptModule):
+                yield from (str(getattr(part, "original_name", "")) for part in child.modules())
 
 
 def _under_construction(frame: Any) -> Iterator[nn.Module]:

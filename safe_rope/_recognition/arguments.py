@@ -177,7 +177,7 @@ def _kept(value: Any) -> Any:
     if issubclass(cls, _AS_THEY_ARE):
         return value
     if cls in _CONTAINERS:
-        return _copied(value)
+        return copied_container(value)
     if issubclass(cls, Iterator):
         with contextlib.suppress(Exception):  # a generator, say: `fresh` refuses it
             return copy.copy(value)
@@ -186,11 +186,11 @@ def _kept(value: Any) -> Any:
     if callable(value) or type(attributes) is not dict:
         return value
     # Configurations have dozens of attributes, and most modules have one.
-    copied = {n: _copied(held) if type(held) in _CONTAINERS else held for n, held in attributes.items()}
+    copied = {n: copied_container(v) if type(v) in _CONTAINERS else v for n, v in attributes.items()}
     return Kept(value, copied)
 
 
-def _copied(value: Any) -> Any:
+def copied_container(value: Any) -> Any:
     """Return a container with what it holds now, two levels deep; anything else as it is."""
     if type(value) is dict:
         return {key: copy.copy(held) if type(held) in _CONTAINERS else held for key, held in value.items()}
@@ -203,7 +203,7 @@ def _revived(value: Any) -> Any:
     if isinstance(value, Kept):
         duplicate = copy.copy(value.value)
         vars(duplicate).clear()  # of what has come since
-        vars(duplicate).update({name: _copied(held) for name, held in value.attributes.items()})
+        vars(duplicate).update({name: copied_container(held) for name, held in value.attributes.items()})
         return duplicate
     if isinstance(value, Iterator):
         try:
@@ -212,7 +212,7 @@ def _revived(value: Any) -> Any:
             raise ValueError(
                 f"an argument is a {type(value).__name__}, which cannot be run through again"
             ) from error
-    return _copied(value)
+    return copied_container(value)
 
 
 def _identity(value: Any) -> Hashable:

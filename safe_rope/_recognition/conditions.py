@@ -89,7 +89,7 @@ def replaying(conditions: Conditions, device: torch.device | None = None) -> Ite
     """Do to what is made inside what the conditions did; on ``device``, where they made it there."""
     with default_dtype(conditions.default):
         if conditions.lowered is not None:
-            with _Lowering(conditions, device):
+            with torch_private.PythonOfCompiled(), _Lowering(conditions, device):
                 yield
         else:
             with contextlib.nullcontext() if device is None else device:

@@ -20,6 +20,7 @@ Verdict = Literal["constructor", "built", "kept", "unfilled", "unknown"]
 
 UNTOLD = "its constructor cannot be run again, as its arguments are not known"
 UNMADE = "its constructor does not make it, and nobody knows what has"
+DRAWN = "its constructor draws it, and nothing has filled it since it stood on meta"
 LOST = "it was written to while it stood on meta, and nobody can say what it is to hold"
 CHANGED = "it holds values that its constructor does not give"
 UNKNOWN = (UNTOLD, UNMADE, CHANGED)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import tensors_in
-from safe_rope._base.torch_private import storage_key
+from safe_rope._base.torch_private import PythonOfCompiled, storage_key
 
 
 class Origin(enum.Flag):
@@ -78,6 +78,18 @@ class Provenance(TorchFunctionMode):
         self._foreign = foreign
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Origin]] = {}
         self._written: set[int] = set()
+        self._python = PythonOfCompiled()
+
+    def __enter__(self) -> Provenance:
+        self._python.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        finally:
+            self._python.__exit__(*error)
 
     def origin(self, tensor: torch.Tensor) -> Origin:
         """Return what ``tensor`` was made from."""

@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.registrations import on_parameter
 from safe_rope._base.torch_private import storage_key
 from safe_rope._base.uninterrupted import uninterrupted
-from safe_rope._recognition.arguments import Arguments
+from safe_rope._recognition.arguments import Arguments, copied_container
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.given_modules import without_modules
 from safe_rope._recognition.holdings import entries, nested
@@ -194,6 +194,7 @@ def _rebuild(
         if kwargs.get("device") is not None:
             kwargs["device"] = None
         module = untouched.run(cls, *args, **kwargs)
+        _keep_what_was_handed(module, held)
         elsewhere = _keeps_elsewhere(module, provenance)
         draws = random.getstate() != drawn
     origins = {
@@ -203,6 +204,14 @@ def _rebuild(
         if tensor is not None
     }
     return Rebuilt(module, origins, elsewhere, moves=untouched.moved or draws)
+
+
+def _keep_what_was_handed(module: Any, held: Iterable[Any]) -> None:
+    """Give modules copies of the containers that a constructor was handed, which are emptied again."""
+    handed = {id(value) for value in held if type(value) in (list, dict)}
+    for part in module.modules() if handed and isinstance(module, nn.Module) else ():
+        kept = {name: copied_container(value) for name, value in vars(part).items() if id(value) in handed}
+        vars(part).update(kept)
 
 
 def _keeps_elsewhere(module: nn.Module, provenance: Provenance) -> bool:

@@ -67,6 +67,7 @@ def is_readable(value: torch.Tensor) -> bool:
     return value.layout == torch.strided and not value.is_nested and not is_small
 
 
+LAZY = "the first forward fills it, in whatever dtype the model has by then"
 UNREAD = "it is sparse, nested or in 8 bits, and nobody can say what it is to hold"
 
 

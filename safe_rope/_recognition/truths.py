@@ -9,7 +9,7 @@ from torch import nn
 
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
-from safe_rope._recognition.explained import LOST, Truth, find_truth, is_cast, is_same
+from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth, is_cast, is_same
 from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -70,27 +70,38 @@ def tables_of(
         if is_given and name not in tables and name in module._non_persistent_buffers_set:
             tables[name] = None, True  # no file fills what the constructor got on meta
     if tables:
-        tables.update(_counts_on_meta(module, reference, tables.keys()))
+        tables.update(_integers_on_meta(module, reference, tables.keys()))
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             tables[name] = values, False
     return tables
 
 
-def _counts_on_meta(
+def _integers_on_meta(
     module: nn.Module, reference: Reference, known: Container[str]
-) -> Iterator[tuple[str, tuple[torch.Tensor, bool]]]:
-    """Yield the counted integers that a module has lost beside its tables, as an index into one of those."""
+) -> Iterator[tuple[str, tuple[torch.Tensor | None, bool]]]:
+    """Yield the integers that a module has lost beside its tables, as an index into one of those.
+
+    Those that are counted have values; those that are drawn, and are in no file, have none.
+    """
     if reference.rebuilt is None or reference.module is None:
         return
     for name, value in entries(module):
         made = get_table(reference.module, name)
         origin = reference.origin(name)
         is_lost = isinstance(value, torch.Tensor) and value.is_meta and name not in known
-        if not (is_lost and has_position_name(name) and origin & Origin.COUNTED):
+        if not is_lost or value.dtype not in _INTEGERS:
             continue
-        if isinstance(made, torch.Tensor) and made.dtype in _INTEGERS and not made.is_meta:
+        is_counted = has_position_name(name) and origin & Origin.COUNTED
+        if is_drawn(module, name, origin):
+            yield name, (None, True)
+        elif is_counted and isinstance(made, torch.Tensor) and made.dtype in _INTEGERS and not made.is_meta:
             yield name, (made, True)
+
+
+def is_drawn(module: nn.Module, name: str, origin: Origin) -> bool:
+    """Whether no constructor and no file gives a buffer again."""
+    return bool(origin & Origin.RANDOM) and name in module._non_persistent_buffers_set
 
 
 def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str, torch.Tensor]]:
@@ -137,6 +148,8 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
         current = current.detach().cpu()
     elif rebuilt is not None and _was_written_to(current, reference, name):
         return Truth(None, "unfilled", LOST)
+    elif rebuilt is None and current is not None and is_drawn(module, name, reference.origin(name)):
+        return Truth(None, "unfilled", DRAWN)
     truth = find_truth(
         current,
         rebuilt,

@@ -52,7 +52,8 @@ class Ahead:
         return made or self._make(index)  # each is handed out once: it is its holder's to write to
 
     def _make(self, index: int) -> tuple[CosSin, CosSin]:
-        cos, sin = (CosSin(table, self.nominal, strides=self._strides) for table in self._rows[index])
+        details: Any = {"faced": True, "strides": self._strides}
+        cos, sin = (CosSin(table, self.nominal, **details) for table in self._rows[index])
         cos.lent = sin.lent = True
         cos.row = sin.row = Row(self, index, id(cos))
         return cos, sin

@@ -31,8 +31,10 @@ from safe_rope._base.torch_private import (
     make_wrapper_subclass,
 )
 from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation import _taken
 from safe_rope.rotation._operator_kinds import kind_of
 
+_VIEW_AS_DTYPE = torch.ops.aten.view.dtype
 _MARK = "_safe_rope_cos_sin"
 _writes = 0
 _this_thread = threading.local()
@@ -69,6 +71,8 @@ class CosSin(torch.Tensor):
     """The `safe_rope.rotation._ahead.Row` that it is, as long as it is lent."""
     wide: tuple[Any, int, torch.Tensor, tuple[int, ...]] | None = None
     """What `_lent` gave last: counts, `written` by then, the values expanded, and the strides of a copy."""
+    lowered: tuple[int, torch.Tensor] | None = None
+    """What `_memory` gave last, and `written` by then."""
     ready: dict[Any, Any] | None = None
     """What an application has made of it, for the next one; good as long as `written` says the same."""
 
@@ -85,11 +89,15 @@ class CosSin(torch.Tensor):
             followed: CosSin = _Marked.apply(table, nominal, faced, phase)  # type: ignore[no-untyped-call]
             return followed
         dtype = nominal if faced and nominal is not None else table.dtype
+        in_graph = torch.compiler.is_compiling()
+        keys = {} if in_graph else _taken.KEYS
         self: CosSin = make_wrapper_subclass(
-            cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device
+            cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device, **keys
         )
         self.table = self.source = table
         self.nominal, self.faced, self.phase = nominal, faced, phase
+        if not in_graph:
+            _taken.remember(self, table)
         return self
 
     def own(self) -> None:
@@ -97,8 +105,24 @@ class CosSin(torch.Tensor):
         if self.lent:
             own = self.table.new_empty_strided(self.size(), self.stride())
             self.table = self.source = own.copy_(self.table)
+            _taken.remember(self, own)
             self.lent, self.row = False, None
             _lents.pop(id(self), None)
+
+    def _memory(self) -> torch.Tensor:
+        """Return a plain tensor of the dtype and strides that it shows, for what reads memory."""
+        self.own()
+        if self.dtype == self.table.dtype:
+            return self.table
+        if self.lowered is None or self.lowered[0] != _writes:
+            self.lowered = _writes, _taken.with_memory(self.table, self)
+        return self.lowered[1]
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return memory that holds what it shows; compilers ask for the wrapper's own."""
+        if torch_private.is_compiler_at_work() or is_watched():
+            return super().untyped_storage()
+        return self._memory().untyped_storage()
 
     def _around(self, table: torch.Tensor) -> CosSin:
         return CosSin(table, self.nominal, self.faced, self.phase)
@@ -113,6 +137,8 @@ class CosSin(torch.Tensor):
         kwargs = kwargs or {}
         if kind.composite and torch.is_inference_mode_enabled():
             return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
+        if func is _VIEW_AS_DTYPE:
+            return func(args[0]._memory(), *args[1:])
         if kind.moves and type(args[0]) is CosSin:
             if kind.repeats and (lent := _lent(args[0], tuple(args[1]))) is not None:
                 return lent
@@ -121,8 +147,6 @@ class CosSin(torch.Tensor):
             return _moved(kind.function(args[0].table, *args[1:], **kwargs), args[0], kind.views)
         if kind.converts:
             return _converted(func, args[0], kwargs)
-        if kind.writes:
-            return _written(func, args, kwargs)
         leaves = [leaf for leaf in _flat((*args, *kwargs.values())) if isinstance(leaf, torch.Tensor)]
         tables = [leaf for leaf in leaves if isinstance(leaf, CosSin)]
         nominal = _common_dtype(tables)
@@ -130,7 +154,10 @@ class CosSin(torch.Tensor):
         # Autograd sees the operators on a table, and nothing of what takes it out of the mark.
         learned = any(leaf.requires_grad and not isinstance(leaf, CosSin) for leaf in leaves)
         # A number that is trained has no say in the dtype: what it is multiplied with has the model's.
-        if nominal is not None and (any(o.dtype in LOW for o in others) or (learned and not others)):
+        meets = nominal is not None and (any(o.dtype in LOW for o in others) or (learned and not others))
+        if kind.writes:
+            return _written(func, args, kwargs, tables, meets_the_model=meets)
+        if meets:
             _warn_of_phases(tables)
             return _called_with(_rounded, func, args, kwargs)
         result = _called_with(_plain if kind.aliases else _read, func, args, kwargs)
@@ -230,10 +257,7 @@ class CosSin(torch.Tensor):
         _note_write(self)
 
     def data_ptr(self) -> int:
-        self.own()
-        if self.faced and not hasattr(self, "_rounded"):
-            self._rounded = rounded(self)  # a kernel reads the dtype that the tensor says it has
-        return self._rounded.data_ptr() if self.faced else self.table.data_ptr()
+        return self._memory().data_ptr()  # a kernel reads the dtype that the tensor says it has
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CosSin({self.table!r})"
@@ -318,27 +342,39 @@ def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
             yield value
 
 
-def _called_with(make: Callable[[CosSin], Any], func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return what an operator gives for what ``make`` makes of the tables among its arguments."""
+def _called_with(
+    make: Callable[[CosSin], Any], func: Any, args: Any, kwargs: dict[str, Any], *, raises: bool = False
+) -> Any:
+    """Return what an operator gives for what ``make`` makes of the tables among its arguments.
+
+    ``raises``: other tensors of 16 bits are raised to FP32, which what is written to has.
+    """
 
     def made(value: Any) -> Any:
         if isinstance(value, CosSin):
             return make(value)
+        if raises and isinstance(value, torch.Tensor) and value.dtype in LOW:
+            return value.float()
         return [made(one) for one in value] if isinstance(value, list | tuple) else value
 
     return func(*map(made, args), **{name: made(value) for name, value in kwargs.items()})
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _written(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tables: list[CosSin], *, meets_the_model: bool
+) -> Any:
     """Run an operator that writes: into the table's own memory, or into another tensor."""
-    target = args[0] if args else None
+    target = kwargs.get("out", args[0] if args else None)
     for reference in list(_lents.values()):  # no allocation, and by that no callback, while it iterates
         if (copy := reference()) is not None:
             copy.own()
-    result = _called_with(_plain, func, args, kwargs)
     if isinstance(target, CosSin):
+        result = _called_with(_plain, func, args, kwargs, raises=True)
         _note_write(target)
-    return target if isinstance(target, CosSin) and isinstance(result, torch.Tensor) else result
+        return target if isinstance(result, torch.Tensor) else result
+    if meets_the_model:
+        _warn_of_phases(tables)
+    return _called_with(_rounded if meets_the_model else _plain, func, args, kwargs)
 
 
 def low_phases() -> int:
@@ -365,6 +401,8 @@ def _marked_alike(
     faced = any(table.faced for table in tables) or (nominal is not None and not moves)
 
     def mark(tensor: torch.Tensor) -> torch.Tensor:
+        if (tensor.is_nested or tensor.layout is not torch.strided) and nominal is not None:
+            return tensor.to(nominal)  # no wrapper has its sizes
         if tensor.is_complex() and nominal is not None and not nominal.is_complex:
             return tensor.to(torch.promote_types(nominal, torch.complex32))
         known = tensor.is_floating_point() or tensor.is_complex()
@@ -469,7 +507,7 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
         setattr(tensor, _MARK, True)  # the graph is the whole model, and returns plain tensors
         return tensor
     # In a graph of Dynamo, too: it may end here, and of what is made from an output only the type is kept.
-    return CosSin(tensor, nominal)
+    return CosSin(tensor, nominal, faced=True)
 
 
 @constant_in_graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -152,3 +153,41 @@ def test_other_values_of_a_checkpoint_win_over_those_of_the_constructor(write: s
     model.load_state_dict(changed.state_dict())
     assert_holds(model, changed.positions.get())
     assert_holds(model.half(), changed.positions.get())
+
+
+class WidenedPairs(nn.Module):
+    """Keeps cos and sin as pairs, and turns by them in FP32, as it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(LENGTH, dtype=torch.float32), no_harm.frequencies())
+        self.register_buffer("pairs", torch.stack((phase.cos(), phase.sin()), -1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turn = torch.view_as_complex(self.pairs[: x.shape[-2]].float().contiguous())
+        turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * turn
+        return torch.view_as_real(turned).flatten(-2).type_as(x)
+
+
+class WidenedTables(WidenedPairs):
+    """Returns them in FP32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pairs[: x.shape[-2]].float() + 0 * x.float().unflatten(-1, (-1, 2))
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("make", [WidenedPairs, WidenedTables])
+def test_code_that_asks_for_fp32_gets_the_exact_table(make: type[nn.Module], how: str, graph: bool) -> None:
+    x = torch.linspace(-1, 1, LENGTH * DIM).view(LENGTH, DIM).bfloat16()
+    stock = make().to(torch.bfloat16)(x)
+    expected = make()(x.float()).to(stock.dtype)
+    with safe_rope.guard() if how == "guard" else contextlib.nullcontext():
+        model = make()
+    model = model.to(torch.bfloat16)
+    if how == "protect":
+        safe_rope.protect(model)
+    called = torch.compile(model, backend="eager") if graph else model
+    torch.testing.assert_close(called(x), expected, rtol=0, atol=0)
+    assert not torch.equal(stock, expected)

@@ -1,0 +1,132 @@
+"""A table is of the stock model's dtype to all code that is no application of rotary embeddings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+
+DIM, LENGTH = 16, 40
+DTYPES = (torch.bfloat16, torch.float16)
+Reader = Callable[[Tensor, Tensor], Tensor]
+
+
+class Rotary(nn.Module):
+    """Returns cos and sin, which a function of this file is known to apply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = 10000.0 ** -(torch.arange(0, DIM, 2).float() / DIM)
+        self.register_buffer("inv_freq", rates, persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        phase = torch.outer(torch.arange(x.shape[-2]).float(), self.inv_freq).repeat(1, 2)
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def is_compared(x: Tensor, cos: Tensor) -> Tensor:
+    assert cos.dtype == x.dtype
+    return x * cos
+
+
+def added_at_rows(x: Tensor, cos: Tensor) -> Tensor:
+    return x.clone().index_add_(0, torch.arange(LENGTH), cos)
+
+
+def takes_memory(x: Tensor, cos: Tensor) -> Tensor:
+    storage = cos.untyped_storage()
+    return x * torch.empty(0, dtype=x.dtype).set_(storage, 0, cos.shape, cos.stride())  # type: ignore[call-overload]
+
+
+def takes_data(x: Tensor, cos: Tensor) -> Tensor:
+    other = torch.zeros_like(x)
+    other.data = cos
+    return x * other
+
+
+def keeps_data(x: Tensor, cos: Tensor) -> Tensor:
+    other = nn.Parameter(torch.zeros_like(x), requires_grad=False)
+    other.data = cos[:, : DIM // 2] * 1
+    del cos
+    return x[:, : DIM // 2] * other[:]
+
+
+def is_nested(x: Tensor, cos: Tensor) -> Tensor:
+    nested = torch.nested.as_nested_tensor([cos[:3], cos[3:7]])
+    return x[:8].view(2, 4, DIM) + nested.to_padded_tensor(0.0)
+
+
+READERS: list[Reader] = [
+    is_compared,
+    added_at_rows,
+    takes_memory,
+    takes_data,
+    keeps_data,
+    is_nested,
+    lambda x, cos: x.to(cos.dtype) * cos,
+    lambda x, cos: x.type_as(cos) * cos,
+    lambda x, cos: x.to(torch.promote_types(x.dtype, cos.dtype)) * cos,
+    lambda x, cos: torch.func.jvp(lambda one: one * cos, (x,), (x,))[1],
+    lambda x, cos: x.clone().masked_scatter_(torch.ones_like(x, dtype=torch.bool), cos),
+    lambda x, cos: x.clone().mul_(cos),
+    lambda x, cos: torch.empty(0, dtype=x.dtype).set_(cos.contiguous()) * x,
+    lambda x, cos: x * cos.contiguous().view(torch.int16).view(x.dtype),
+]
+
+
+def model(dtype: torch.dtype, how: str) -> Rotary:
+    with safe_rope.guard() if how == "guard" else contextlib.nullcontext():
+        made = Rotary()
+    made = made.to(dtype)
+    if how == "protect":
+        safe_rope.protect(made)
+    return made
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reader", READERS)
+def test_it_reads_what_a_true_table_rounded_once_holds(reader: Reader, dtype: torch.dtype, how: str) -> None:
+    x = torch.linspace(-1, 1, LENGTH * DIM).view(LENGTH, DIM).to(dtype)
+    cos, _ = model(dtype, how)(x)
+    true, _ = Rotary()(x.float())
+    assert safe_rope.rotation.is_marked(cos)
+    result = reader(x, cos)
+    torch.testing.assert_close(result, reader(x, true.to(dtype)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_application_still_gets_fp32(dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, LENGTH * DIM).view(LENGTH, DIM).to(dtype)
+    protected = model(dtype, "guard")
+    true: Any = Rotary()(x.float())
+    torch.testing.assert_close(apply_rotary(x, *protected(x)), apply_rotary(x.float(), *true).to(dtype))
+
+
+def test_what_has_taken_data_shows_what_it_took_when_the_table_is_gone() -> None:
+    x = torch.zeros(LENGTH, DIM, dtype=torch.bfloat16)
+    other, protected = torch.zeros_like(x), model(torch.bfloat16, "guard")
+    other.data = protected(x)[0]
+    true, _ = Rotary()(x.float())
+    torch.testing.assert_close(other + 0, true.bfloat16(), rtol=0, atol=0)
+    assert other.untyped_storage().nbytes() == other.nbytes
+
+
+def test_16_bits_are_written_to_a_table() -> None:
+    x = torch.zeros(LENGTH, DIM, dtype=torch.bfloat16)
+    cos, _ = model(torch.bfloat16, "guard")(x)
+    before = cos.float()
+    cos.index_add_(0, torch.arange(3), torch.ones(3, DIM, dtype=torch.bfloat16))
+    before[:3] += 1
+    torch.testing.assert_close(cos.float(), before, rtol=0, atol=0)
