@@ -141,7 +141,7 @@ def get_table(module: nn.Module, name: str) -> Any:
     # Dynamo before torch 2.5 takes no ``vars`` of a module in a graph, and no buffer needs it.
     direct = module._buffers[name] if name in module._buffers else vars(module).get(name)
     if direct is not None or not is_inside(name):
-        return None if isinstance(direct, torch.Tensor) and has_no_shape(direct) else direct
+        return direct
     owner, _, key = name.partition(".")
     return dict(_items(vars(module).get(owner))).get(key)
 

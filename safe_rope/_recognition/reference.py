@@ -18,7 +18,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.torch_private import PARAMETRIZED, WRAPPED
 from safe_rope._recognition.arguments import Arguments, infer_arguments
 from safe_rope._recognition.conditions import Conditions
-from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.holdings import get_table, has_no_shape
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.rebuild import Rebuilt, rebuild
 from safe_rope._recognition.tables import is_library_module
@@ -158,7 +158,8 @@ class Reference(NamedTuple):
             if value is None and owner:
                 with contextlib.suppress(AttributeError):
                     value = get_table(module.get_submodule(owner), inner)
-            yield value.cpu() if isinstance(value, torch.Tensor) and not value.is_meta else None
+            is_made = isinstance(value, torch.Tensor) and not (has_no_shape(value) or value.is_meta)
+            yield value.cpu() if is_made else None
 
     def replayed_parameters(self, name: str, device: torch.device | None = None) -> Iterator[torch.Tensor]:
         """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
 from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth, is_cast, is_same
-from safe_rope._recognition.holdings import entries, get_table
+from safe_rope._recognition.holdings import entries, get_table, has_no_shape
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
@@ -58,14 +59,14 @@ def tables_of(
             del tables[name]
     empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
-        made, current = get_table(reference.module, name), get_table(module, name)
+        made, current = _made(reference, name), get_table(module, name)
         if name in empty and (reference.early or current.numel() == 1) and not current._version:
             continue
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
         if name not in tables and by_another:
             tables[name] = None, is_finished  # filled by somebody else than the constructor
     for name, tensor in own_tensors(module):
-        made = get_table(reference.module, name)
+        made = _made(reference, name)
         is_given = tensor.is_meta and isinstance(made, torch.Tensor) and made.is_meta
         if is_given and name not in tables and name in module._non_persistent_buffers_set:
             tables[name] = None, True  # no file fills what the constructor got on meta
@@ -87,7 +88,7 @@ def _integers_on_meta(
     if reference.rebuilt is None or reference.module is None:
         return
     for name, value in entries(module):
-        made = get_table(reference.module, name)
+        made = _made(reference, name)
         origin = reference.origin(name)
         is_lost = isinstance(value, torch.Tensor) and value.is_meta and name not in known
         if not is_lost or value.dtype not in _INTEGERS:
@@ -163,9 +164,15 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
     return truth
 
 
+def _made(reference: Reference, name: str) -> Any:
+    """Return what the constructor makes of a table; None where it gets its shape in the first forward."""
+    made = None if reference.module is None else get_table(reference.module, name)
+    return None if isinstance(made, torch.Tensor) and has_no_shape(made) else made
+
+
 def _was_written_to(current: torch.Tensor | None, reference: Reference, name: str) -> bool:
     """Whether more has been written to a tensor on meta than its constructor writes."""
-    made = None if reference.module is None else get_table(reference.module, name)
+    made = _made(reference, name)
     return isinstance(made, torch.Tensor) and current is not None and current._version > made._version
 
 
