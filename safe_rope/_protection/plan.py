@@ -184,7 +184,7 @@ def _prepare(
 
 
 def _casts_otherwise(cls: type[nn.Module]) -> bool:
-    """Whether a class casts by methods of its own, which may reach what torch does not."""
+    """Whether a class overrides a cast, which may then reach what that of torch does not."""
     return any(getattr(cls, name) is not getattr(nn.Module, name) for name in _CASTS)
 
 
