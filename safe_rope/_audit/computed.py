@@ -163,7 +163,7 @@ def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Pro
 
 
 def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
-    """Widen what a copy of a module holds, dtypes too, or give it the FP32 values that a forward has put there.
+    """Widen what a copy of a module holds, dtypes too; what its forward repairs is as it has repaired it.
 
     ``called``: a copy that has run in low precision.
     """

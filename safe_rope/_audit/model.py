@@ -121,7 +121,7 @@ def _wrappers(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Mod
 def _is_audited(module: nn.Module) -> bool:
     left = any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
     kept = is_protected(module) or is_pinned(module) or left
-    return kept or concerns(module) or is_position_module(module)
+    return kept or concerns(module) or is_position_module(module) or counted.may_be_asked(module)
 
 
 def _checked(positions: Iterable[int]) -> list[int]:
