@@ -91,6 +91,16 @@ _MOVING = {
 """Names in code that computes nothing with what it moves, casts or takes a part of."""
 
 
+_ARITHMETIC = {
+    *("abs", "neg", "add", "sub", "mul", "div", "true_divide", "pow", "square", "sqrt", "rsqrt", "reciprocal"),
+    *("exp", "exp2", "log", "log2", "log10", "log1p", "floor", "ceil", "round", "sign", "relu", "where", "outer"),
+    *("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "min", "max", "stack", "cat", "transpose", "t"),
+    *("mT", "T", "permute", "repeat", "repeat_interleave", "new_tensor", "tensor", "long", "int", "bool"),
+    *("double", "flip", "tril", "triu", "range", "len", "math", "pi", "e", "unflatten", "ones_like", "int64"),
+}
+"""Names in code that computes with numbers, element by element."""
+
+
 def only_hands_out(cls: type) -> bool:
     """Whether a class has no ``forward``, or one that computes nothing with what its module holds.
 
@@ -187,6 +197,14 @@ def stores_when_called(cls: type) -> bool:
 def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
     own = _by_name(cls)
     return tuple(_reached(own, _functions_of(own.get("forward")), beside=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def beside_arithmetic(cls: type) -> frozenset[str]:
+    """Names in ``forward``, and in what helps it, that are none of arithmetic, moves, counts or helpers."""
+    reached = _of_forward(cls)
+    plain = _ARITHMETIC | _MOVING | _COUNTING | {one.__name__ for one in reached}
+    return frozenset(_all_names(reached) - plain - set(_by_name(cls)))
 
 
 def reached_by_forward(cls: type) -> tuple[types.FunctionType, ...]:

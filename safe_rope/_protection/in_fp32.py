@@ -107,7 +107,7 @@ def counts_low(call: Call) -> bool:
     runner, state = call.state.runner, call.state
     if not state.only_counts or call.watched or state.code.writes or runner.is_opaque or runner.as_stock:
         return False
-    if not (call.has_low or call.held_low) or _is_captured(call):
+    if not (call.has_low or call.held_low) or _is_captured(call) or not _may_count_beyond(call):
         return False
     key = _key(call)
     known: bool | None = runner.makes_counts.get(key)
@@ -117,8 +117,17 @@ def counts_low(call: Call) -> bool:
     return known
 
 
+def _may_count_beyond(call: Call) -> bool:
+    """Whether what a call is given is so long that a low dtype of it cannot count so far."""
+    held = [get_table(call.module, name) for name in call.held_low]
+    dtypes = {one.dtype for one in (*call.leaves, *held) if isinstance(one, torch.Tensor) and one.dtype in LOW}
+    numbers = [one for one in (*call.args, *call.kwargs.values()) if type(one) is int]
+    longest = max((*numbers, *(size for leaf in call.leaves for size in leaf.shape)), default=0)
+    return longest > min((2 / torch.finfo(dtype).eps for dtype in dtypes), default=MANY)
+
+
 def _makes_counts(call: Call) -> bool:
-    """Whether what the stock forward returns is made of counts, and of no activations."""
+    """Whether what the stock forward returns is made of rounded counts, and of no activations."""
     provenance = Activations()
     for leaf in call.leaves:
         if leaf.is_floating_point():
@@ -138,7 +147,7 @@ def _makes_counts(call: Call) -> bool:
     is_more = any(one & Origin.GIVEN for one in made)
     if is_more and provenance.coarse is not None:
         _tell_of_counts(call, provenance.coarse)
-    return any(one & Origin.COUNTED for one in made) and not is_more
+    return any(one & Origin.COUNTED for one in made) and not is_more and provenance.coarse is not None
 
 
 def _tell_of_counts(call: Call, dtype: torch.dtype) -> None:
@@ -374,7 +383,8 @@ def _compare(call: Call, leaves: list[Any], given: Any, origins: dict[int, Origi
         is_given = bool(origin & Origin.GIVEN) and bool(origin & Origin.STEPS)
         is_phase = bool(origin & Origin.COUNTED) and not (origin & Origin.FINISHED or is_given)
         is_phase &= leaf.is_floating_point()
-        is_phase = is_phase and not (call.state.only_counts and _holds(other.dtype, leaf))
+        is_count = call.state.only_counts and not unfinished  # what meets frequencies is a phase
+        is_phase = is_phase and not (is_count and _holds(other.dtype, leaf))
         is_asked = is_phase and not call.watched  # a tensor of a transform has no memory to be asked for
         same = (name for name in unfinished if is_asked and is_shared(get_table(call.module, name), leaf))
         found.append(Result(other.dtype, is_phase, next(same, None)))

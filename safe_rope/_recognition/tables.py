@@ -15,6 +15,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._recognition.holdings import entries, has_no_shape, keeps_nothing, unfilled
 from safe_rope._recognition.provenance import Origin
 
+_NUMBERS = (bool, int, float, torch.Tensor, torch.dtype)
 FEWEST = 8
 """Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
 _FEWEST_ROWS = 4
@@ -145,9 +146,14 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
 def only_counts(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters counts in the forward of its class ``stock``, and takes no sines.
 
-    Whether positions are all that it makes is told by a call alone.
+    It computes element by element, with numbers and tensors that it holds, and with nothing else: what asks
+    for a dtype's limits, or talks to other ranks, is not to run in another dtype, nor twice. Whether positions
+    are all that it makes is told by a call alone.
     """
-    return not (is_librarys(stock) or only_makes_positions(module, stock)) and counts(module)
+    if is_librarys(stock) or not counts(module) or only_makes_positions(module, stock) or module._modules:
+        return False
+    held = {**vars(module), **module._buffers}
+    return all(isinstance(held.get(name), _NUMBERS) for name in bytecode.beside_arithmetic(stock))
 
 
 def counts(module: nn.Module) -> bool:
@@ -216,12 +222,11 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         return False
     if is_position_table(name, tensor, origin):
         return True
-    if tensor.is_floating_point() and origin & Origin.COUNTED and counts(module):
-        return not (origin & Origin.RANDOM or tensor.is_meta) and _has_values(
-            tensor
-        )  # whatever its name says
     if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name) or tensor.numel() < 2:
         return False
+    if tensor.is_floating_point() and origin & Origin.COUNTED and counts(module):
+        # What its forward changes is a state.
+        return _has_values(tensor) and not bytecode.conduct(_stock(module)).stores
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_rotates(module)

@@ -163,11 +163,11 @@ class Bells(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("sigma", 2.0 ** torch.arange(1, 5) * 1.3, persistent=False)
+        self.register_buffer("spread", 2.0 ** torch.arange(1, 5) * 1.3, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         counts = torch.arange(x.shape[1], dtype=torch.float32)
-        return -(counts[:, None] - counts).pow(2)[::23] / (2 * self.sigma.float()[:, None, None] ** 2)
+        return -(counts[:, None] - counts).pow(2)[::23] / (2 * self.spread.float()[:, None, None] ** 2)
 
 
 def bias(result: Any) -> Tensor:
