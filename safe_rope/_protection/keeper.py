@@ -259,6 +259,9 @@ class Keeper:
                 witness = torch.empty(1, dtype=dtype, device=device_of(buffer))
                 sent = sent_by(fn, witness)
                 device = device if sent is witness else sent.device
+                # `nn.Module.share_memory` works in place.
+                if buffer is not None and sent is witness and witness.is_shared():  # type: ignore[no-untyped-call]
+                    buffer.share_memory_()  # type: ignore[no-untyped-call]
                 if not dtype.is_complex:
                     self.nominal[name] = sent.dtype
         finally:

@@ -162,6 +162,16 @@ def test_what_outside_code_writes_does_not_last(family: str, write: str) -> None
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
+def test_shared_memory_holds_the_tables_too(family: str) -> None:
+    model = survival.build(family)
+    survival.assert_runs(model)
+    model.share_memory()
+    assert all(tensor.is_shared() for tensor in (*model.parameters(), *model.buffers()))
+    survival.assert_runs(model)
+    survival.assert_right(model, family, "exact")
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
 def test_layers_that_each_had_a_cache_share_one_storage(family: str) -> None:
     model = survival.build(family, layers=3)
     modules = list(families.rotary_modules(model).values())
