@@ -47,7 +47,7 @@ def may_be_asked(module: nn.Module) -> bool:
     stock: Any = stock_class(module)
     facts, has_weights = bytecode.facts(stock), next(module.parameters(), None) is not None
     turns = facts.turns_counts if has_weights else facts.turns
-    return turns and not bytecode.conduct(stock).attends
+    return turns and not (bytecode.conduct(stock).attends or bytecode.talks_to_ranks(stock))
 
 
 class _Phases(Provenance):

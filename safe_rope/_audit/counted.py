@@ -1,8 +1,8 @@
 """Whether a forward that takes no sines counts in a dtype that cannot hold its counts, and it shows.
 
-Rounded counts alone are no damage, as where a result is rounded once, and results that differ are none, as
-what a forward makes of right ones in the model's dtype. A short call, whose counts every dtype holds, tells
-the two apart: what differs there as well is not for the counts.
+Rounded counts alone are no damage, as where a result is rounded once. Results that differ are none, as what a
+forward makes of right ones in the model's dtype. A short call, whose counts every dtype holds, tells the two
+apart: what differs there as well is not for the counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def may_be_asked(module: nn.Module) -> bool:
     stock: Any = stock_class(module)
     facts, has_weights = bytecode.facts(stock), next(module.parameters(), None) is not None
     counts = bytecode.counts_as_given(stock) if has_weights else facts.counts_when_called
-    return counts and not (facts.turns or is_librarys(stock) or bytecode.conduct(stock).attends)
+    does_more = facts.turns or bytecode.conduct(stock).attends or bytecode.talks_to_ranks(stock)
+    return counts and not (does_more or is_librarys(stock))
 
 
 def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:

@@ -92,13 +92,18 @@ _MOVING = {
 
 
 _ARITHMETIC = {
-    *("abs", "neg", "add", "sub", "mul", "div", "true_divide", "pow", "square", "sqrt", "rsqrt", "reciprocal"),
-    *("exp", "exp2", "log", "log2", "log10", "log1p", "floor", "ceil", "round", "sign", "relu", "where", "outer"),
-    *("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "min", "max", "stack", "cat", "transpose", "t"),
+    *("abs", "neg", "add", "sub", "mul", "div", "true_divide", "pow", "square", "sqrt", "rsqrt"),
+    *("exp", "exp2", "log", "log2", "log10", "log1p", "floor", "ceil", "round", "sign", "relu"),
+    *("clamp", "clamp_min", "clamp_max", "minimum", "maximum", "min", "max", "stack", "cat", "t"),
     *("mT", "T", "permute", "repeat", "repeat_interleave", "new_tensor", "tensor", "long", "int", "bool"),
+    *("where", "outer", "transpose", "reciprocal"),
     *("double", "flip", "tril", "triu", "range", "len", "math", "pi", "e", "unflatten", "ones_like", "int64"),
 }
 """Names in code that computes with numbers, element by element."""
+
+
+_TALKING = ("distributed", "reduce_scatter", "barrier", "all_gather", "all_reduce", "all_to_all")
+"""How the names of what waits for other ranks begin."""
 
 
 def only_hands_out(cls: type) -> bool:
@@ -205,6 +210,12 @@ def beside_arithmetic(cls: type) -> frozenset[str]:
     reached = _of_forward(cls)
     plain = _ARITHMETIC | _MOVING | _COUNTING | {one.__name__ for one in reached}
     return frozenset(_all_names(reached) - plain - set(_by_name(cls)))
+
+
+@functools.lru_cache(maxsize=4096)
+def talks_to_ranks(cls: type) -> bool:
+    """Whether ``forward``, or what helps it, names a collective: one rank alone would wait in it."""
+    return any(name == "dist" or name.startswith(_TALKING) for name in _all_names(_of_forward(cls)))
 
 
 def reached_by_forward(cls: type) -> tuple[types.FunctionType, ...]:

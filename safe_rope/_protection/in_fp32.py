@@ -119,8 +119,8 @@ def counts_low(call: Call) -> bool:
 
 def _may_count_beyond(call: Call) -> bool:
     """Whether what a call is given is so long that a low dtype of it cannot count so far."""
-    held = [get_table(call.module, name) for name in call.held_low]
-    dtypes = {one.dtype for one in (*call.leaves, *held) if isinstance(one, torch.Tensor) and one.dtype in LOW}
+    tensors = [*call.leaves, *(get_table(call.module, name) for name in call.held_low)]
+    dtypes = {one.dtype for one in tensors if isinstance(one, torch.Tensor)} & set(LOW)
     numbers = [one for one in (*call.args, *call.kwargs.values()) if type(one) is int]
     longest = max((*numbers, *(size for leaf in call.leaves for size in leaf.shape)), default=0)
     return longest > min((2 / torch.finfo(dtype).eps for dtype in dtypes), default=MANY)

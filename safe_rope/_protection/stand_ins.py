@@ -236,7 +236,7 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
     if state.runner.leads_back(module) is not Back.NOT:
         return _on_itself(call, show, run)
     can_run_again = not (call.watched or module._modules or module._parameters)
-    before = twin(module, stock_class(module)) if can_run_again else None
+    before = _as_before(module, state) if can_run_again else None
     stand_in, shown = stand_in_for(call, show, call.watched)
     versions = {name: table._version for name, table in shown.items()} if not call.watched else {}
     result = (run or call.on)(stand_in)
@@ -246,6 +246,16 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
         return result  # tables that are made under a transformation are not kept, nor what says that they are
     take_back(module, stand_in, state.pins)
     return result
+
+
+def _as_before(module: nn.Module, state: Any) -> nn.Module:
+    """Return a twin of the module that keeps its tables when a call changes them in place."""
+    before = twin(module, stock_class(module))
+    for name in state.pins if state.code.stores else ():
+        table = get_table(module, name)
+        if isinstance(table, torch.Tensor):
+            set_table(before, name, table.clone())
+    return before
 
 
 def _on_itself(call: Call, show: Show, run: Callable[[nn.Module], Any] | None) -> Any:

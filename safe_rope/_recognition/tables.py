@@ -146,9 +146,9 @@ def only_makes_positions(module: nn.Module, stock: type) -> bool:
 def only_counts(module: nn.Module, stock: type) -> bool:
     """Whether a module without parameters counts in the forward of its class ``stock``, and takes no sines.
 
-    It computes element by element, with numbers and tensors that it holds, and with nothing else: what asks
-    for a dtype's limits, or talks to other ranks, is not to run in another dtype, nor twice. Whether positions
-    are all that it makes is told by a call alone.
+    It computes element by element, with numbers and tensors that it holds, and with nothing else. What asks
+    for a dtype's limits, or talks to other ranks, is not to run in another dtype, nor twice. Whether it makes
+    nothing but positions is told by a call.
     """
     if is_librarys(stock) or not counts(module) or only_makes_positions(module, stock) or module._modules:
         return False

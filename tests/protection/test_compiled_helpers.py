@@ -27,7 +27,7 @@ def phases(length: int, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 @compiled
-def cos(length: int, frequencies: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cosines(length: int, frequencies: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (torch.arange(length, dtype=frequencies.dtype)[:, None] * frequencies).cos().to(dtype)
 
 
@@ -37,7 +37,7 @@ class Cos(nn.Module):
         self.register_buffer("inv_freq", rates(DIM), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return cos(x.shape[1], self.inv_freq, x.dtype)
+        return cosines(x.shape[1], self.inv_freq, x.dtype)
 
 
 class Phases(Cos):

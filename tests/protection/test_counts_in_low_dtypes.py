@@ -244,3 +244,38 @@ def test_activations_stay_as_in_stock(cls: type[nn.Module], recwarn: pytest.Warn
     told = [one for one in recwarn if issubclass(one.category, PrecisionWarning)]
     assert ["counts in torch.bfloat16" in str(one.message) for one in told] == [True] * (cls is Scores)
     assert safe_rope.audit(model.to(BF16)).ok == (cls is not Scores)
+
+
+class Mask(nn.Module):
+    """Ends in the lowest number of its dtype, which FP32 has not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = torch.arange(x.shape[1])
+        allowed = counts <= counts[:, None]
+        return torch.zeros(allowed.shape, dtype=x.dtype).masked_fill(~allowed, torch.finfo(x.dtype).min)
+
+
+class Codes(nn.Module):
+    """Holds codes, which begin evenly and are trained past autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codebook", torch.linspace(-1, 1, 16)[:, None].repeat(1, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        nearest = (x[0, :, None] - self.codebook).abs().sum(-1).argmin(-1)
+        chosen = (nearest == torch.arange(16)[:, None]).to(x.dtype)
+        self.codebook.lerp_(chosen @ x[0] / (chosen.sum(1, keepdim=True) + 1), 0.1)
+        return self.codebook[nearest]
+
+
+@pytest.mark.parametrize("cls", [Mask, Codes])
+def test_masks_and_states_are_as_in_stock(cls: type[nn.Module]) -> None:
+    x = torch.randn(1, 600, 32, generator=torch.Generator().manual_seed(0)).to(BF16)
+    with safe_rope.guard() as session:
+        guarded = cls()
+    stock, guarded = cls().to(BF16), guarded.to(BF16)
+    for _ in range(3):
+        assert torch.equal(guarded(x), stock(x))
+    assert not session.report.protected
+    assert safe_rope.audit(Model(cls())).ok

@@ -137,3 +137,41 @@ def test_what_an_own_apply_casts_has_the_dtype_that_it_was_cast_to_last() -> Non
         x = torch.zeros(1, 60, 32, dtype=stock.trained.weight.dtype)
         assert model(x).dtype == stock(x).dtype
     assert torch.equal(model.cos, MapsAttributes().cos)
+
+
+class Stretches(nn.Module):
+    """Changes its frequencies in place and makes its table anew, in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inv_freq = 1 / 100 ** (torch.arange(0, 32, 2).float() / 32)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.make(80)
+
+    def make(self, count: int) -> None:
+        phases = torch.arange(count).float()[:, None] * self.inv_freq.float()
+        self.register_buffer("cos", phases.cos(), persistent=False)
+
+    def stretch(self, count: int) -> None:
+        self.inv_freq.mul_(0.5)
+        self.make(count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > len(self.cos):
+            self.stretch(x.shape[1])
+        return self.cos[: x.shape[1]].to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", ["method", "forward"])
+def test_a_change_in_place_is_made_once(way: str, dtype: torch.dtype) -> None:
+    true = Stretches()
+    true.stretch(100)
+    with safe_rope.guard():
+        module = Stretches()
+    module.to(dtype)
+    if way == "method":
+        module.stretch(100)
+    for _ in range(2):
+        made = module(torch.zeros(1, 100, 32, dtype=dtype))
+        assert torch.equal(made, true.cos.to(dtype))

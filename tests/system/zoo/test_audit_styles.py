@@ -28,6 +28,7 @@ UNTOLD = {
     *("ChildRegistersOnItsParent", "BuiltInThreads", "OnePerSize", "FromARegistry", "SecondLikeTheFirst"),
     *("FilledByApply", "HandsItsBufferOver", "CopiesItsTables", "FilledByInitWeights", "FromAClassMethod"),
     *("EsmRotary", "OneTableInTwoModules", "given_by_a_factory", "copied_and_filled"),
+    *("RopeHiddenFromTheModule",),
     "FilledBeforeItIsRegistered",
 }
 # Lost, and not told: what a checkpoint may hold as well, or a step in 16 bits that no replay repeats.
