@@ -85,20 +85,23 @@ def initialize(
 
     """
     given = {**locals()}
-    known = inspect.signature(_deepspeed.stock_initialize()).parameters
-    # Not every release knows mesh_param; one that does not refuses it where the caller gives it.
-    arguments = {k: v for k, v in given.items() if k not in _OWN and (k in known or v is not None)}
-    found = find_config(args, config, config_params)
-    read = None if found is None else read_config(found)
-    sequence = {"sequence_parallel_size": _deepspeed.sequence_parallel_size(read or {}, mpu, mesh_param)}
-    settings = None if read is None else preflight.check_config({**read, **sequence})
-    if model is None or read is None or settings is None:
-        return _plain(arguments)
+    chosen = None
     joining = {"distributed_port": distributed_port, "dist_init_required": dist_init_required}
     with agreement(lambda join: _deepspeed.ranks(mpu, join, **joining)) as agree:
-        preflight.check_model(model, settings)
-        sources = example_inputs, training_data, collate_fn
-        safe, report = choose_parameters(model, settings, *sources, agree=agree)
+        known = inspect.signature(_deepspeed.stock_initialize()).parameters
+        # Not every release knows mesh_param; one that does not refuses it where the caller gives it.
+        arguments = {k: v for k, v in given.items() if k not in _OWN and (k in known or v is not None)}
+        found = find_config(args, config, config_params)
+        read = None if found is None else read_config(found)
+        sequence = {"sequence_parallel_size": _deepspeed.sequence_parallel_size(read or {}, mpu, mesh_param)}
+        settings = None if read is None else preflight.check_config({**read, **sequence})
+        if model is not None and settings is not None:
+            preflight.check_model(model, settings)
+            sources = example_inputs, training_data, collate_fn
+            chosen = choose_parameters(model, settings, *sources, agree=agree)
+    if settings is None or chosen is None:
+        return _plain(arguments)
+    safe, report = chosen
     arguments |= {"args": without_config(args), "config": read, "config_params": None}
     built = _with_autocast(arguments, settings, safe, low_precision_gather)
     built[0].safety_report = report

@@ -30,26 +30,34 @@ _talks: Counter[tuple[int, ...]] = Counter()  # that a rank, the first of these,
 def agreement(ranks: Callable[[bool], tuple[int, list[int]]]) -> Iterator[Agree]:
     """Give what makes of this rank's report the one that all ranks share; each has to call it once.
 
-    If the block fails before that, the others raise ConfigError.
+    If the block ends before that in an error of any kind, SystemExit and KeyboardInterrupt too, this rank
+    raises it, and the others raise ConfigError.
 
     Args:
         ranks: returns this rank and all that take part, itself alone if there is no process group. It forms
             one if it is given True.
 
     """
-    asked = False
+    talk: _Talk | None = None
 
     def agree(report: SafetyReport) -> SafetyReport:
-        nonlocal asked
-        asked = True
-        return _agreed(report, _Talk(*ranks(True)))
+        nonlocal talk
+        talk = _Talk(*ranks(True))
+        return _agreed(report, talk)
 
     try:
         yield agree
-    except Exception as error:
-        if not asked:
-            _Talk(*ranks(False)).give_up(f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # of the store: the rank's own error is raised
+            (talk or _Talk(*ranks(False))).give_up(_described(error))
         raise
+
+
+def _described(error: BaseException) -> str:
+    said = type(error).__name__
+    with contextlib.suppress(Exception):  # somebody's own __str__
+        said = f"{said}: {error}" if str(error) else said
+    return said
 
 
 class _Talk:
@@ -61,6 +69,8 @@ class _Talk:
         _talks[talk] += 1
         self._key = f"safe_rope/{hash(tuple(ranks))}/{_talks[talk]}"
         self.own, self._ranks = own, ranks
+        self._place: int | str = "all" if own == ranks[0] else own
+        self._has_told = False
 
     def merged(self, said: Any, merge: Callable[[dict[int, Any]], Any]) -> Any:
         """Return on every rank what ``merge`` makes of what they ``said``; None for a rank by itself."""
@@ -68,22 +78,22 @@ class _Talk:
             return None
         first = self._ranks[0]
         if self.own != first:
-            self._set(self.own, said)
+            self._tell(said)
             return self._get("all")
         heard = {first: said} | {rank: self._get(rank) for rank in self._ranks[1:]}
         result = merge(heard)
-        self._set("all", result)
+        self._tell(result)
         return result
 
     def give_up(self, why: str) -> None:
-        """Tell the others that this rank fails, and wait for nobody."""
-        if self._store is not None:
-            failed = {"failed": {self.own: why}}
-            self._set("all" if self.own == self._ranks[0] else self.own, failed)
+        """Tell the others that this rank fails, unless they wait for it no more; wait for nobody."""
+        if self._store is not None and not self._has_told:
+            self._tell({"failed": {self.own: why}})
 
-    def _set(self, who: int | str, value: Any) -> None:
+    def _tell(self, value: Any) -> None:
         assert self._store is not None
-        self._store.set(f"{self._key}/{who}", zlib.compress(json.dumps(value).encode()))
+        self._store.set(f"{self._key}/{self._place}", zlib.compress(json.dumps(value).encode()))
+        self._has_told = True
 
     def _get(self, who: int | str) -> Any:
         assert self._store is not None
