@@ -80,7 +80,7 @@ def _rotating(module_name: str) -> Iterator[str]:
             continue  # where `safe_rope.rotation._installed` keeps what a function runs
         try:
             parameters = parameters_of(value)
-        except (TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - what stands for an optional import raises what it likes
             continue
         if "cos" in parameters and "sin" in parameters:
             yield name

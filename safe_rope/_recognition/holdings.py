@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from safe_rope._base.containers import held_in, length_of
 from safe_rope._base.functions import filled_cells
 
 OF_TORCH = frozenset(vars(nn.Module()))
@@ -65,7 +66,7 @@ def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what is in a container or in a closure, and in what is in there."""
     held: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, list | tuple | dict) and len(value) <= _LONGEST:
+    if isinstance(value, list | tuple | dict) and length_of(value) <= _LONGEST:
         held = _items(value)
     elif isinstance(value, types.FunctionType) and value.__closure__:
         held = _closed_over(value)
@@ -86,7 +87,8 @@ def inside(module: nn.Module, name: str, value: Any) -> Iterable[tuple[str, Any]
     if isinstance(value, types.FunctionType):
         return _closed_over(value)
     if isinstance(value, set | frozenset):
-        return [(str(at), one) for at, one in enumerate(value)] if len(value) <= _LONGEST else ()
+        held = held_in(value)
+        return [(str(at), one) for at, one in enumerate(held)] if len(held) <= _LONGEST else ()
     kind = _kind(type(value))  # type: ignore[arg-type]
     if kind is None or kind is _Kind.TENSOR or not _may_be_looked_into(module, name, value, kind):
         return ()
@@ -254,7 +256,7 @@ def _kind(cls: Any) -> _Kind | None:
 
 def _may_be_looked_into(module: nn.Module, name: str, value: Any, kind: _Kind) -> bool:
     if kind is _Kind.CONTAINER:
-        return 0 < len(value) <= _LONGEST
+        return 0 < length_of(value) <= _LONGEST
     return not _is_closed(type(module), name, type(value))
 
 
@@ -266,10 +268,10 @@ def _is_closed(holder: Any, name: str, cls: Any) -> bool:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
+        for index, inner in enumerate(held_in(value)):
             yield str(index), inner
     elif isinstance(value, dict):
-        for key, inner in value.items():
+        for key, inner in dict.items(value):
             if isinstance(key, _KEYS):
                 yield str(key), inner
     else:

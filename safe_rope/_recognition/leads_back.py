@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from safe_rope._base.bytecode import named_by_forward, package
+from safe_rope._base.containers import held_in
 from safe_rope._base.functions import filled_cells
 from safe_rope._recognition.reference import stock_class
 
@@ -73,10 +74,10 @@ def leads_back(module: nn.Module) -> Back:
 
 def _held(value: Any, author: str) -> Iterator[tuple[Any, bool]]:
     """Yield what a value holds, and whether copies of the value hold the same."""
-    if isinstance(value, dict | weakref.WeakValueDictionary):
-        yield from ((one, False) for one in list(value.values()))
-    elif isinstance(value, list | tuple | set | frozenset | deque | weakref.WeakSet):
-        yield from ((one, False) for one in list(value))
+    if held := held_in(value):
+        yield from ((one, False) for one in held)
+    elif isinstance(value, weakref.WeakValueDictionary | weakref.WeakSet):
+        yield from ((one, False) for one in list(getattr(value, "values", value.__iter__)()))
     elif isinstance(value, weakref.ref):
         yield value(), True
     elif isinstance(value, functools.partial):

@@ -38,6 +38,7 @@ _LIBRARIES = {
 }
 REMEMBERING: Any = type(functools.lru_cache(lambda: None))
 """The class of a function that remembers its results."""
+_METHODS = (staticmethod, classmethod, types.MethodType)
 _DEPTH = 8
 """Wrappers around a function that are looked through."""
 _ENOUGH = 2048
@@ -189,6 +190,12 @@ def _code_of(value: Any) -> types.FunctionType | None:
         elif isinstance(value, REMEMBERING):
             value = value.__wrapped__
     return None
+
+
+def remembering_in(value: Any) -> Any:
+    """Return the function that remembers its results in a function or method, as it is kept; else None."""
+    function = value.__func__ if type(value) in _METHODS else value
+    return function if issubclass(type(function), REMEMBERING) else None
 
 
 def _is_configuration(value: Any) -> bool:

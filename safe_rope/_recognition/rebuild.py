@@ -29,7 +29,7 @@ from safe_rope._recognition.arguments import Arguments, copied_container
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.given_modules import without_modules
 from safe_rope._recognition.holdings import entries, nested
-from safe_rope._recognition.outside import REMEMBERING
+from safe_rope._recognition.outside import remembering_in
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors, rises_or_falls
 from safe_rope._recognition.untouched import Before, Untouched
@@ -280,11 +280,11 @@ def _nothing_remembered(cls: type) -> Iterator[None]:
         (place, name, value)
         for place in dict.fromkeys(places)
         for name, value in list(vars(place).items() if place is not None else ())
-        if isinstance(getattr(value, "__func__", value), REMEMBERING)
+        if remembering_in(value) is not None
     ]
     try:
         for place, name, value in replaced:
-            inner = getattr(value, "__func__", value).__wrapped__
+            inner = remembering_in(value).__wrapped__
             anew = functools.lru_cache(maxsize=None)(inner)  # it still has cache_clear() and its like
             setattr(place, name, staticmethod(anew) if isinstance(value, staticmethod) else anew)
         yield

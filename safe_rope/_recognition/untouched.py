@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 
+from safe_rope._base.containers import held_in
 from safe_rope._base.random_states import random_states, set_random_states
-from safe_rope._recognition.outside import CONTAINERS, REMEMBERING, Outside, Place, outside, place_of
+from safe_rope._recognition.outside import CONTAINERS, Outside, Place, outside, place_of, remembering_in
 
 _PLAIN = (bool, int, float, str, type(None))
+_OF_ITERATORS = ("builtins", "itertools")  # that a copy can be made of
 _LONGEST = 4096
 
 
@@ -61,7 +63,7 @@ class Untouched:
             value
             for place in owners
             for value in vars(place).values()
-            if isinstance(value, types.FunctionType) and vars(value)
+            if type(value) is types.FunctionType and vars(value)
         ]
         self._own = [place_of(owner) for owner in (*owners, *functions)]
         self._outside: Outside = outside(cls, held)
@@ -111,15 +113,14 @@ class Untouched:
     def _note(self, place: Place) -> None:
         self._names.append((place, set(place.held)))
         for name, value in place.items():
-            function = getattr(value, "__func__", value)
-            if isinstance(function, REMEMBERING):
+            if (function := remembering_in(value)) is not None:
                 self._functions.append((function, function.cache_info().currsize))
             elif type(value) in CONTAINERS and len(value) <= _LONGEST:
                 self._containers.append((value, value.copy()))
             elif type(value) in _PLAIN or _holds_tables(value):
                 self._values.append((place, name, value))
-            elif isinstance(value, Iterator) and not isinstance(value, types.GeneratorType):
-                with contextlib.suppress(TypeError):  # a file
+            elif type(value).__module__ in _OF_ITERATORS and issubclass(type(value), Iterator):
+                with contextlib.suppress(TypeError):  # a generator
                     self._iterators.append((place, name, copy.copy(value)))
 
     @staticmethod
@@ -130,7 +131,7 @@ class Untouched:
         for place, name, value in values:
             if isinstance(place.owner, types.FunctionType) and _holds_tables(value):
                 delattr(place.owner, name)
-            elif isinstance(value, torch.Tensor) and isinstance(place.owner, type):
+            elif issubclass(type(value), torch.Tensor) and isinstance(place.owner, type):
                 place.put(name, None)
 
     def __exit__(
@@ -211,11 +212,15 @@ class Before:
 
 
 def _holds_tables(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, dict):
-        return any(map(_holds_tables, value.values()))
-    return isinstance(value, list | tuple | set | deque) and any(map(_holds_tables, value))
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if issubclass(type(one), torch.Tensor):
+            return True
+        if type(one) not in _PLAIN and id(one) not in seen:
+            seen.add(id(one))
+            waiting += held_in(one)
+    return False
 
 
 def _is_as_before(container: Any, before: Any) -> bool:
