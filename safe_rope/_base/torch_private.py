@@ -147,18 +147,6 @@ def set_compiler(callback: Any) -> Any:
     return None if give is None else give(callback)
 
 
-def _key_of_marks() -> Any:
-    """A set of one dispatch key that torch itself gives no tensor; None where there is no such thing."""
-    with contextlib.suppress(AttributeError, RuntimeError, TypeError):
-        key: Any = torch._C._parse_dispatch_key("CustomRNGKeyId")
-        return torch._C.DispatchKeySet(key)
-    return None
-
-
-KEY_OF_MARKS = _key_of_marks()
-"""Without it, ``tensor.data = table`` ends the process when the tensor is read."""
-
-
 class PythonOfCompiled:
     """While open, what is compiled runs as Python, so that a mode sees each operation; Dynamo traces no mode.
 

@@ -31,7 +31,6 @@ from safe_rope._base.torch_private import (
     make_wrapper_subclass,
 )
 from safe_rope.errors import PrecisionWarning
-from safe_rope.rotation import _taken
 from safe_rope.rotation._operator_kinds import kind_of
 
 _VIEW_AS_DTYPE = torch.ops.aten.view.dtype
@@ -89,15 +88,11 @@ class CosSin(torch.Tensor):
             followed: CosSin = _Marked.apply(table, nominal, faced, phase)  # type: ignore[no-untyped-call]
             return followed
         dtype = nominal if faced and nominal is not None else table.dtype
-        in_graph = torch.compiler.is_compiling()
-        keys = {} if in_graph else _taken.KEYS
         self: CosSin = make_wrapper_subclass(
-            cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device, **keys
+            cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device
         )
         self.table = self.source = table
         self.nominal, self.faced, self.phase = nominal, faced, phase
-        if not in_graph:
-            _taken.remember(self, table)
         return self
 
     def own(self) -> None:
@@ -105,7 +100,6 @@ class CosSin(torch.Tensor):
         if self.lent:
             own = self.table.new_empty_strided(self.size(), self.stride())
             self.table = self.source = own.copy_(self.table)
-            _taken.remember(self, own)
             self.lent, self.row = False, None
             _lents.pop(id(self), None)
 
@@ -115,7 +109,7 @@ class CosSin(torch.Tensor):
         if self.dtype == self.table.dtype:
             return self.table
         if self.lowered is None or self.lowered[0] != _writes:
-            self.lowered = _writes, _taken.with_memory(self.table, self)
+            self.lowered = _writes, _with_memory(self.table, self)
         return self.lowered[1]
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -487,6 +481,13 @@ def _plain(value: CosSin) -> torch.Tensor:
     if value.lent and (value.row is not None or value.table.stride() != value.stride()):
         value.own()  # the memory of many rows, or of fewer values than there are
     return value.table
+
+
+def _with_memory(table: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the values of ``table`` in new memory, in the dtype and with the strides of ``like``."""
+    reach = 1 + sum((n - 1) * step for n, step in zip(table.size(), table.stride(), strict=True))
+    flat = table.as_strided((reach if table.numel() else 0,), (1,)).to(like.dtype, copy=True)
+    return flat.as_strided(table.size(), table.stride(), 0)
 
 
 def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:

@@ -49,19 +49,6 @@ def takes_memory(x: Tensor, cos: Tensor) -> Tensor:
     return x * torch.empty(0, dtype=x.dtype).set_(storage, 0, cos.shape, cos.stride())  # type: ignore[call-overload]
 
 
-def takes_data(x: Tensor, cos: Tensor) -> Tensor:
-    other = torch.zeros_like(x)
-    other.data = cos
-    return x * other
-
-
-def keeps_data(x: Tensor, cos: Tensor) -> Tensor:
-    other = nn.Parameter(torch.zeros_like(x), requires_grad=False)
-    other.data = cos[:, : DIM // 2] * 1
-    del cos
-    return x[:, : DIM // 2] * other[:]
-
-
 def is_nested(x: Tensor, cos: Tensor) -> Tensor:
     nested = torch.nested.as_nested_tensor([cos[:3], cos[3:7]])
     return x[:8].view(2, 4, DIM) + nested.to_padded_tensor(0.0)
@@ -71,8 +58,6 @@ READERS: list[Reader] = [
     is_compared,
     added_at_rows,
     takes_memory,
-    takes_data,
-    keeps_data,
     is_nested,
     lambda x, cos: x.to(cos.dtype) * cos,
     lambda x, cos: x.type_as(cos) * cos,
@@ -112,15 +97,6 @@ def test_the_application_still_gets_fp32(dtype: torch.dtype) -> None:
     protected = model(dtype, "guard")
     true: Any = Rotary()(x.float())
     torch.testing.assert_close(apply_rotary(x, *protected(x)), apply_rotary(x.float(), *true).to(dtype))
-
-
-def test_what_has_taken_data_shows_what_it_took_when_the_table_is_gone() -> None:
-    x = torch.zeros(LENGTH, DIM, dtype=torch.bfloat16)
-    other, protected = torch.zeros_like(x), model(torch.bfloat16, "guard")
-    other.data = protected(x)[0]
-    true, _ = Rotary()(x.float())
-    torch.testing.assert_close(other + 0, true.bfloat16(), rtol=0, atol=0)
-    assert other.untyped_storage().nbytes() == other.nbytes
 
 
 def test_16_bits_are_written_to_a_table() -> None:
