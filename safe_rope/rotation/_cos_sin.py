@@ -154,7 +154,12 @@ class CosSin(torch.Tensor):
         if meets:
             _warn_of_phases(tables)
             return _called_with(_rounded, func, args, kwargs)
+        asked = None if nominal is None else kwargs.get("dtype")
+        if asked in LOW:
+            nominal, kwargs = asked, {**kwargs, "dtype": None}
         result = _called_with(_plain if kind.aliases else _read, func, args, kwargs)
+        if asked is not None and asked not in LOW:
+            return result
         keeps = not (others or learned) if nominal is not None else kind.keeps_the_mark and not learned
         if not keeps:
             return result
@@ -255,6 +260,9 @@ class CosSin(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CosSin({self.table!r})"
+
+    def __format__(self, spec: str) -> str:
+        return format(plain(self).to(self.dtype), spec)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         self.own()

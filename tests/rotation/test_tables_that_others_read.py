@@ -106,3 +106,51 @@ def test_16_bits_are_written_to_a_table() -> None:
     cos.index_add_(0, torch.arange(3), torch.ones(3, DIM, dtype=torch.bfloat16))
     before[:3] += 1
     torch.testing.assert_close(cos.float(), before, rtol=0, atol=0)
+
+
+OF_ANOTHER_DTYPE: list[Callable[[Tensor, torch.dtype], Tensor]] = [
+    lambda cos, dtype: torch.zeros_like(cos, dtype=dtype),
+    lambda cos, dtype: torch.ones_like(cos, dtype=dtype),
+    lambda cos, dtype: torch.empty_like(cos, dtype=dtype).zero_(),
+    lambda cos, dtype: torch.full_like(cos, 0.5, dtype=dtype),
+    lambda cos, dtype: torch.rand_like(cos, dtype=dtype).mul_(0),
+    lambda cos, dtype: cos.new_zeros(3, dtype=dtype),
+    lambda cos, dtype: cos.new_tensor([1.0, 2.0], dtype=dtype),
+    lambda cos, dtype: cos.sum(-1, dtype=dtype),
+    lambda cos, dtype: cos.mean(-1, dtype=dtype),
+    lambda cos, dtype: cos.cumsum(-1, dtype=dtype),
+    lambda cos, dtype: cos.prod(-1, dtype=dtype),
+    lambda cos, dtype: torch.linalg.vector_norm(cos, dim=-1, dtype=dtype),
+]
+
+
+@pytest.mark.parametrize("asked", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("function", OF_ANOTHER_DTYPE)
+def test_a_dtype_that_is_asked_for_is_given(function: Any, asked: torch.dtype) -> None:
+    x = torch.zeros(LENGTH, DIM, dtype=torch.bfloat16)
+    cos, _ = model(torch.bfloat16, "guard")(x)
+    result, true = function(cos, asked), function(Rotary()(x.float())[0].double(), torch.float64)
+    assert result.dtype == asked
+    assert safe_rope.rotation.is_marked(result) <= (asked in DTYPES)
+    torch.testing.assert_close(result.double(), true, rtol=2 * torch.finfo(asked).eps, atol=1e-5)
+
+
+def test_what_is_made_in_a_tables_own_dtype_holds_it_exactly() -> None:
+    cos, _ = model(torch.bfloat16, "guard")(torch.zeros(LENGTH, DIM, dtype=torch.bfloat16))
+    copied = torch.zeros_like(cos, dtype=cos.dtype)
+    copied[:] = cos
+    assert torch.equal(copied.float(), cos.float())
+
+
+def test_new_tensors_are_of_the_stock_models_dtype() -> None:
+    cos, _ = model(torch.bfloat16, "guard")(torch.zeros(LENGTH, DIM, dtype=torch.bfloat16))
+    assert cos.new_tensor([1.0, 2.0]).dtype == cos.new(3).dtype == torch.bfloat16  # type: ignore[call-overload]
+    assert torch.Tensor.new(cos, 3).shape == (3,)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("spec", ["", ".3f", ".7f", ">12.2e"])
+def test_a_number_of_a_table_is_formatted_as_in_stock(spec: str) -> None:
+    x = torch.zeros(LENGTH, DIM, dtype=torch.bfloat16)
+    cos, _ = model(torch.bfloat16, "guard")(x)
+    true, _ = Rotary()(x.float())
+    assert format(cos.min(), spec) == format(true.bfloat16().min(), spec)
