@@ -43,7 +43,7 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield name, value
         elif _may_be_looked_into(module, name, value, kind):
             for key, inner in _items(value):
-                if isinstance(inner, torch.Tensor):
+                if issubclass(type(inner), torch.Tensor):  # isinstance asks what a weak proxy stands for
                     yield f"{name}.{key}", inner
 
 
@@ -53,7 +53,7 @@ def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Those in a closure of a function that the module keeps are among them.
     """
     for name, value in list(vars(module).items()):
-        if isinstance(value, types.FunctionType):
+        if type(value) is types.FunctionType:
             yield from _inside(name, value)
             continue
         kind = _kind(type(value))  # type: ignore[arg-type]
@@ -65,13 +65,14 @@ def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what is in a container or in a closure, and in what is in there."""
+    cls = type(value)
     held: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, list | tuple | dict) and length_of(value) <= _LONGEST:
+    if issubclass(cls, list | tuple | dict) and length_of(value) <= _LONGEST:
         held = _items(value)
-    elif isinstance(value, types.FunctionType) and value.__closure__:
+    elif cls is types.FunctionType and value.__closure__:
         held = _closed_over(value)
     for key, inner in held:
-        if isinstance(inner, torch.Tensor):
+        if issubclass(type(inner), torch.Tensor):
             if not has_no_shape(inner):
                 yield f"{name}.{key}", inner
         elif depth < _DEEPEST:
@@ -80,16 +81,17 @@ def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.
 
 def inside(module: nn.Module, name: str, value: Any) -> Iterable[tuple[str, Any]]:
     """Return what is in something that a module keeps by that name: a container, an object or a function."""
-    if isinstance(value, functools.partial):
+    cls = type(value)
+    if issubclass(cls, functools.partial):
         return [("func", value.func), *_items(value.args), *_items(value.keywords)]
-    if isinstance(value, types.MethodType):
+    if cls is types.MethodType:
         return [("self", value.__self__), ("func", value.__func__)]
-    if isinstance(value, types.FunctionType):
+    if cls is types.FunctionType:
         return _closed_over(value)
-    if isinstance(value, set | frozenset):
+    if issubclass(cls, set | frozenset):
         held = held_in(value)
         return [(str(at), one) for at, one in enumerate(held)] if len(held) <= _LONGEST else ()
-    kind = _kind(type(value))  # type: ignore[arg-type]
+    kind = _kind(cls)  # type: ignore[arg-type]
     if kind is None or kind is _Kind.TENSOR or not _may_be_looked_into(module, name, value, kind):
         return ()
     return _items(value)

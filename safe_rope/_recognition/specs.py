@@ -44,7 +44,8 @@ def calling_convention(cls: type) -> Convention | None:
 
 def position_buffers(module: nn.Module) -> tuple[str, ...]:
     """Names of the module's own buffers and plain tensor attributes that hold position tables."""
-    names = [*module._buffers.keys(), *(k for k, v in vars(module).items() if isinstance(v, torch.Tensor))]
+    held = (name for name, value in vars(module).items() if issubclass(type(value), torch.Tensor))
+    names = [*module._buffers.keys(), *held]
     return tuple(name for name in names if _INV_FREQ.search(name) or _CACHE.search(name))
 
 

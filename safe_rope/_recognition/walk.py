@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -11,6 +12,8 @@ from safe_rope._recognition.holdings import OF_TORCH, inside
 
 _DEEPEST = 3
 """Containers, objects and closures within each other."""
+_MOST = 100_000
+"""Values in them that one walk looks at, those that are not deep first."""
 
 
 class Part(NamedTuple):
@@ -36,15 +39,15 @@ def parts(model: nn.Module) -> Iterator[Part]:
     """Yield the parts of a model, and after them those without parameters that nobody has registered.
 
     Attributes past ``__setattr__``, containers, objects, partial functions and closures hold such: what is
-    cast, moved or saved leaves them out.
+    cast, moved or saved leaves them out. A weak proxy is none, whatever it stands for.
     """
     seen: set[int] = set()
     registered = list(_registered(model, model, model, "", "", seen))
     yield from registered
-    for part in registered:
-        for name, kept in _kept(part.module):
-            if id(kept) not in seen and next(kept.parameters(), None) is None:
-                yield from _registered(kept, part.module, kept, _below(part.path, name), "", seen)
+    for part, name, kept in _kept(registered):
+        is_whole = "_modules" in vars(kept)  # a constructor may not have called that of torch
+        if is_whole and id(kept) not in seen and next(kept.parameters(), None) is None:
+            yield from _registered(kept, part.module, kept, _below(part.path, name), "", seen)
 
 
 def _registered(
@@ -55,7 +58,9 @@ def _registered(
     seen.add(id(module))
     yield Part(path, module, parent, root, within)
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and issubclass(
+            type(child), nn.Module
+        ):  # isinstance asks what a weak proxy stands for
             yield from _registered(child, module, root, _below(path, name), _below(within, name), seen)
 
 
@@ -63,17 +68,40 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _kept(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    if type(module).__module__.startswith("torch.jit."):
-        return  # it holds itself, as TorchScript knows it
-    for name, value in list(vars(module).items()):
-        if name not in OF_TORCH:
-            yield from _modules_in(module, name, value, 0)
+class _Held(NamedTuple):
+    holder: Part
+    name: str
+    value: Any
 
 
-def _modules_in(holder: nn.Module, name: str, value: Any, depth: int) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(value, nn.Module):
-        yield name, value
-    elif depth < _DEEPEST:
-        for key, inner in inside(holder, name, value):
-            yield from _modules_in(holder, f"{name}.{key}", inner, depth + 1)
+def _kept(registered: Iterable[Part]) -> Iterator[tuple[Part, str, nn.Module]]:
+    held = [
+        _Held(part, name, value)
+        for part in registered
+        # A scripted module holds itself, as TorchScript knows it.
+        if not type(part.module).__module__.startswith("torch.jit.")
+        for name, value in list(vars(part.module).items())
+        if name not in OF_TORCH
+    ]
+    left, looked = _MOST, set[tuple[int, str]]()
+    for _ in range(_DEEPEST):
+        yield from _modules(held)
+        held = list(islice(_within(held, looked), left))
+        left -= len(held)
+    yield from _modules(held)
+
+
+def _modules(held: list[_Held]) -> Iterator[tuple[Part, str, nn.Module]]:
+    for holder, name, value in held:
+        if issubclass(type(value), nn.Module):
+            yield holder, name, value
+
+
+def _within(held: list[_Held], looked: set[tuple[int, str]]) -> Iterator[_Held]:
+    """Yield what is in what is held, once for all holders of one file, to which the same is open."""
+    for holder, name, value in held:
+        key = id(value), type(holder.module).__module__
+        if key not in looked and not issubclass(type(value), nn.Module):
+            for inner, one in inside(holder.module, name, value):
+                looked.add(key)
+                yield _Held(holder, f"{name}.{inner}", one)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -64,3 +66,57 @@ def test_what_nobody_has_registered_is_measured_and_protected(how: str) -> None:
     safe_rope.protect(model)
     assert torch.equal(rope.inv_freq, Rotary().inv_freq)
     assert safe_rope.audit(model).ok
+
+
+class Unmade(nn.Module):
+    """Its constructor does not call that of torch."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Weak:
+    """Can have weak references."""
+
+
+ODD: dict[str, Callable[[nn.Module], Any]] = {
+    "a dead proxy": lambda rope: weakref.proxy(Weak()),
+    "dead proxies": lambda rope: {"a": [weakref.proxy(Weak())], "b": weakref.proxy(Weak())},
+    "a proxy": weakref.proxy,
+    "proxies": lambda rope: [weakref.proxy(rope)],
+    "a module that was never made": lambda rope: Unmade(),
+    "modules that were never made": lambda rope: [Unmade()],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_stands_for_a_module_and_is_none_is_left_alone(odd: str) -> None:
+    rope, parent = Rotary(), Parent()
+    object.__setattr__(parent, "held", ODD[odd](rope))
+    model = nn.Sequential(parent, rope)
+    assert safe_rope.audit(model).ok
+    rope.bfloat16()
+    assert safe_rope.audit(model).damaged
+    assert [part.path for part in safe_rope.protect(model).protected] == ["1"]
+
+
+def test_a_registry_that_many_modules_share_is_looked_at_once() -> None:
+    rope, parents = Rotary(), [Parent() for _ in range(200)]
+    registry: Any = {str(i): {str(j): [j] for j in range(200)} for i in range(200)}
+    registry["7"]["rope"] = rope
+    for parent in parents:
+        parent.held = registry
+    model, start = nn.Sequential(*parents), time.perf_counter()
+    rope.bfloat16()
+    assert safe_rope.audit(model).damaged
+    assert time.perf_counter() - start < 1.5
+
+
+def test_what_is_near_is_found_behind_a_registry_of_any_size() -> None:
+    rope, first, last = Rotary(), Parent(), Parent()
+    first.held = [[[0] * 250 for _ in range(250)] for _ in range(250)]
+    object.__setattr__(last, "held", [{"rope": rope}])
+    model, start = nn.Sequential(first, last), time.perf_counter()
+    rope.bfloat16()
+    assert safe_rope.audit(model).damaged
+    assert time.perf_counter() - start < 1.5
