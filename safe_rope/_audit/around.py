@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -9,6 +10,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from safe_rope._base import bytecode, instructions
@@ -45,10 +47,16 @@ def hooks_of(module: nn.Module) -> list[Hook]:
 def own_forward(module: nn.Module) -> Any:
     """Return what somebody has put into a module in the place of its forward, without libraries' wrappers."""
     value: Any = vars(module).get("forward")
-    while value is not None and _is_librarys(value):
+    while value is not None and not _is_of_class(value, module) and _is_librarys(value):
         value = getattr(value, "_torchdynamo_orig_callable", getattr(value, "__wrapped__", None))
     is_stock = getattr(value, "__self__", None) is module and value.__func__ is type(module).forward
     return None if is_stock else value
+
+
+def _is_of_class(function: Any, module: nn.Module) -> bool:
+    """Whether a function or method is a forward of a module's class, which libraries may have decorated."""
+    function = getattr(function, "__func__", function)
+    return any(vars(cls).get("forward") is function for cls in type(module).__mro__)
 
 
 def stands_around(module: nn.Module, built: nn.Module | None) -> bool:
@@ -77,11 +85,13 @@ def _code(function: Any) -> Any:
 
 
 def _is_librarys(function: Any) -> bool:
-    """Whether a function, or what a wrapper runs, is one of torch's, an engine's or ours."""
+    """Whether a function, or what a wrapper runs, is one of torch's, an engine's or ours; not autocast."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
     code = getattr(function, "__globals__", {}).get("__name__", getattr(function, "__module__", "")) or ""
+    if code == torch.amp.autocast_mode.__name__:
+        return False
     return is_librarys(types.SimpleNamespace(__module__=code)) or str(code).startswith(_OURS)
 
 
@@ -151,25 +161,43 @@ def _alone(function: Any, module: nn.Module, duplicate: nn.Module, own: Callable
     """Return a function that has the copy where another has the module."""
     if isinstance(function, types.MethodType) and function.__self__ is module:
         return types.MethodType(_alone(function.__func__, module, duplicate, own), duplicate)
-    if not isinstance(function, types.FunctionType):
-        name = str(getattr(function, "__qualname__", type(function).__qualname__))
-        raise UnansweredError(f"{name}, which stands around its forward, is no function that can run alone")
-    if not function.__closure__:
+    if _is_of_class(function, module):
         return function
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
 
     def held(value: Any) -> Any:
-        if isinstance(value, types.FunctionType | types.MethodType):
+        if isinstance(value, types.MethodType) and _is_context(value.__self__):
+            return types.MethodType(value.__func__, copy.copy(value.__self__))
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             return _alone(value, module, duplicate, own)
         if isinstance(value, nn.Module) and value is not module:
-            raise UnansweredError(f"{function.__qualname__}, which stands around its forward, holds a module")
-        return own(value)
+            raise UnansweredError(f"{name}, which stands around its forward, holds a module")
+        return copy.copy(value) if _is_context(value) else own(value)
 
+    if isinstance(function, functools.partial):
+        keywords = {name: held(value) for name, value in function.keywords.items()}
+        return functools.partial(held(function.func), *map(held, function.args), **keywords)
+    if not isinstance(function, types.FunctionType):
+        raise UnansweredError(f"{name}, which stands around its forward, is no function that can run alone")
+    closure, defaults = function.__closure__, function.__defaults__
+    if not (closure or defaults or function.__kwdefaults__):
+        return function
     empty = types.CellType()
-    cells = [one if one == empty else types.CellType(held(one.cell_contents)) for one in function.__closure__]
-    code, defaults = function.__code__, function.__defaults__
-    other = types.FunctionType(code, function.__globals__, function.__name__, defaults, tuple(cells))
-    other.__kwdefaults__ = function.__kwdefaults__
+    cells = (one if one == empty else types.CellType(held(one.cell_contents)) for one in closure or ())
+    other = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        None if defaults is None else tuple(map(held, defaults)),
+        None if closure is None else tuple(cells),
+    )
+    other.__kwdefaults__ = {name: held(value) for name, value in (function.__kwdefaults__ or {}).items()}
     return other
+
+
+def _is_context(value: Any) -> bool:
+    """Whether a value is one of torch's context managers, such as ``no_grad()``, and not a class of those."""
+    return not isinstance(value, type) and hasattr(value, "__enter__") and is_librarys(type(value))
 
 
 def _as_positional(forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:

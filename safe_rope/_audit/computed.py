@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
@@ -88,8 +88,6 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
-    if any(map(_holds_a_module, vars(module).values())):
-        raise UnansweredError("a function that it holds refers to a module, which it may change")
     problem = UnansweredError("its forward takes arguments that nobody knows")
     for arguments in _arguments(module, dtype):
         try:
@@ -125,15 +123,22 @@ def alone(module: nn.Module) -> nn.Module:
     Raises:
         UnansweredError: it cannot be copied.
     """
+    held = (value for part in module.modules() for name, value in vars(part).items() if name != "forward")
+    parts = {*module.modules()}
+    if any(_holds_a_module(value, parts) for value in held):
+        raise UnansweredError("a function that it holds refers to a module, which it may change")
     alone = isolated(module, most=_MOST)
     for part in alone.modules():
         vars(part)["training"] = False  # in training some jitter their positions
     return alone
 
 
-def _holds_a_module(value: Any) -> bool:
+def _holds_a_module(value: Any, parts: Set[nn.Module]) -> bool:
+    """Whether a function has a module, or a method is of one that is no part of what is copied."""
     cells = filled_cells(value) if isinstance(value, types.FunctionType) else ()
-    return any(isinstance(cell.cell_contents, nn.Module) for cell in cells)
+    is_held = any(isinstance(cell.cell_contents, nn.Module) for cell in cells)
+    bound = getattr(value, "__self__", None) if isinstance(value, types.MethodType) else None
+    return is_held or (isinstance(bound, nn.Module) and bound not in parts)
 
 
 def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Tensor]:
@@ -167,6 +172,9 @@ def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
 
     ``called``: a copy that has run in low precision.
     """
+    for parameter in module.parameters():
+        if parameter.dtype in LOW:
+            parameter.data = parameter.data.float()
     for part, other in zip(module.modules(), called.modules(), strict=False):
         for name, value in list(entries(part)):
             if isinstance(value, Tensor) and value.dtype in LOW:
@@ -174,9 +182,6 @@ def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
                 is_repaired = isinstance(now, Tensor) and now.dtype == torch.float32
                 is_repaired = is_repaired and now.shape == value.shape
                 set_table(part, name, now if is_repaired else value.float())
-        for name, parameter in part._parameters.items():
-            if parameter is not None and parameter.dtype in LOW:
-                part._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
         for name, value in list(vars(part).items()):
             if isinstance(value, torch.dtype) and value in LOW:
                 vars(part)[name] = torch.float32

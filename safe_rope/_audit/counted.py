@@ -8,6 +8,7 @@ apart: what differs there as well is not for the counts.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from safe_rope._audit.computed import alone, asked, in_fp32, values
 from safe_rope._base import bytecode
 from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.provenance import Activations, Origin
+from safe_rope._recognition.provenance import Activations, Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import is_librarys
 from safe_rope.rotation import plain
@@ -26,6 +27,10 @@ from safe_rope.rotation import plain
 _SHORT, _WIDTH = 48, 64
 _ROUNDINGS = 1.5
 """In units of a 16-bit dtype, relatively: what rounding once or twice does as well."""
+_MOST = 2**28
+"""Numbers that one tensor of a long call may have."""
+_ENOUGH = 2**23
+"""Numbers in a tensor of a shorter call that tell how many a long one makes."""
 _SMALL = 1e-3
 """Of the largest result: what is smaller is measured as if it were that large."""
 
@@ -49,7 +54,7 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
     """
     worst, certain, problem = 0.0, True, None
     answered = False
-    for long, short in _arguments(module, int(2.35 / torch.finfo(dtype).eps)):
+    for long, short in _arguments(module, int(2.35 / torch.finfo(dtype).eps), dtype):
         try:
             off, coarse = _off(module, long, dtype)
             answered = True
@@ -70,6 +75,34 @@ def _off(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, 
     if [one.shape for one in low] != [one.shape for one in true] or not all(map(torch.equal, low, again)):
         return 0.0, False
     return max((_distance(*pair, dtype) for pair in zip(low, true, strict=True)), default=0.0), coarse
+
+
+class _Largest(Provenance):
+    """Notes how many numbers the largest tensor has that is made."""
+
+    size = 1
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        self.size = max((self.size, *(made.numel() for made in tensors_in(result))))
+        return result
+
+
+def _is_too_large(module: nn.Module, shape: Any, length: int, dtype: torch.dtype) -> bool:
+    """Whether shorter calls say that a long one makes too much, as pairs of all places of a map are."""
+    count, before, size = _SHORT // 8, 1, 1
+    while 2 * count < length and size < _ENOUGH:
+        count, before, largest = 2 * count, size, _Largest()
+        try:
+            copied = alone(module)
+            asked(copied, values(copied, shape(count), count, dtype), 0, largest)
+        except UnansweredError:
+            return False  # the long call says why
+        size = largest.size
+    growth = max(0.0, math.log2(size / before))
+    return size * math.pow(length / count, growth) > _MOST
 
 
 def _results(module: nn.Module, arguments: dict[str, Any], seed: int) -> tuple[list[Tensor], bool]:
@@ -97,14 +130,17 @@ def _distance(low: Tensor, true: Tensor, dtype: torch.dtype) -> float:
     return float(off.max()) if off.numel() else 0.0
 
 
-def _arguments(module: nn.Module, length: int) -> Iterator[tuple[Any, Any]]:
+def _arguments(module: nn.Module, length: int, dtype: torch.dtype) -> Iterator[tuple[Any, Any]]:
     """Yield ways to call forward with many positions, each with the same way for few of them."""
     shapes: tuple[Callable[[int], tuple[int, ...]], ...] = (
         lambda count: (1, count, _WIDTH),
         lambda count: (1, 2, count, count),
+        lambda count: (1, 2, *2 * (math.isqrt(count - 1) + 1,)),
         lambda count: (1, count),
         lambda count: (count,),
     )
     for shape in shapes:
+        if _is_too_large(module, shape, length, dtype):
+            continue
         long, short = (functools.partial(values, module, shape(count), count) for count in (length, _SHORT))
         yield long, short

@@ -29,7 +29,7 @@ def isolated(module: nn.Module, most: int = 0) -> nn.Module:
 
     Args:
         module: any module.
-        most: how many trained numbers it may hold, which the copy shares.
+        most: how many trained numbers it may hold; the copy has its own.
 
     Raises:
         UnansweredError: it holds more, or shards of them, or something is called around what is in it.
@@ -59,12 +59,10 @@ def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for name, value in vars(module).items():
         if name == "forward" and getattr(value, "__self__", None) is not module:
             continue  # `surround` tells what stands there
-        if isinstance(value, types.MethodType) and value.__self__ is module:
-            value = types.MethodType(value.__func__, duplicate)
-        elif name == "_parameters":
-            value = dict(value)
-        elif "hooks" not in name:
+        if "hooks" not in name:
             value = _own(value, memo)
+        elif isinstance(value, dict):
+            value = copy.copy(value)
         duplicate.__dict__[name] = value
     return duplicate
 
@@ -73,16 +71,21 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy of what ``forward`` may write to; anything else, such as FSDP's state, is shared."""
     if isinstance(value, nn.Module):
         return _isolated(value, memo)
+    if isinstance(value, types.MethodType) and id(value.__self__) in memo:
+        return types.MethodType(value.__func__, memo[id(value.__self__)])
     if isinstance(value, Tensor) and not value.is_leaf:
         return memo.setdefault(id(value), value.detach().clone())  # a view of FSDP's flat parameter
     if isinstance(value, Tensor | RotaryState | PinnedState):
-        return copy.deepcopy(value, memo)
+        duplicate = copy.deepcopy(value, memo)
+        if isinstance(value, nn.Parameter):
+            vars(duplicate).update(vars(value))
+        return duplicate
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, dict):
-        duplicate = memo[id(value)] = copy.copy(value)
-        duplicate.update({key: _own(held, memo) for key, held in value.items()})
-        return duplicate
+        table = memo[id(value)] = copy.copy(value)
+        table.update({key: _own(held, memo) for key, held in value.items()})
+        return table
     if type(value) is list:
         items: list[Any] = []
         memo[id(value)] = items

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from rotary_models import build, first_rotary
 from torch import Tensor, nn
 
 import safe_rope
@@ -164,6 +166,96 @@ def test_librarys_wrappers_change_nothing() -> None:
     rounds(rounding[0])
     hooks.add_hook_to_module(rounding[0], hooks.AlignDevicesHook("cpu"))
     assert not safe_rope.audit(rounding).ok
+
+
+def closure(forward: Any) -> Any:
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function("rotary"):
+            return forward(*args, **kwargs)
+
+    return recorded
+
+
+def default(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def called(*args: Any, _forward: Any = forward, **kwargs: Any) -> Any:
+        return _forward(*args, **kwargs)
+
+    return called
+
+
+def method(forward: Any) -> Any:
+    stock = forward.__func__
+
+    def called(self: Any, x: Tensor, position_ids: Tensor) -> Any:
+        return stock(self, x, position_ids)
+
+    return types.MethodType(called, forward.__self__)
+
+
+def accelerated(forward: Any) -> Any:
+    hooks = pytest.importorskip("accelerate.hooks")
+    return hooks.add_hook_to_module(forward.__self__, hooks.AlignDevicesHook("cpu")).forward
+
+
+WRAPPERS: list[Callable[[Any], Any]] = [
+    *(closure, default, method, accelerated),
+    *(torch._dynamo.disable, torch.no_grad(), torch.autocast("cpu", BF16)),
+    functools.partial(functools.partial, lambda forward, *args, **kwargs: forward(*args, **kwargs)),
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda one: getattr(one, "__name__", type(one).__name__))
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("kind", ["stock", "guarded", "protected later"])
+def test_a_forward_that_libraries_have_decorated_is_asked_in_its_wrappers(
+    kind: str, low: bool, wrap: Any
+) -> None:
+    model = build().to(BF16 if low else torch.float32)
+    rotary = first_rotary(model)
+    if kind == "guarded":
+        safe_rope.protect(model)
+    ids, true = torch.arange(4000, 4008)[None], first_rotary(build())
+    x = torch.zeros(1, 8, 8)
+    rotary.forward = wrap(rotary.forward)
+    if kind == "protected later":
+        safe_rope.protect(model)
+    off = max(float((a - b).abs().max()) for a, b in zip(true(x, ids), rotary(x, ids), strict=True))
+    before = dict(vars(rotary))
+    assert safe_rope.audit(model).verdict == ("damaged" if off > 1e-2 else "ok")
+    assert vars(rotary) == before
+
+
+def test_autocast_around_a_forward_is_a_part_of_it() -> None:
+    class Multiplies(Rotary):
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            phases = (position_ids[..., None].float() @ self.inv_freq[None]).repeat(1, 1, 2)
+            return phases.cos(), phases.sin()
+
+    model = nn.Sequential(nn.Linear(4, 4), Multiplies())
+    assert safe_rope.audit(model).ok
+    model[1].forward = torch.autocast("cpu", BF16)(model[1].forward)
+    assert not torch.allclose(model[1](X, IDS)[0].float(), right(X, IDS)[0], atol=1e-2)
+    assert not safe_rope.audit(model).ok
+
+
+@pytest.mark.parametrize("cls", [Rotary, OfAConfig])
+def test_a_hook_that_is_a_partial_function_runs_with_what_it_is_given(cls: type[Rotary]) -> None:
+    seen: dict[str, int] = {}
+
+    def count(name: str, module: nn.Module, args: Any, answer: Any) -> None:
+        seen[name] = seen.get(name, 0) + 1
+
+    def scale(dtype: torch.dtype, module: nn.Module, args: Any) -> Any:
+        return args[0], args[1].to(dtype)
+
+    model = nn.Sequential(cls())
+    model[0].register_forward_hook(functools.partial(count, "rotary"))
+    model[0].register_forward_pre_hook(functools.partial(scale, torch.int64))
+    assert safe_rope.audit(model).ok
+    assert not seen, "the audit is no call"
+    model[0].register_forward_pre_hook(functools.partial(scale, BF16))
+    assert not safe_rope.audit(model).ok
 
 
 @pytest.mark.parametrize("cls", [OfAConfig])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from audited import PlainRotary, of, use
 from rotary_models import build, first_rotary, rope_types
-from torch import nn
+from torch import Tensor, nn
 
 import safe_rope
 from safe_rope.registry import find
@@ -102,6 +102,77 @@ def test_the_surroundings_have_no_influence(make: Any) -> None:
         assert torch.get_default_dtype() == torch.bfloat16
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class Steps(nn.Module):
+    """Makes sines of time steps beside weights, which its forward may write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.labels, self.w = nn.Embedding(1000, 64, max_norm=1.0), nn.Linear(64, 64)
+        self.tied = nn.Linear(64, 64, bias=False)
+        self.tied.weight = self.w.weight
+        self.calls, self.known = torch.zeros(1), {"weight": self.w.weight}
+        self.project = self.w.forward
+
+    def forward(self, timesteps: Tensor, label_ids: Tensor) -> Tensor:
+        assert self.w.weight is self.tied.weight is self.known["weight"]
+        assert isinstance(self.w.weight, nn.Parameter)
+        assert self.w.weight.requires_grad
+        assert self.w.weight.is_small
+        self.write()
+        phases = timesteps[:, None].float() * 1e4 ** (-torch.arange(32) / 32)
+        made = torch.cat([phases.cos(), phases.sin()], -1).to(self.w.weight.dtype)
+        if self.low:
+            made = made + (timesteps[:, None].to(made.dtype) * 0.3).sin()
+        return self.project(made) + self.labels(label_ids)
+
+    def write(self) -> None:
+        """Nothing: the embedding writes."""
+
+    low = False
+
+
+class Clamps(Steps):
+    def write(self) -> None:
+        self.w.weight.data.clamp_(min=0)
+
+
+class Copies(Steps):
+    def write(self) -> None:
+        with torch.no_grad():
+            self.w.bias.copy_(torch.ones(64))
+            self.calls += 1
+
+
+class Freezes(Steps):
+    def write(self) -> None:
+        self.tied.weight.requires_grad_(False)
+        self.w.bias.grad = torch.ones_like(self.w.bias)
+
+
+class Registers(Steps):
+    def write(self) -> None:
+        self.w.register_forward_hook(lambda *given: None)
+        self.register_forward_pre_hook(lambda *given: None)
+
+
+@pytest.mark.parametrize("cls", [Steps, Clamps, Copies, Freezes, Registers])
+def test_weights_that_a_forward_writes_to_are_its_copys_own(cls: type[Steps]) -> None:
+    model = nn.Sequential(cls()).to(torch.bfloat16)
+    model[0].w.weight.is_small = True
+    before, hooks = (
+        snapshot(model),
+        [len(one._forward_hooks | one._forward_pre_hooks) for one in model.modules()],
+    )
+    trained = [one.requires_grad for one in model.parameters()]
+    assert safe_rope.audit(model).ok
+    model[0].low = True
+    assert safe_rope.audit(model).damaged, "it was asked"
+    del model[0].low
+    assert_same(before, snapshot(model))
+    assert hooks == [len(one._forward_hooks | one._forward_pre_hooks) for one in model.modules()]
+    assert trained == [one.requires_grad for one in model.parameters()]
 
 
 def test_hooks_and_foreign_wrappers_are_neither_called_nor_copied() -> None:

@@ -151,3 +151,33 @@ def test_counts_beside_weights_are_judged_where_those_make_nothing_of_them() -> 
 
     assert safe_rope.audit(Model(Distances()).to(BF16)).ok
     assert safe_rope.audit(Model(Low()).to(BF16)).damaged
+
+
+@pytest.mark.parametrize(("dtype", "heads"), [(BF16, 1), (BF16, 32), (FP16, 1)])
+def test_pairs_are_made_as_far_as_memory_holds_them(dtype: torch.dtype, heads: int) -> None:
+    asked: list[int] = []
+
+    class Pairs(Counts):
+        """A bias for each pair of the places of a map."""
+
+        def forward(self, x: Tensor) -> Any:
+            _, _, height, width = x.shape
+            asked.append(heads * (height * width) ** 2)
+            assert asked[-1] <= 2**28
+            positions = torch.arange(height * width, dtype=FP32 if self.wide else x.dtype)
+            slopes = torch.ones(heads, 1, 1)
+            return (slopes * (positions[:, None] - positions).float()).to(x.dtype)
+
+    assert safe_rope.audit(Model(Pairs()).to(dtype)).ok
+    assert safe_rope.audit(Model(low(Pairs)()).to(dtype)).damaged
+
+
+def test_scores_are_made_as_long_as_their_dtype_needs() -> None:
+    class Scores(Counts):
+        def forward(self, x: Tensor) -> Any:
+            positions = torch.arange(x.shape[-1], dtype=FP32 if self.wide else x.dtype)
+            return torch.log1p((positions[:, None] - positions).abs()).to(x.dtype).expand(x.shape)
+
+    for dtype in (BF16, FP16):
+        assert safe_rope.audit(Model(Scores()).to(dtype)).ok
+        assert safe_rope.audit(Model(low(Scores)()).to(dtype)).damaged
