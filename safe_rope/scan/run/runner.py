@@ -99,8 +99,9 @@ def _in_pool(chunks: list[list[str]], jobs: int) -> Iterator[tuple[list[str], li
                     yield futures[future], future.result()
                 except BrokenProcessPool:
                     yield futures[future], None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # nobody reads the rest
+            raise
 
 
 def scan_chunk(paths: list[str], scan: Callable[[str], Keyed] = scan_file) -> list[Keyed]:
