@@ -59,7 +59,9 @@ def _isolated(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for name, value in vars(module).items():
         if name == "forward" and getattr(value, "__self__", None) is not module:
             continue  # `surround` tells what stands there
-        if "hooks" not in name:
+        if name in ("_parameters", "_buffers", "_modules"):  # which may be a dict of DeepSpeed's own
+            value = {key: _own(held, memo) for key, held in value.items()}
+        elif "hooks" not in name:
             value = _own(value, memo)
         elif isinstance(value, dict):
             value = copy.copy(value)

@@ -137,7 +137,9 @@ class Call:
     @property
     def held_low(self) -> list[str]:
         """Names of what the module holds of low precision, dtypes too, and that is no table and no weight."""
-        held = (*self.module._buffers.items(), *self.module.__dict__.items())
+        held = [*self.module._buffers.items()]
+        if not torch.compiler.is_dynamo_compiling():  # before torch 2.8 it takes no items of a ``__dict__``
+            held += self.module.__dict__.items()
         return [name for name, value in held if name not in self.state.pins and _is_low(value)]
 
     @property
