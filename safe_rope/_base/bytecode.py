@@ -138,7 +138,7 @@ def makers(cls: type) -> dict[str, bool]:
     tables, and are none.
     """
     own = _by_name(cls)
-    of_forward = set(_of_forward(cls))
+    of_forward = set(reached_by_forward(cls))
     constructors = [function for name in _CONSTRUCTORS for function in _functions_of(own.get(name))]
     of_constructor = set(_reached(own, constructors, beside=True))
     found = {}
@@ -166,7 +166,7 @@ def turns_counts(function: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def hands_on_to_waves(cls: type) -> bool:
     """Whether ``forward`` names a class of no module whose methods, or what helps them, take sines."""
-    helping = [one for helper in _helpers([*_of_forward(cls)]) for one in methods_of(helper)]
+    helping = [one for helper in _helpers([*reached_by_forward(cls)]) for one in methods_of(helper)]
     return _take_waves(_all_names(helping), helping)
 
 
@@ -199,7 +199,8 @@ def stores_when_called(cls: type) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
+def reached_by_forward(cls: type) -> tuple[types.FunctionType, ...]:
+    """Return the functions of ``forward``, the methods that it names, and the functions that help them."""
     own = _by_name(cls)
     return tuple(_reached(own, _functions_of(own.get("forward")), beside=True))
 
@@ -207,7 +208,7 @@ def _of_forward(cls: type) -> tuple[types.FunctionType, ...]:
 @functools.lru_cache(maxsize=4096)
 def beside_arithmetic(cls: type) -> frozenset[str]:
     """Names in ``forward``, and in what helps it, that are none of arithmetic, moves, counts or helpers."""
-    reached = _of_forward(cls)
+    reached = reached_by_forward(cls)
     plain = _ARITHMETIC | _MOVING | _COUNTING | {one.__name__ for one in reached}
     return frozenset(_all_names(reached) - plain - set(_by_name(cls)))
 
@@ -215,17 +216,12 @@ def beside_arithmetic(cls: type) -> frozenset[str]:
 @functools.lru_cache(maxsize=4096)
 def talks_to_ranks(cls: type) -> bool:
     """Whether ``forward``, or what helps it, names a collective: one rank alone would wait in it."""
-    return any(name == "dist" or name.startswith(_TALKING) for name in _all_names(_of_forward(cls)))
-
-
-def reached_by_forward(cls: type) -> tuple[types.FunctionType, ...]:
-    """The functions of ``forward``, the methods that it names, and the functions that help them."""
-    return _of_forward(cls)
+    return any(name == "dist" or name.startswith(_TALKING) for name in _all_names(reached_by_forward(cls)))
 
 
 def named_by_forward(cls: type) -> Iterator[Any]:
     """Yield what ``forward``, and what helps it, name: in their files, or on the class."""
-    for function in _of_forward(cls):
+    for function in reached_by_forward(cls):
         names = _names(function.__code__)
         yield from _named(function, names)
         yield from (value for name, value in _own(cls) if name in names)
@@ -285,7 +281,7 @@ def counts_positions(cls: Any) -> bool:
 def _facts(cls: Any) -> Facts:
     methods = methods_of(cls)
     names, own = _all_names(methods), _everything(cls, methods)
-    reached = _of_forward(cls)
+    reached = reached_by_forward(cls)
     everywhere, later = _all_names(own), _all_names(reached)
     for helper in _helpers(own):
         of_helper = methods_of(helper)
@@ -334,9 +330,8 @@ def _conduct(cls: Any) -> Conduct:
 @functools.lru_cache(maxsize=4096)
 def counts_as_given(cls: type) -> bool:
     """Whether ``forward``, or what helps it, makes a count right away in the dtype of something."""
-    return any(
-        _counts_in_a_dtype(code) for one in _of_forward(cls) for code in instructions.codes(one.__code__)
-    )
+    reached = reached_by_forward(cls)
+    return any(_counts_in_a_dtype(code) for one in reached for code in instructions.codes(one.__code__))
 
 
 def _counts_in_a_dtype(code: types.CodeType) -> bool:

@@ -107,35 +107,36 @@ def counts_low(call: Call) -> bool:
     runner, state = call.state.runner, call.state
     if not state.only_counts or call.watched or state.code.writes or runner.is_opaque or runner.as_stock:
         return False
-    if not (call.has_low or call.held_low) or _is_captured(call) or not _may_count_beyond(call):
+    held = call.held_low
+    if not (call.has_low or held) or _is_captured(call) or not _may_count_beyond(call, held):
         return False
     key = _key(call)
     known: bool | None = runner.makes_counts.get(key)
     if known is None:
-        known = _makes_counts(call)
+        known = _makes_counts(call, held)
         runner.learn_of_counts(key, known)
     return known
 
 
-def _may_count_beyond(call: Call) -> bool:
-    """Whether what a call is given is so long that a low dtype of it cannot count so far."""
-    tensors = [*call.leaves, *(get_table(call.module, name) for name in call.held_low)]
+def _may_count_beyond(call: Call, held: list[str]) -> bool:
+    """Whether a call is so long that a low dtype of its arguments, or of what is held, counts no further."""
+    tensors = [*call.leaves, *(get_table(call.module, name) for name in held)]
     dtypes = {one.dtype for one in tensors if isinstance(one, torch.Tensor)} & set(LOW)
     numbers = [one for one in (*call.args, *call.kwargs.values()) if type(one) is int]
     longest = max((*numbers, *(size for leaf in call.leaves for size in leaf.shape)), default=0)
     return longest > min((2 / torch.finfo(dtype).eps for dtype in dtypes), default=MANY)
 
 
-def _makes_counts(call: Call) -> bool:
+def _makes_counts(call: Call, held: list[str]) -> bool:
     """Whether what the stock forward returns is made of rounded counts, and of no activations."""
     provenance = Activations()
     for leaf in call.leaves:
         if leaf.is_floating_point():
             provenance.note(leaf, Origin.GIVEN)
-    for name in call.held_low:
-        held = get_table(call.module, name)
-        if isinstance(held, torch.Tensor) and held.numel() > 1:
-            provenance.note(held, Origin.GIVEN)
+    for name in held:
+        table = get_table(call.module, name)
+        if isinstance(table, torch.Tensor) and table.numel() > 1:
+            provenance.note(table, Origin.GIVEN)
     try:
         with provenance:
             given, _ = _as_stock(call)

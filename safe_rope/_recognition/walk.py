@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import nn
 
@@ -58,10 +58,13 @@ def _registered(
     seen.add(id(module))
     yield Part(path, module, parent, root, within)
     for name, child in module._modules.items():
-        if child is not None and issubclass(
-            type(child), nn.Module
-        ):  # isinstance asks what a weak proxy stands for
+        if _is_module(child):
             yield from _registered(child, module, root, _below(path, name), _below(within, name), seen)
+
+
+def _is_module(value: object) -> TypeGuard[nn.Module]:
+    """Whether a value is a module itself: ``isinstance`` asks what a weak proxy stands for."""
+    return issubclass(type(value), nn.Module)
 
 
 def _below(path: str, name: str) -> str:
@@ -93,7 +96,7 @@ def _kept(registered: Iterable[Part]) -> Iterator[tuple[Part, str, nn.Module]]:
 
 def _modules(held: list[_Held]) -> Iterator[tuple[Part, str, nn.Module]]:
     for holder, name, value in held:
-        if issubclass(type(value), nn.Module):
+        if _is_module(value):
             yield holder, name, value
 
 
@@ -101,7 +104,7 @@ def _within(held: list[_Held], looked: set[tuple[int, str]]) -> Iterator[_Held]:
     """Yield what is in what is held, once for all holders of one file, to which the same is open."""
     for holder, name, value in held:
         key = id(value), type(holder.module).__module__
-        if key not in looked and not issubclass(type(value), nn.Module):
+        if key not in looked and not _is_module(value):
             for inner, one in inside(holder.module, name, value):
                 looked.add(key)
                 yield _Held(holder, f"{name}.{inner}", one)

@@ -11,20 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.own_rotary import Rotary
+from torch import nn
 
 import safe_rope
 
 BF16, DIM = torch.bfloat16, 32
-
-
-class Rotary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("inv_freq", 1e4 ** (-torch.arange(0, DIM, 2).float() / DIM), persistent=False)
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
-        return (position_ids[..., None].float() * self.inv_freq.float()).cos()
 
 
 class Parent(nn.Module):

@@ -53,21 +53,10 @@ def through_integers(file: File, call: Call, place: Place, *, keep: bool = True)
         or any(value.whole is not True and value.is_float for value in values)
     ):
         return None
-    given = call.keywords.get("dtype")
-    near = (call.node.func,) if given is None else (given.value, call.node.func)
-    integer, float32 = (torch_name(file, name, place, *near) for name in ("int64", "float32"))
-    end = file.source.end(call.node)
-    if integer is None or (given is not None and (not given.direct or given.place is not place)):
+    made = _in_int64(file, call, place, keep=keep)
+    if made is None:
         return None
-    target = file.source.segment(given.value) if given is not None and keep else float32
-    if target is None or "\n" in target or "\r" in target or file.source.text[end - 1 : end] != b")":
-        return None
-    if given is None:
-        dtype, kept = _append(file, call, f"dtype={integer}"), not file.changes_default
-    else:
-        start, stop = file.source.start(given.value), file.source.end(given.value)
-        dtype, kept = edit(file, start, stop, integer), keep and not file.of(given).assumed
-    edits = [dtype, edit(file, end, end, f".to({target})")]
+    edits, kept = made
     for bound, value in zip(bounds, values, strict=True):
         if value.is_float:
             literal = value.constant is not None and not _names(bound.value)
@@ -82,28 +71,36 @@ def through_integers(file: File, call: Call, place: Place, *, keep: bool = True)
     whole = all(
         (ranged and _is_exact(value)) or is_whole(file, at) for at, value in zip(bounds, values, strict=True)
     )
-    return Fix(whole and kept, f"Count in int64, then cast{'' if given else ' to float32'}.", tuple(edits))
+    cast = "" if "dtype" in call.keywords else " to float32"
+    return Fix(whole and kept, f"Count in int64, then cast{cast}.", tuple(edits))
 
 
 def filled(file: File, call: Call, place: Place) -> Fix | None:
     """Make a table of whole numbers in int64, then cast it to the dtype that it has in FP32."""
+    made = _in_int64(file, call, place) if is_editable(call) else None
+    return None if made is None else Fix(made[1], "Make it in int64, then cast.", tuple(made[0]))
+
+
+def _in_int64(file: File, call: Call, place: Place, *, keep: bool = True) -> tuple[list[Edit], bool] | None:
+    """Return edits that make a call in int64 and cast what it makes, and whether to the dtype that it has.
+
+    None where that cannot be written. ``keep``: cast to the given dtype, else to float32.
+    """
     given = call.keywords.get("dtype")
     near = (call.node.func,) if given is None else (given.value, call.node.func)
     integer, float32 = (torch_name(file, name, place, *near) for name in ("int64", "float32"))
-    written = given is None or (given.direct and given.place is place)
-    if not is_editable(call) or integer is None or not written:
-        return None
-    target = float32 if given is None else file.source.segment(given.value)
     end = file.source.end(call.node)
+    if integer is None or (given is not None and (not given.direct or given.place is not place)):
+        return None
+    target = file.source.segment(given.value) if given is not None and keep else float32
     if target is None or "\n" in target or "\r" in target or file.source.text[end - 1 : end] != b")":
         return None
     if given is None:
         dtype, kept = _append(file, call, f"dtype={integer}"), not file.changes_default
     else:
         start, stop = file.source.start(given.value), file.source.end(given.value)
-        dtype, kept = edit(file, start, stop, integer), not file.of(given).assumed
-    cast = edit(file, end, end, f".to({target})")
-    return Fix(kept, "Make it in int64, then cast.", (dtype, cast))
+        dtype, kept = edit(file, start, stop, integer), keep and not file.of(given).assumed
+    return [dtype, edit(file, end, end, f".to({target})")], kept
 
 
 def is_whole(file: File, argument: Argument) -> bool:
