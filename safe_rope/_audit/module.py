@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import operator
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,53 +15,32 @@ from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
+from safe_rope._audit.held import held_tables
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
-from safe_rope._audit.tables import (
-    Held,
-    aligned,
-    damaged_in_itself,
-    difference,
-    frozen,
-    is_replayed,
-    rounded_lists,
-)
+from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
+from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
-from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
-from safe_rope._base.torch_private import is_learned
-from safe_rope._protection.frozen import (
-    Frozen,
-    frozen_positions,
-    is_a_wave,
-    random_tables,
-    turns_in_script,
-    unkept_tables,
-)
+from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
-from safe_rope._recognition.ask import UnansweredError, copied
-from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNKNOWN, UNMADE, UNTOLD
-from safe_rope._recognition.holdings import entries, get_table, nested
-from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD
+from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
 from safe_rope._recognition.tables import (
     LAZY,
     UNREAD,
-    has_position_name,
-    is_empty_table,
-    is_finished,
     is_frequency,
-    is_table_of,
     may_be_turned,
     own_tensors,
     uninitialized,
     unreadable,
 )
-from safe_rope._recognition.truths import is_told_alone, tables_of
 from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
@@ -120,13 +96,13 @@ class ModuleAuditor:
 
     def run(self, asked: list[int] | None) -> None:
         """Measure everything; add the module, its rows and its findings to the report."""
-        tables = {held.name: held for held in (*self._tables(), *self._out_of_reach(), *self._nested())}
+        tables = held_tables(self.module, self.reference, self.patch)
         convention = calling_convention(stock_class(self.module))
         if next(self.module.parameters(), None) is not None:
             convention = None  # more than a rotary module: it cannot be asked alone
         named = [found for found in frozen_positions((self.module,)) if found.name not in tables]
         unread, lazy = unreadable(self.module), uninitialized(self.module)
-        left = (*_rounded_or_empty(self.module), *_of_one_number(self.module, self.reference))
+        left = untold_tables(self.module, self.reference)
         untold = {name: said for name, said in left if name not in tables}
         told = self._told_in_each_dtype()
         noted = dict(self._told_by_forward())
@@ -189,67 +165,6 @@ class ModuleAuditor:
         )
 
     # ------------------------------------------------------------------ what is measured
-
-    def _tables(self) -> Iterator[Held]:
-        """Every table that the guard keeps, or would keep, with what it should hold."""
-        module, again = self.module, self.reference.again
-        certain = again is not None and again.certain
-        built = self._built()
-        if is_protected(module) or is_pinned(module):
-            state, cpu = state_of(module), torch.device("cpu")
-            names = tuple(state.names(module))
-            for name in names:
-                kept = state.make(module, name, cpu)
-                finished = not is_frequency(name)
-                if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
-                    yield Held(f"{name} (kept)", kept, built[name][0], finished)
-                current = get_table(module, name)
-                untold = state.notes.get(name) in UNKNOWN or is_learned(current)
-                yield Held(name, current, None if untold else kept, finished)
-            # What is named, and not kept, is as in the stock model.
-            built = {name: built[name] for name in state.notes if name in built and name not in names}
-        for name, (expected, finished) in built.items():
-            current = module._parameters.get(name) if name in module._parameters else get_table(module, name)
-            if current is not None:
-                if expected is not None and is_shared(current, expected):
-                    expected = None  # the constructor has handed out a table that lives
-                yield Held(name, current, expected, finished, certain)
-        yield from frozen(module, self.reference)
-        yield from rounded_lists(module, self.reference)
-
-    def _out_of_reach(self) -> Iterator[Held]:
-        """Tables that the guard names and does not keep: parametrized, or in one of torch's own modules."""
-        again = self.reference.again
-        for found in unkept_tables(self.module):
-            read, name = operator.attrgetter(found.name), found.name.rpartition(".")[2]
-            current, expected = read(self.module), None
-            with contextlib.suppress(AttributeError):
-                expected = read(self.reference.module)
-            expected = expected if isinstance(expected, Tensor) and not expected.is_meta else None
-            value = current if expected is None else expected
-            origin = Origin.NONE if expected is None else self.reference.origin(found.name)
-            # What else stands in such a module may be a statistic, which is another one by now.
-            told = is_table_of(self.module, name, value, origin) or is_empty_table(self.module, name, value)
-            if told or turns_in_script(self.module.get_submodule(found.name.rpartition(".")[0])):
-                certain = again is not None and again.certain
-                finished = is_finished(stock_class(self.module), name, origin, value)
-                yield Held(found.name, current, expected, finished, certain)
-
-    def _nested(self) -> Iterator[Held]:
-        """Tables in containers inside of containers, or in closures, where nothing keeps them."""
-        rebuilt, now = self.reference.rebuilt, dict(nested(self.module))
-        if rebuilt is None:
-            for name, tensor in now.items():
-                if is_told_alone(self.module, name, tensor):
-                    yield Held(name, tensor, None, not is_frequency(name))
-            return
-        made = [dict(nested(module)) for module in self.reference.replayed_modules()] if now else []
-        for name, (expected, finished) in rebuilt.nested(self.reference.path).items():
-            if (current := now.get(name)) is not None:
-                replays = tuple(tables[name] for tables in made if name in tables)
-                handed = is_shared(current, expected)  # the constructor was given what lives
-                true = None if handed else expected
-                yield Held(name, current, true, finished, not handed, replays=replays)
 
     def _told_by_forward(self) -> Iterator[tuple[str, str]]:
         """Yield what a kept module's forward has shown that is as in the stock model."""
@@ -315,19 +230,6 @@ class ModuleAuditor:
         self.add("forward", severity, said, "forward", dtype, cos_error=error)
         before, self.findings = self.findings, before
         return before
-
-    def _built(self) -> dict[str, tuple[Tensor | None, bool]]:
-        # A constructor that hands out an instance that lives tells nothing of what that should hold.
-        alive = self.reference.module is self.module
-        tables = tables_of(self.module, Reference(None) if alive else self.reference, self.patch)
-        built = None if alive else self.reference.module
-        for name, (expected, finished) in tables.items():
-            kept = getattr(stock_class(self.module), name, None)
-            if built is not None and expected is None and isinstance(kept, functools.cached_property):
-                with contextlib.suppress(Exception):  # a foreign property
-                    made = kept.func(copied(built))
-                    tables[name] = (made if isinstance(made, Tensor) else None), finished
-        return tables
 
     def _audit_embedding(
         self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]
@@ -563,40 +465,6 @@ def _is_as_told(built: nn.Module, formula: PhaseReference) -> bool:
         return True
     expected = formula.expected(name)
     return expected is None or made.shape != expected.shape or relative_error(made, expected) <= TOLERANCE
-
-
-def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the tables that no constructor gives again and whose numbers are rounded, or are none."""
-    for found in random_tables(module):
-        held: Any = module._buffers.get(found.name, module._parameters.get(found.name))
-        buffer = plain(held).detach()
-        if buffer.is_meta or bool(buffer.isnan().any()):
-            yield found.name, "it holds no values, and its constructor does not give them again"
-        elif (low := low_dtype_of(buffer.cpu())) is not None:
-            yield found.name, f"{dtype_name(low)}-rounded values, which its constructor does not give again"
-
-
-def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
-    """Yield the buffers that are called like tables and hold one number everywhere, as fresh memory does."""
-    if is_protected(module) or is_pinned(module):
-        return
-    built = reference.module
-    stock = stock_class(module)
-    fills = bytecode.stores_when_called(stock)
-    for name, buffer in own_tensors(module):
-        if name not in module._buffers or buffer.is_meta or not buffer.is_floating_point():
-            continue
-        if built is not None and get_table(built, name) is not None:
-            continue  # the constructor tells what it should hold
-        turned = is_frequency(name) and bytecode.facts(stock).turns
-        if not (turned or has_position_name(name)) or (fills and not is_frequency(name)):
-            continue
-        values = plain(buffer).detach().reshape(-1)
-        if "mask" in name.lower() or values.numel() < 2 or not bool((values == values[0]).all()):
-            continue
-        is_first_row = values.numel() == buffer.shape[-1] and not is_frequency(name) and "slope" not in name
-        if not is_first_row:
-            yield name, f"each of its numbers is {values[0].item():g}, as in memory that nobody has filled"
 
 
 def _as_settled(module: nn.Module) -> nn.Module:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -33,19 +32,17 @@ class Recurs(Rotary):
 
 @pytest.mark.parametrize("cls", [Exits, EndsAGenerator, Recurs])
 def test_a_forward_that_raises_ends_no_audit(cls: type[Rotary]) -> None:
-    begun = time.monotonic()
     for dtype in (torch.float32, BF16):
         model = nn.Sequential(nn.Linear(4, 4), cls(), Rotary()).to(dtype)
         found = {one.path: one.severity for one in safe_rope.audit(model).findings if one.severity != "note"}
         assert found == ({} if dtype == torch.float32 else {"1": "damaged", "2": "damaged"})
-    assert time.monotonic() - begun < 5
 
 
 def test_a_module_that_raises_on_a_look_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def tables(*_: Any) -> Any:
         raise GeneratorExit("none of yours")
 
-    monkeypatch.setattr("safe_rope._audit.module.ModuleAuditor._tables", tables)
+    monkeypatch.setattr("safe_rope._audit.module.held_tables", tables)
     report = safe_rope.audit(nn.Sequential(Rotary()))
     assert report.verdict == "unknown"
     assert "GeneratorExit: none of yours" in str(report)

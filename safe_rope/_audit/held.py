@@ -1,0 +1,118 @@
+"""The position tables of a module, each as it is and as it should be."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from safe_rope._audit.tables import Held, frozen, rounded_lists
+from safe_rope._base.tensors import is_shared
+from safe_rope._base.torch_private import is_learned
+from safe_rope._protection.frozen import turns_in_script, unkept_tables
+from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
+from safe_rope._recognition.ask import copied
+from safe_rope._recognition.explained import UNKNOWN
+from safe_rope._recognition.holdings import get_table, nested
+from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.reference import Reference, stock_class
+from safe_rope._recognition.tables import is_empty_table, is_finished, is_frequency, is_table_of
+from safe_rope._recognition.truths import is_told_alone, tables_of
+from safe_rope.registry import RopePatch
+
+
+def held_tables(module: nn.Module, reference: Reference, patch: RopePatch | None) -> dict[str, Held]:
+    """Return every position table of a module by its name.
+
+    Args:
+        module: what holds them.
+        reference: what its constructor makes.
+        patch: what covers it, or None.
+    """
+    kept = _kept_or_built(module, reference, patch)
+    every = (*kept, *_out_of_reach(module, reference), *_nested(module, reference))
+    return {held.name: held for held in every}
+
+
+def _kept_or_built(module: nn.Module, reference: Reference, patch: RopePatch | None) -> Iterator[Held]:
+    """Every table that the guard keeps, or would keep, with what it should hold."""
+    again = reference.again
+    certain = again is not None and again.certain
+    built = _built(module, reference, patch)
+    if is_protected(module) or is_pinned(module):
+        state, cpu = state_of(module), torch.device("cpu")
+        names = tuple(state.names(module))
+        for name in names:
+            kept = state.make(module, name, cpu)
+            finished = not is_frequency(name)
+            if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
+                yield Held(f"{name} (kept)", kept, built[name][0], finished)
+            current = get_table(module, name)
+            untold = state.notes.get(name) in UNKNOWN or is_learned(current)
+            yield Held(name, current, None if untold else kept, finished)
+        # What is named, and not kept, is as in the stock model.
+        built = {name: built[name] for name in state.notes if name in built and name not in names}
+    for name, (expected, finished) in built.items():
+        current = module._parameters.get(name) if name in module._parameters else get_table(module, name)
+        if current is not None:
+            if expected is not None and is_shared(current, expected):
+                expected = None  # the constructor has handed out a table that lives
+            yield Held(name, current, expected, finished, certain)
+    yield from frozen(module, reference)
+    yield from rounded_lists(module, reference)
+
+
+def _out_of_reach(module: nn.Module, reference: Reference) -> Iterator[Held]:
+    """Tables that the guard names and does not keep: parametrized, or in one of torch's own modules."""
+    again = reference.again
+    for found in unkept_tables(module):
+        read, name = operator.attrgetter(found.name), found.name.rpartition(".")[2]
+        current, expected = read(module), None
+        with contextlib.suppress(AttributeError):
+            expected = read(reference.module)
+        expected = expected if isinstance(expected, Tensor) and not expected.is_meta else None
+        value = current if expected is None else expected
+        origin = Origin.NONE if expected is None else reference.origin(found.name)
+        # What else stands in such a module may be a statistic, which is another one by now.
+        told = is_table_of(module, name, value, origin) or is_empty_table(module, name, value)
+        if told or turns_in_script(module.get_submodule(found.name.rpartition(".")[0])):
+            certain = again is not None and again.certain
+            finished = is_finished(stock_class(module), name, origin, value)
+            yield Held(found.name, current, expected, finished, certain)
+
+
+def _nested(module: nn.Module, reference: Reference) -> Iterator[Held]:
+    """Tables in containers inside of containers, or in closures, where nothing keeps them."""
+    rebuilt, now = reference.rebuilt, dict(nested(module))
+    if rebuilt is None:
+        for name, tensor in now.items():
+            if is_told_alone(module, name, tensor):
+                yield Held(name, tensor, None, not is_frequency(name))
+        return
+    made = [dict(nested(module)) for module in reference.replayed_modules()] if now else []
+    for name, (expected, finished) in rebuilt.nested(reference.path).items():
+        if (current := now.get(name)) is not None:
+            replays = tuple(tables[name] for tables in made if name in tables)
+            handed = is_shared(current, expected)  # the constructor was given what lives
+            true = None if handed else expected
+            yield Held(name, current, true, finished, not handed, replays=replays)
+
+
+def _built(
+    module: nn.Module, reference: Reference, patch: RopePatch | None
+) -> dict[str, tuple[Tensor | None, bool]]:
+    # A constructor that hands out an instance that lives tells nothing of what that should hold.
+    alive = reference.module is module
+    tables = tables_of(module, Reference(None) if alive else reference, patch)
+    built = None if alive else reference.module
+    for name, (expected, finished) in tables.items():
+        kept = getattr(stock_class(module), name, None)
+        if built is not None and expected is None and isinstance(kept, functools.cached_property):
+            with contextlib.suppress(Exception):  # a foreign property
+                made = kept.func(copied(built))
+                tables[name] = (made if isinstance(made, Tensor) else None), finished
+    return tables

@@ -1,0 +1,57 @@
+"""Tables that no constructor tells, told by their numbers alone to be rounded, or to be none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from safe_rope._base import bytecode
+from safe_rope._base.dtypes import dtype_name, low_dtype_of
+from safe_rope._protection.frozen import random_tables
+from safe_rope._protection.rewrite import is_pinned, is_protected
+from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.reference import Reference, stock_class
+from safe_rope._recognition.tables import has_position_name, is_frequency, own_tensors
+from safe_rope.rotation import plain
+
+
+def untold_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
+    """Yield the name of each such table, and what its numbers say."""
+    yield from _rounded_or_empty(module)
+    yield from _of_one_number(module, reference)
+
+
+def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the tables that no constructor gives again and whose numbers are rounded, or are none."""
+    for found in random_tables(module):
+        held: Any = module._buffers.get(found.name, module._parameters.get(found.name))
+        buffer = plain(held).detach()
+        if buffer.is_meta or bool(buffer.isnan().any()):
+            yield found.name, "it holds no values, and its constructor does not give them again"
+        elif (low := low_dtype_of(buffer.cpu())) is not None:
+            yield found.name, f"{dtype_name(low)}-rounded values, which its constructor does not give again"
+
+
+def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
+    """Yield the buffers that are called like tables and hold one number everywhere, as fresh memory does."""
+    if is_protected(module) or is_pinned(module):
+        return
+    built = reference.module
+    stock = stock_class(module)
+    fills = bytecode.stores_when_called(stock)
+    for name, buffer in own_tensors(module):
+        if name not in module._buffers or buffer.is_meta or not buffer.is_floating_point():
+            continue
+        if built is not None and get_table(built, name) is not None:
+            continue  # the constructor tells what it should hold
+        turned = is_frequency(name) and bytecode.facts(stock).turns
+        if not (turned or has_position_name(name)) or (fills and not is_frequency(name)):
+            continue
+        values = plain(buffer).detach().reshape(-1)
+        if "mask" in name.lower() or values.numel() < 2 or not bool((values == values[0]).all()):
+            continue
+        is_first_row = values.numel() == buffer.shape[-1] and not is_frequency(name) and "slope" not in name
+        if not is_first_row:
+            yield name, f"each of its numbers is {values[0].item():g}, as in memory that nobody has filled"
