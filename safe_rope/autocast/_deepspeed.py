@@ -152,6 +152,11 @@ def unmark(parameters: Iterable[nn.Parameter]) -> None:
         vars(parameter).pop(_MARK, None)
 
 
+def marks(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, torch.dtype]]:
+    """Those of these parameters that are marked, each with its mark."""
+    return [(p, vars(p)[_MARK]) for p in parameters if _MARK in vars(p)]
+
+
 def is_marked(parameter: nn.Parameter) -> bool:
     """Whether DeepSpeed would gather ``parameter`` in a lower dtype now."""
     return hasattr(parameter, mark_name())
@@ -373,6 +378,16 @@ def gather_in_place(parameters: Iterable[Any]) -> None:
         comm.all_gather_into_tensor(whole, own, group=group)
         # The last partition is padded.
         parameter.data.copy_(whole[: parameter.ds_numel].view(parameter.ds_shape))
+
+
+def forget_backward_hooks(model: nn.Module) -> None:
+    """Take off what ZeRO 3 calls before and after a module's backward, where an earlier engine has left it.
+
+    DeepSpeed keeps what it finds there, which fetches and releases through the earlier engine.
+    """
+    for module in model.modules():
+        for name in ("pre_bwd_fn", "post_bwd_fn"):
+            vars(module).pop(name, None)
 
 
 def _after_backward(module: Any, stock: Any, done: Callable[[Any], None]) -> Any:

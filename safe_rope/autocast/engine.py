@@ -99,6 +99,8 @@ def initialize(
             preflight.check_model(model, settings)
             sources = example_inputs, training_data, collate_fn
             chosen = choose_parameters(model, settings, *sources, agree=agree)
+    if isinstance(model, nn.Module):
+        reads.restore_earlier(model)
     if settings is None or chosen is None:
         return _plain(arguments)
     safe, report = chosen
@@ -120,6 +122,8 @@ def in_place_of_deepspeeds(module: Any) -> None:
         given = inspect.signature(initialize).bind(*args, **kwargs).arguments
         found = find_config(*(given.get(name) for name in ("args", "config", "config_params")))
         section = read_config(found).get(SECTION) if found is not None else None
+        if not section and isinstance(given.get("model"), nn.Module):
+            reads.restore_earlier(given["model"])
         return (initialize if section else stock)(*args, **kwargs)
 
     _deepspeed.replace_initialize(module, initialized)
@@ -179,6 +183,7 @@ def _with_autocast(
     bucket_size = _bucket_size(settings, set(map(reduce_dtype, trained)))
     arguments = {**arguments, "config": _for_deepspeed(arguments["config"], bucket_size)}
     _deepspeed.unmark(model.parameters())
+    _deepspeed.forget_backward_hooks(model)
     try:
         # ZeRO builds a bucket for each dtype of the marks that it finds.
         _deepspeed.mark([p for p in trained if reduce_dtype(p) != p.dtype], reduced)

@@ -12,10 +12,12 @@ import logging
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import nn
 
+from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.torch_private import is_backward
 from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError, PrecisionError, PrecisionWarning
@@ -34,6 +36,22 @@ class Gather(Protocol):
 
     def restore(self) -> None:
         """Gather FP32 values, on every rank; nothing where nothing is rounded."""
+
+
+_gathers: ByIdentity[nn.Module, ref[Gather]] = ByIdentity()
+"""The gather of the engine that a module is in, which its hooks keep."""
+
+
+def restore_earlier(model: nn.Module) -> None:
+    """Restore, on every rank, the weights that engines of ``model`` or of parts of it have rounded.
+
+    Masters of the next engine would start from rounded weights, and from other ones on each rank.
+    """
+    for module in model.modules():
+        held = _gathers.get(module)
+        gather = None if held is None else held()
+        if gather is not None:
+            gather.restore()
 
 
 def restore_first(engine: Any, gather: Gather) -> None:
@@ -57,6 +75,7 @@ def restore_first(engine: Any, gather: Gather) -> None:
 
     for module in engine.module.modules():  # a part of the model can be exported alone
         module.register_state_dict_pre_hook(refuse_export)
+        _gathers[module] = ref(gather)
 
 
 def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
@@ -73,14 +92,18 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
     """Let ZeRO 3, where a forward is a collective anyway, have FP32 weights outside of autocast to ``dtype``.
 
     A forward under autocast gathers those of ``safe`` in ``dtype``, and finds what ``gather`` has gathered.
+    Marks that a later engine of the model has made, or none, are what they were.
     """
+    marks: list[tuple[nn.Parameter, torch.dtype]] = []
 
     def before() -> None:
-        _deepspeed.unmark(engine.module.parameters())
+        marks[:] = _deepspeed.marks(safe)
+        _deepspeed.unmark(safe)
         gather.restore()
 
     def after() -> None:
-        _deepspeed.mark(safe, dtype)
+        for parameter, low in marks:
+            _deepspeed.mark([parameter], low)
 
     # Dynamo leaves DeepSpeed's own hooks out of its graphs, too.
     _on_calls_outside(engine.module, dtype, *map(torch.compiler.disable, (before, after)))

@@ -33,6 +33,10 @@ def cases() -> dict[str, parity.Case]:
         "uneven last batch, ZeRO 1": case(1, 3, plan="uneven"),
         "uneven last batch, ZeRO 2": case(2, 3, plan="uneven"),
         "uneven last batch, ZeRO 3": case(3, 3, plan="uneven"),
+        "built again, ZeRO 2": parity.Case(
+            "llama", "bfloat16", 2, 1, False, plan="built again", reduce="fp32"
+        ),
+        "built again, ZeRO 3": case(3, 1, plan="built again", persistent=5_000),
         "edited under GatheredParameters": case(3, plan="edited", persistent=5_000),
         "adapters on a low base, ZeRO 0": case(0, 1, weights="lora"),
         "adapters on a low base, ZeRO 2": case(2, weights="lora", checkpointing=True),

@@ -32,7 +32,7 @@ class Case:
     ``reduce`` is the config's communication_data_type. ``weights`` are float32, low (all trained in the
     autocast dtype) or lora (frozen in it, below FP32 adapters). ``zero`` is more of the config's section. By
     ``plan`` micro-batches are "no sync" (accumulated by the user), the last step's are "uneven" (one is all
-    there is), or weights are "edited" by rank 0 after the first step.
+    there is), weights are "edited" by rank 0 after the first step, or the engine is "built again" after it.
     """
 
     model: str
@@ -217,11 +217,12 @@ def loss_scale(engine: Any) -> float:
     return float(scaler.cur_scale) if scaler is not None else 1.0
 
 
-def new_engine(case: Case, low_precision_gather: bool = True, **changes: Any) -> Any:
-    """The engine of ``case`` by safe_rope.initialize, with changes to its config."""
+def new_engine(case: Case, low_precision_gather: bool = True, module: Any = None, **changes: Any) -> Any:
+    """The engine of ``case``, or of its ``module``, by safe_rope.initialize, with changes to its config."""
     import safe_rope
 
-    module = case.build(case.partitioned)
+    if module is None:
+        module = case.build(case.partitioned)
     optimizer = new_optimizer(module)
     return safe_rope.initialize(
         model=module,
@@ -275,6 +276,9 @@ def train(case: Case) -> Run:
         engine.step()
         if case.stage > 0:
             run.norms.append(float(engine.get_global_grad_norm()))
+        if case.plan == "built again" and step == 0:
+            engine.destroy()
+            engine = new_engine(case, module=engine.module)
         if case.plan == "edited" and step == 0:
             head = engine.module.lm_head.weight
             with deepspeed.zero.GatheredParameters(head, modifier_rank=0):

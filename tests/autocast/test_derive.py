@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection
 from typing import Any
 
 import architectures
@@ -198,6 +199,47 @@ def test_a_model_inside_an_engine_gives_the_same_report(stage: int, deepspeed_gr
         engine.destroy()
     finally:
         torch.nn.functional.linear = linear
+
+
+@pytest.mark.parametrize("kind", ["torch", "deepspeed"])
+def test_what_a_reentrant_checkpoint_computes_again_is_traced(kind: str, deepspeed_group: None) -> None:
+    # DeepSpeed's computes again outside of autocast, where weights are read in FP32; torch's does not.
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+    from torch.utils.checkpoint import checkpoint
+
+    checkpointing.configure(None, partition_activations=False, checkpoint_in_cpu=False)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.within, self.last = (nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if kind == "torch":
+                return self.last(checkpoint(self.within, self.first(x), use_reentrant=True))
+            return self.last(checkpointing.checkpoint(self.within, self.first(x).float()))
+
+    def gradients(rounded: Collection[str]) -> list[Tensor]:
+        block = Block()
+        for name, parameter in block.named_parameters():
+            if name in rounded:
+                parameter.data = parameter.data.bfloat16().float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = block(x).float().square().sum()
+        loss.backward()
+        return [parameter.grad for parameter in block.parameters()]
+
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    block = Block()
+    block.first.weight.grad = torch.ones(16, 16)
+    report = derive_safe_parameters(block, x)
+    assert all(map(torch.equal, gradients(report.safe), gradients(())))
+    assert {"first.weight", "last.weight"} <= report.safe
+    assert ("within.weight" in report.safe) is (kind == "torch")
+    assert not any("backward could not be traced" in note for note in report.warnings)
+    assert torch.equal(block.first.weight.grad, torch.ones(16, 16))
+    assert block.last.weight.grad is None
 
 
 def test_a_protected_model_gives_the_same_report_and_keeps_its_tables() -> None:

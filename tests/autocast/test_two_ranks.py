@@ -49,7 +49,7 @@ EVERY_DAY: dict[str, Any] = {
         "names": [
             *("offloaded optimizer and parameters, ZeRO 3", "uneven last batch, ZeRO 2"),
             *("edited under GatheredParameters", "adapters on a low base, ZeRO 2", "low weights, ZeRO 1"),
-            "adapters on a low base, ZeRO 3",
+            *("adapters on a low base, ZeRO 3", "built again, ZeRO 2", "built again, ZeRO 3"),
         ],
         "stages": [2, 3],
     },

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from safe_rope._base.tensors import tensors
 from safe_rope._base.text import counted
-from safe_rope._base.torch_private import pytree
+from safe_rope._base.torch_private import pytree, reentrant_checkpoints
 from safe_rope.autocast._operators import MemoryReads, Watch
 from safe_rope.autocast.safety.borrowed import borrowed
 from safe_rope.autocast.safety.contents import random_state_kept
@@ -146,7 +146,8 @@ def _step(
         modules.in_backward = True
         try:
             ones = [torch.ones_like(end) for end in ends]
-            torch.autograd.backward(ends, ones, inputs=weights)
+            with reentrant_checkpoints():
+                torch.autograd.backward(ends, ones, inputs=weights)
         except Exception as error:  # the forward's verdict stands; only custom functions can differ
             return [f"the backward could not be traced ({type(error).__name__}: {error})"]
         finally:
