@@ -113,7 +113,8 @@ def initialize(
 def in_place_of_deepspeeds(module: Any) -> None:
     """Let ``deepspeed.initialize`` of this process be `initialize` where the config has the section.
 
-    Accelerate and transformers' Trainer call it; without the section they get DeepSpeed's own engine.
+    Accelerate and transformers' Trainer call it; without the section they get DeepSpeed's own engine. They
+    evaluate and export the model itself between steps, so that weights are gathered in FP32 after a step.
     """
     stock = module.initialize
 
@@ -122,9 +123,11 @@ def in_place_of_deepspeeds(module: Any) -> None:
         given = inspect.signature(initialize).bind(*args, **kwargs).arguments
         found = find_config(*(given.get(name) for name in ("args", "config", "config_params")))
         section = read_config(found).get(SECTION) if found is not None else None
-        if not section and isinstance(given.get("model"), nn.Module):
-            reads.restore_earlier(given["model"])
-        return (initialize if section else stock)(*args, **kwargs)
+        if not section:
+            if isinstance(given.get("model"), nn.Module):
+                reads.restore_earlier(given["model"])
+            return stock(*args, **kwargs)
+        return initialize(*args, **{"low_precision_gather": False, **kwargs})
 
     _deepspeed.replace_initialize(module, initialized)
 

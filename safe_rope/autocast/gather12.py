@@ -47,7 +47,8 @@ class LowPrecisionGather:
         flats, process_groups = arguments["groups_flat"], arguments["dp_process_group"]
         if self._groups is None:
             self._groups = [self._layout(i, flat) for i, flat in enumerate(flats)]
-        if not any(low for ranks in self._groups for pieces in ranks for _, _, low in pieces):
+        shared = [ranks for ranks in self._groups if len(ranks) > 1]
+        if not any(low for ranks in shared for pieces in ranks for _, _, low in pieces):
             return original(**arguments)
         limit = int(arguments["allgather_bucket_size"])
         for flat, process_group, ranks in zip(flats, process_groups, self._groups, strict=True):

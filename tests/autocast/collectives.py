@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,25 @@ def rounded(stage: int, folder: Path) -> dict[str, Any]:
         torch.distributed.barrier()
         file = next((folder / f"zero{stage}").glob("mp_rank_*_model_states.pt"))
         seen["saved"] = equal(torch.load(file, weights_only=False)["module"], truth)
-    return seen
+    engine.destroy()
+    return seen | in_place(case)
+
+
+def in_place(case: parity.Case) -> dict[str, Any]:
+    """What a program that knows ``deepspeed.initialize`` only reads of the model after a step."""
+    import deepspeed
+
+    from safe_rope.autocast import in_place_of_deepspeeds
+
+    known = types.SimpleNamespace(initialize=deepspeed.initialize)
+    in_place_of_deepspeeds(known)
+    module = case.build()
+    engine = known.initialize(model=module, optimizer=parity.new_optimizer(module), config=case.config())[0]
+    parity.train_step(engine, case, 0)
+    engine.step()
+    outside = refusal(lambda: module(**tiny_models.batch(99, 0, 0)))
+    exported = refusal(module.state_dict) == "" and equal(module.state_dict(), masters(engine))
+    return {"in place, outside": outside, "in place, exported": exported}
 
 
 def persistent(folder: Path) -> dict[str, Any]:

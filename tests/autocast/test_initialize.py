@@ -126,6 +126,21 @@ def test_zero_3_adds_the_gradients_of_an_activation_as_the_model_without_it_does
     assert held[0] == held[1]
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_rank_alone_has_its_weights_as_they_are_after_a_step(stage: int, has_autocast: bool) -> None:
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage, **AUTOCAST))
+    step(engine)
+    model = engine.module
+    masters = {name: safe_get_full_fp32_param(p) for name, p in model.named_parameters()}
+    exported = model.state_dict()
+    assert masters
+    assert all(torch.equal(exported[name], masters[name]) for name in masters)
+
+
 @pytest.mark.parametrize("stage", [0, 2])
 def test_autocast_around_an_engine_without_it_is_warned_about_once(stage: int) -> None:
     engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage))

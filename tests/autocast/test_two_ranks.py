@@ -214,6 +214,16 @@ def test_rounded_weights_are_refused_or_restored_wherever_they_would_be_read(
         assert seen["saved"]
 
 
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_programs_that_know_deepspeed_only_find_fp32_weights_after_a_step(
+    stage: str, ranks: list[Any]
+) -> None:
+    for rank in ranks:
+        seen = rank["collectives"]["rounded"][stage]
+        assert seen["in place, outside"] == ""
+        assert seen["in place, exported"]
+
+
 def test_zero_3_gathers_fp32_weights_outside_of_autocast(ranks: list[Any]) -> None:
     for rank in ranks:
         seen = rank["collectives"]["outside"]
