@@ -131,3 +131,8 @@ def test_an_integer_arange_is_followed_through_variables_to_the_cast() -> None:
         "    return g(t[..., None].to(x.dtype))\n"
     )
     assert [finding.rule for finding in analyze(source.encode(), "m.py")] == ["SR005"]
+
+
+def test_all_names_of_torch_are_known_beside_those_of_another_module() -> None:
+    source = b"from torch import *\nfrom math import *\nt = arange(9999, dtype=float)\n"
+    assert [finding.rule for finding in analyze(source, "model.py")] == ["SR001"]

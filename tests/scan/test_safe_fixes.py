@@ -352,6 +352,8 @@ def test_what_is_read_without_its_name_is_out_of_sight(source: str) -> None:
     assert not safe(source)
 
 
+CLASS = "class M:\n    def __init__(self):\n        self.n = 4\n"
+METHOD = "    def f(self):\n        return OWN\n"
 # What else a bound may be by the time it is used; each ran with 1.5 where only its 4 was seen.
 REBOUND = {
     "walrus": "def f():\n    n = 4\n    if (n := 1.5):\n        pass\n    return COUNT\n",
@@ -375,15 +377,121 @@ REBOUND = {
     "        return OWN\ndef f():\n    m = M()\n    m.n = 1.5\n    return m.f()\n",
     "setattr": "class M:\n    def __init__(self):\n        self.n = 4\n        setattr(self, 'n', 1.5)\n"
     "    def f(self):\n        return OWN\ndef f():\n    return M().f()\n",
+    "setattr of names": f"{CLASS}        for k in ('n',):\n            setattr(self, k, 1.5)\n{METHOD}",
+    "setattr of a made name": f"{CLASS}        setattr(self, f'{{chr(110)}}', 1.5)\n{METHOD}",
+    "object's setattr": f"{CLASS}        object.__setattr__(self, 'n', 1.5)\n{METHOD}",
+    "update": f"{CLASS}        self.__dict__.update(n=1.5)\n{METHOD}",
+    "vars": f"{CLASS}        vars(self).update(n=1.5)\n{METHOD}",
+    "attribute of a part": f"{CLASS}{METHOD}class P:\n    def __init__(self):\n        self.m = M()\n"
+    "        self.m.n = 1.5\ndef f():\n    return P().m.f()\n",
+    "attribute of an item": f"{CLASS}{METHOD}def f():\n    ms = [M()]\n    ms[0].n = 1.5\n"
+    "    return ms[0].f()\n",
+    "attribute of the class": f"{CLASS}        type(self).n = 1.5\n        del self.n\n{METHOD}",
+    "base": "class B:\n    def g(self):\n        self.n = 1.5\nclass M(B):\n    def __init__(self):\n"
+    f"        self.n = 4\n        self.g()\n{METHOD}",
+    "method of a subclass": "class M:\n    def n(self) -> int:\n        return 4\n    def f(self):\n"
+    "        return OWN()\nclass N(M):\n    def n(self):\n        return 1.5\ndef f():\n    return N().f()\n",
+    "import": "n = 4\ntry:\n    from sizes import n\nexcept ImportError:\n    pass\n"
+    "def f():\n    return COUNT\n",
+    "import before": "try:\n    from sizes import n\nexcept ImportError:\n    n = 4\n"
+    "def f():\n    return COUNT\n",
+    "star": "n = 4\nfrom sizes import *\ndef f():\n    return COUNT\n",
+    "a list of a shape": "def f(x):\n    s = list(x.shape)\n    s[0] = 1.5\n"
+    "    return torch.arange(s[0], 900, dtype=torch.float32)\n",
+    "computed attribute": "class C:\n    def __getattr__(self, name):\n        return (1.5,)\n"
+    "def f(c):\n    return torch.arange(c.shape[0], 900, dtype=torch.float32)\n",
+    "field of a namespace": "def f(c):\n    return torch.arange(c.shape[0], 900, dtype=torch.float32)\n"
+    "f(Namespace(**{'shape': (1.5,)}))\n",
 }
 
 
 @pytest.mark.parametrize("name", REBOUND)
 def test_a_bound_that_something_else_may_rebind_makes_no_safe_fix(name: str) -> None:
     own = "torch.arange(self.n, 900, dtype=torch.float32)"
-    source = REBOUND[name].replace("OWN", own).replace("COUNT", own.replace("self.", ""))
+    source = REBOUND[name].replace("OWN()", own.replace("n,", "n(),")).replace("OWN", own)
+    source = source.replace("COUNT", own.replace("self.", ""))
     assert kinds("import torch\n" + source)
     assert not safe(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from sizes import *\nn = 4\ndef f():\n    return torch.arange(n, 900, dtype=torch.float32)\n",
+        "from sizes import n\ndef f(n: int):\n    return torch.arange(n, 900, dtype=torch.float32)\n",
+        CLASS + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)")
+        + "def g(self, i):\n    setattr(self, f'layer_{i}', 1.5)\n",
+        "class B:\n    def __init__(self, n: int):\n        self.n = n\n"
+        "class M(B):\n    def __init__(self, n: int):\n        self.n = n\n"
+        + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_rebind_a_bound_leaves_its_fix_safe(source: str) -> None:
+    assert safe(source)
+
+
+# What a name stands for besides torch: the edit would call `.to` of a numpy array.
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if fast:\n    import numpy as xp\nelse:\n    import torch as xp\n"
+        "def f(n: int):\n    return xp.arange(n, dtype=xp.float32)\n",
+        "try:\n    from numpy import arange\nexcept ImportError:\n    from torch import arange\n"
+        "import torch\ndef f(n: int):\n    return arange(n, dtype=torch.float32)\n",
+        "import numpy, torch\ndef f(n: int, fast):\n    arange = numpy.arange\n    if fast:\n"
+        "        arange = torch.arange\n    return arange(n) / 3\n",
+        "import torch\nfrom torch import arange, float32\ndel torch\n"
+        "def f(n: int):\n    return arange(n, dtype=float32)\n",
+    ],
+)
+def test_there_is_no_fix_where_a_name_may_not_be_torchs(source: str) -> None:
+    assert {fix for _, fix in kinds(source)} == {None}
+
+
+def test_an_import_in_a_function_is_that_functions() -> None:
+    source = (
+        "def f(n: int):\n    import numpy as xp\n    return xp.arange(n, dtype=xp.float32)\n"
+        "def g(n: int):\n    import torch as xp\n    t = xp.arange(n, dtype=xp.float32)\n    return t\n"
+    )
+    (finding,) = analyze(source.encode(), "model.py")
+    assert finding.fix is not None
+    assert (finding.line, finding.fix.safe) == (6, True)
+
+
+# An int satisfies an annotation of float: `torch.arange(3) * 2` is of integers, before a fix.
+FLOATS = {
+    "parameter": "def f(n: int, s: float):\n    return torch.arange(n) * s\n",
+    "default": "def f(n: int, s: float = 0.5):\n    return torch.arange(n) * s\n",
+    "function": "def f(n: int, s: float):\n    return torch.pow(s, torch.arange(n))\n",
+    "sum": "def f(n: int, s: float):\n    return torch.arange(n) * (s + 1)\n",
+    "larger": "def f(n: int, k: int):\n    return torch.arange(n) * max(k, 0.5)\n",
+    "attribute": "class P:\n    def __init__(self, s: float = 0.5):\n        self.s = s\n"
+    "    def f(self, n: int):\n        return torch.arange(n) * self.s\n",
+    "field": "@dataclass\nclass P:\n    s: float = 0.5\n    def f(self, n: int):\n"
+    "        return torch.arange(n) * self.s\n",
+    "result": "def s() -> float:\n    return g()\ndef f(n: int):\n    return torch.arange(n) * s()\n",
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_an_annotation_of_float_makes_no_integers_floating(name: str) -> None:
+    assert kinds("import torch\n" + FLOATS[name])
+    assert not safe(FLOATS[name])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["torch.arange(n) / s", "torch.div(torch.arange(n), s)", "torch.arange(n) * (s * 0.5)",
+     "torch.arange(n) * (1 / s)", "torch.arange(n) * float(s)", "torch.arange(n) * -math.log(s)"],
+)  # fmt: skip
+def test_what_is_floating_whatever_is_given_has_a_safe_fix(operation: str) -> None:
+    assert safe(f"import math\ndef f(n: int, s: float):\n    return {operation}\n")
+
+
+def test_a_call_with_floats_contradicts_an_annotation_of_an_integer_tensor() -> None:
+    source = "def f(t: torch.LongTensor, d: int):\n    return (t + torch.arange(3)) / d\n"
+    assert safe(source)
+    assert not safe(source + "f(torch.ones(3, dtype=torch.float64), 3)\n")
 
 
 def test_a_tensor_of_a_range_is_counted_safely_in_integers() -> None:

@@ -351,3 +351,8 @@ def test_progress_is_shown_on_a_terminal_and_only_there(project: Path, quiet: li
     assert (b"scanning" in seen) == shown
     piped = subprocess.run(command, capture_output=True, check=True, env=environment())
     assert b"scanning" not in piped.stderr
+
+
+def test_a_tuple_that_a_loop_takes_is_no_assignment() -> None:
+    source = b"import torch\nfor t in (torch.arange(9999, dtype=torch.float32), 1):\n    t\n"
+    assert not one_file.scan_source(source, "model.py").errors

@@ -7,7 +7,7 @@ import re
 
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.scopes import Place
-from safe_rope.scan.engine.values import DEVICE, FLOAT, INT, INTS, NONE, UNKNOWN, Value, tensor
+from safe_rope.scan.engine.values import DEVICE, FLOAT_BY_ANNOTATION, INT, INTS, NONE, UNKNOWN, Value, tensor
 
 _DTYPES = {
     "float32": "float32", "float": "float32", "float64": "float64", "double": "float64",
@@ -25,7 +25,7 @@ _TENSOR_CLASSES = {
     "FloatTensor": "inherited", "HalfTensor": "float16", "BFloat16Tensor": "bfloat16", "Tensor": "",
 }  # fmt: skip
 _ANNOTATIONS = {
-    "int": INT, "float": FLOAT, "bool": Value("number", whole=True, floating=False, bound=1),
+    "int": INT, "float": FLOAT_BY_ANNOTATION, "bool": Value("number", whole=True, floating=False, bound=1),
     "dtype": Value("dtype", dtype="inherited"),
 }  # fmt: skip
 _SEQUENCES = {"int", "list", "tuple", "List", "Tuple", "Sequence", "Iterable"}

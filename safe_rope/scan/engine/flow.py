@@ -72,6 +72,16 @@ class Step:
                 sides = []
         return [side for side in sides if side is not self.operand]
 
+    @property
+    def divides(self) -> bool:
+        """Whether it is a division that gives fractions, of whatever numbers."""
+        match self.node:
+            case ast.BinOp(op=operation):
+                return isinstance(operation, ast.Div)
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in tensors.OPERATORS:
+                return isinstance(tensors.operator(self.node, name), ast.Div)
+        return False
+
 
 class Flow:
     """Follows values in one file."""

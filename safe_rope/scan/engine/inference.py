@@ -90,8 +90,13 @@ class Inference:
         """Say whether a class of the file may have an attribute of this name that is not a tensor's."""
         if name not in self._defined:
             owners = self.walk.classes.values()
-            written = name in self.walk.functions or name in self.walk.written or self._is_field(name)
-            self._defined[name] = written or any(name in owner.attributes for owner in owners)
+            written = name in self.walk.functions or self.walk.writes(name) or self._is_field(name)
+            computed = self.walk.functions.get("__getattr__", ())
+            self._defined[name] = (
+                written
+                or any(name in owner.attributes for owner in owners)
+                or any(one.owner is not None for one in computed)
+            )
         return self._defined[name]
 
     def _is_field(self, name: str) -> bool:
@@ -101,7 +106,9 @@ class Inference:
                 assert isinstance(site.node, ast.Call)
                 if any(word.arg == name for word in site.node.keywords):
                     return True
-                if called in _MAKES_FIELDS and re.search(rf"\b{name}\b", ast.unparse(site.node)):
+                unpacked: list[ast.expr] = [word.value for word in site.node.keywords if word.arg is None]
+                searched = [site.node] if called in _MAKES_FIELDS else unpacked
+                if any(re.search(rf"\b{name}\b", ast.unparse(one)) for one in searched):
                     return True
         return False
 
@@ -159,7 +166,7 @@ class Inference:
         known = values and joined.sort in ("number", "numbers")
         if not known:
             return UNKNOWN
-        return Value("numbers", joined.whole, joined.floating, bound=joined.bound, assumed=joined.assumed)
+        return replace(joined, sort="numbers", constant=None)
 
     def _unary(self, node: ast.UnaryOp, place: Place) -> Value:
         inner = self.value(node.operand, place)
@@ -197,9 +204,12 @@ class Inference:
         if node.attr in ("T", "mT", "data", "real"):
             return self.value(node.value, place)
         if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-            value = self._joined(self.names.attributes(node.attr, place))
+            bindings = self.names.attributes(node.attr, place)
+            value = self._joined(bindings)
             if value.sort not in ("unknown", "none"):
-                return assume(value) if node.attr in self.walk.written else value
+                others = self._joined([*bindings, *self.names.inherited(node.attr, place)])
+                sure = others == value and not others.assumed and not self.walk.writes(node.attr)
+                return value if sure else assume(value)
         if integers.known_integer(node.attr):
             return INT_BY_NAME
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
@@ -214,6 +224,8 @@ class Inference:
             full = self.names.qualify(node, place)
             return FLOAT if full in _FLOATS else dtypes.named(full) or _by_name(node.id)
         value = self._joined(bindings)
+        if self.names.may_be_other(node.id, place):
+            value = assume(value)
         if value.sort == "tensor" and not value.dtype and INTEGER_TENSORS.fullmatch(node.id):
             return tensor("int", assumed=True)
         return value if value.sort not in ("unknown", "none") else _by_name(node.id)
@@ -237,6 +249,8 @@ class Inference:
         if isinstance(binding.value, ast.List | ast.ListComp):
             value = assume(value)  # it can be changed in place
         annotated = self._annotated(binding.annotation)
+        if value.is_float and annotated.nominal and binding.place.scope.kind == "class":
+            return replace(value, nominal=True)  # a field: an int may be given
         return assume(annotated) if value.sort == "unknown" and annotated.sort != "unknown" else value
 
     def _annotated(self, annotation: ast.expr | None) -> Value:
@@ -276,7 +290,7 @@ class Inference:
         """Return what a parameter is: by annotation, else by its calls in this file and its default."""
         annotated = self._annotated(binding.annotation)
         default = UNKNOWN if binding.value is None else self.value(binding.value, binding.place)
-        if annotated.floating is False:
+        if annotated.floating is False or annotated.is_int:
             calls = self._call_sites.arguments(binding.place.scope, binding.parameter, indirect=True)
             if any(map(_is_fraction, (default, *map(self.of, calls)))):
                 return assume(annotated)
@@ -358,6 +372,7 @@ class Inference:
         returned = [self.value(*one) for one in scopes[0].returns]
         if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not returned:
             shown = all(one.sort == annotated.sort and not one.is_float for one in returned)
+            shown = shown and not self.names.is_overridden(scopes[0])
             return annotated if shown else assume(annotated)
         computed = assume(join(returned))
         return computed if computed.sort in ("tensor", "dtype") else annotated
@@ -388,7 +403,7 @@ def _by_name(name: str) -> Value:
 def _element(value: Value, bound: float | None = None) -> Value:
     """Return what one of several numbers, or a part of a tensor, is."""
     if value.sort == "numbers":
-        return Value("number", value.whole, value.floating, bound=bound, assumed=value.assumed)
+        return replace(value, sort="number", bound=bound)
     return value if value.sort in ("tensor", "device") else UNKNOWN
 
 

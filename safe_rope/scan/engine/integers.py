@@ -6,6 +6,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.scopes import Place
@@ -51,6 +52,7 @@ def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
         floating = True
     elif left.floating is False and right.floating is False:
         floating = False
+    nominal = not (isinstance(operation, ast.Div) or left.is_proven_float or right.is_proven_float)
     keeps = isinstance(operation, ast.Add | ast.Sub | ast.Mult | ast.Mod) or (
         isinstance(operation, ast.Pow) and right.constant is not None and right.constant >= 0
     )
@@ -64,7 +66,8 @@ def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
         elif isinstance(operation, ast.Add | ast.Sub):
             bound = left.bound + right.bound
     assumed = left.assumed or right.assumed or {left.sort, right.sort} != {"number"}
-    return Value("number", whole or None, floating, bound=bound, assumed=assumed)
+    nominal = nominal and floating is True
+    return Value("number", whole or None, floating, bound=bound, assumed=assumed, nominal=nominal)
 
 
 def _fold(operation: ast.operator, left: int | float | None, right: int | float | None) -> int | float | None:
@@ -99,7 +102,9 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
         return INTS
     if function in ("list", "tuple", "sorted") and first is not None:
         items = evaluator.value(first, place)
-        return items if items.sort == "numbers" else UNKNOWN
+        if items.sort != "numbers":
+            return UNKNOWN
+        return items if function == "tuple" else assume(items)  # a list can be changed in place
     if function in ("max", "min", "abs", "sum", "pow") and node.args:
         return _builtin(evaluator, node, function, place)
     if function == "getattr" and len(node.args) >= 2:
@@ -135,7 +140,8 @@ def _builtin(evaluator: Evaluator, node: ast.Call, function: str, place: Place) 
         if function == "abs":
             return value
         known = value.sort == "numbers"
-        return Value("number", value.whole, value.floating, assumed=value.assumed) if known else UNKNOWN
+        nominal = value.nominal or function == "sum"  # of nothing it is an int
+        return replace(value, sort="number", nominal=nominal, bound=None) if known else UNKNOWN
     if function not in ("max", "min") or len(arguments) != len(node.args):
         return UNKNOWN
     result = join(values)
@@ -143,4 +149,5 @@ def _builtin(evaluator: Evaluator, node: ast.Call, function: str, place: Place) 
     floating = any(value.floating for value in values) or result.floating
     bound = min(bounds) if function == "min" and bounds else result.bound
     assumed = result.assumed or result.sort != "number"
-    return Value("number", result.whole, floating, bound=bound, assumed=assumed)
+    nominal = not all(value.is_proven_float for value in values)
+    return Value("number", result.whole, floating, bound=bound, assumed=assumed, nominal=nominal)

@@ -68,7 +68,6 @@ class Names:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self._loops: dict[int, Loops] = {}
-        self.stars = [name[:-2] for name in walk.imports.values() if name.endswith(".*")]
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
         """Return the bindings that can reach a use, the last first; [] for an import or a builtin."""
@@ -101,14 +100,42 @@ class Names:
             seen += 1
         return derived
 
-    def _derived(self, owner: Scope, name: str) -> list[Binding]:
+    def inherited(self, name: str, place: Place) -> list[Binding]:
+        """Return what ``self.name`` is bound to in all bases of the class around."""
+        owner = place.scope.owner
+        above = [] if owner is None else [*owner.bases]
         found: list[Binding] = []
+        for base in above:
+            if base in self.walk.classes and len(above) < _MAX_REACHING:
+                found += self.walk.classes[base].attributes.get(name, ())
+                above += [one for one in self.walk.classes[base].bases if one not in above]
+        return found
+
+    def may_be_other(self, name: str, place: Place) -> bool:
+        """Say whether a name that a scope binds is also what it imports, or what a star brings."""
+        for scope in place.scope.upward():
+            if found := scope.bindings.get(name):
+                late = scope is self.walk.module and found[-1].place.order < self.walk.starred
+                return late or name in scope.imports
+        return False
+
+    def is_overridden(self, method: Scope) -> bool:
+        """Say whether a class that derives from a method's has another of its name."""
+        derived = self._below(method.parent) if method.parent is not None else []
+        return any(one.parent in derived for one in self.walk.functions.get(method.name, ()))
+
+    def _derived(self, owner: Scope, name: str) -> list[Binding]:
+        return [binding for one in self._below(owner) for binding in one.attributes.get(name, ())]
+
+    def _below(self, owner: Scope) -> list[Scope]:
+        """Return the classes of the file that derive from one."""
+        found: list[Scope] = []
         waiting, seen = [owner.name], {owner.name}
         while waiting:
             below = self._children.get(waiting.pop(), ())
             waiting += [one.name for one in below if one.name not in seen]
             seen.update(one.name for one in below)
-            found += [binding for one in below for binding in one.attributes.get(name, ())]
+            found += below
         return found
 
     @cached_property
@@ -141,10 +168,11 @@ class Names:
         if bindings:
             return self._alias(bindings, depth)
         if node.id in self.walk.imports:
-            return self.walk.imports[node.id]
+            holders = (scope.imports for scope in place.scope.upward() if node.id in scope.imports)
+            return next(holders, self.walk.imports)[node.id]
         if node.id in self.walk.functions or node.id in self.walk.classes:
             return f".{node.id}"
-        if "torch" in self.stars and node.id in STARRED:
+        if self.walk.stars and node.id in STARRED:
             return f"torch.{node.id}"
         return node.id
 
@@ -172,6 +200,17 @@ class Names:
         if bindings[0].how == "value" and isinstance(value, ast.Name | ast.Attribute | ast.Call):
             return self.qualify(value, bindings[0].place, depth + 1)
         return ""
+
+    def is_certain(self, node: ast.expr, place: Place) -> bool:
+        """Say whether what stands for torch, or a part of it, stands for nothing else as well."""
+        if self.qualify(node, place).partition(".")[0] != "torch":
+            return True
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
+            return self.is_certain(node.value, place)
+        name = getattr(node, "id", "")
+        values = [one.value for one in self.bindings(name, place)] if name else []
+        others = [one for one in values if not isinstance(one, ast.Constant)]
+        return name not in self.walk.varied and len(others) <= 1
 
     def call(self, node: ast.Call, place: Place, depth: int = 0) -> Call:
         """Return a call with what partial and ``**kwargs`` put into it."""

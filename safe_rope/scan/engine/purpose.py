@@ -182,7 +182,7 @@ class Purpose:
                     state = changed
                 case ast.Subscript() if parent.value is not current:
                     return
-                case ast.Tuple(elts=elements) if isinstance(above[-1], ast.Assign | ast.Return):
+                case ast.Tuple(elts=elements) if above and isinstance(above[-1], ast.Assign | ast.Return):
                     state = replace(state, part=elements.index(current))
                 case ast.Compare() | ast.Lambda() | ast.BoolOp():
                     return

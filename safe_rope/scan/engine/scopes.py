@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Scope:
     declared: dict[str, Scope] = field(
         default_factory=dict
     )  # global and nonlocal names: where they are bound
+    imports: dict[str, str] = field(default_factory=dict)  # full names by local ones, of the last imports
     takes_tensors: bool = False  # a function that asks a parameter for its device, dtype or shape
 
     def upward(self) -> Iterator[Scope]:
@@ -104,7 +106,11 @@ class Walk:
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
         self.statements: list[tuple[ast.AST, Place]] = []
+        self.varied: set[str] = set()  # names for which one scope imports one thing or another
+        self.stars = False  # whether all names of torch are imported
+        self.starred = 0  # the order of the last such import of another module
         self.written: set[str] = set()  # attributes that are assigned to others than self
+        self.computed: list[str] = []  # patterns of such attributes whose names are made
         self._order = 0
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
@@ -115,10 +121,23 @@ class Walk:
             if isinstance(site.node, ast.Call):
                 name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
                 self.calls.setdefault(name, []).append(site)
-        for site in self.calls.get("setattr", ()):
+        for site in (*self.calls.get("setattr", ()), *self.calls.get("__setattr__", ())):
             match site.node:
-                case ast.Call(args=[_, ast.Constant(value=str(attribute)), *_]):
+                case ast.Call(args=[*_, ast.Constant(value=str(attribute)), _]):
                     self.written.add(attribute)
+                case ast.Call(args=[*_, name, _]):
+                    self.computed.append(pattern(name))
+        for site in self.calls.get("update", ()):
+            match site.node:
+                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="__dict__"))):
+                    self.computed.append(pattern(site.node))
+                case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="vars")))):
+                    self.computed.append(pattern(site.node))
+
+    def writes(self, attribute: str) -> bool:
+        """Say whether an attribute may be assigned to another object than self, or by a computed name."""
+        made = any(re.fullmatch(one, attribute) for one in self.computed)
+        return made or attribute in self.written
 
     def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
         """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
@@ -175,7 +194,13 @@ class Walk:
             self._import_as(alias.asname or alias.name, name, place)
 
     def _import_as(self, local: str, name: str, place: Place) -> None:
-        self.imports[local] = name
+        if place.scope.imports.setdefault(local, name) != name:
+            self.varied.add(local)
+        self.imports[local] = place.scope.imports[local] = name
+        if name == "torch.*":
+            self.stars = True
+        elif local == "*":
+            self.starred = place.order
         if place.scope is self.module and not place.path:
             self.bound.add(local)
 
@@ -189,9 +214,9 @@ class Walk:
             if holder is not place.scope:  # when the function is called, if it is
                 binding.place = Place(place.scope, place.order, _aside(binding, place), place.contexts)
             holder.bindings.setdefault(target.id, []).append(binding)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+        elif isinstance(target, ast.Attribute):
             owner = place.scope.owner
-            if owner is not None and target.value.id in ("self", "cls"):
+            if owner is not None and getattr(target.value, "id", "") in ("self", "cls"):
                 owner.attributes.setdefault(target.attr, []).append(binding)
             else:
                 self.written.add(target.attr)
@@ -243,6 +268,10 @@ class Walk:
         for name in node.names:
             around = (scope for scope in place.scope.upward() if scope is not place.scope)
             place.scope.declared[name] = next((one for one in around if name in one.bindings), self.module)
+
+    def _delete(self, node: ast.Delete, place: Place) -> None:
+        self.bound -= {getattr(target, "id", "") for target in node.targets}
+        self.statements.append((node, place))
 
     # Compound statements.
 
@@ -329,6 +358,12 @@ class Walk:
             if isinstance(pattern, ast.MatchAs | ast.MatchStar | ast.MatchMapping) and name:
                 self._bind_target(ast.Name(name), None, place)
         self._arms(node, place, *(case.body for case in node.cases))
+
+
+def pattern(name: ast.expr) -> str:
+    """Return a regular expression of the names that an expression can make."""
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    return "".join(re.escape(str(one.value)) if isinstance(one, ast.Constant) else r"\w*" for one in parts)
 
 
 def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:

@@ -29,6 +29,8 @@ class Value:
     exponent: bool = False  # tensors: a number raised to such a grid, as inverse frequencies are
     # It rests on a name, a default or the calls in this file: good enough for a finding, not for a safe fix.
     assumed: bool = field(default=False, compare=False)
+    # Numbers: it is floating by its annotation, which an int satisfies too.
+    nominal: bool = field(default=False, compare=False)
 
     @property
     def is_int(self) -> bool:
@@ -46,6 +48,11 @@ class Value:
         return not self.assumed and (self.sort == "number" or (self.sort == "tensor" and self.is_int))
 
     @property
+    def is_proven_float(self) -> bool:
+        """Whether this is surely a Python float, whatever is given for an annotation."""
+        return self.is_float and not self.assumed and not self.nominal
+
+    @property
     def lowerable(self) -> bool:
         """Whether a cast, a default or a caller can lower this floating dtype."""
         return self.dtype in ("default", "inherited", "float", *LOW)
@@ -56,6 +63,7 @@ INT = Value("number", whole=True, floating=False)
 INT_BY_NAME = Value("number", whole=True, floating=False, assumed=True)
 INTS = Value("numbers", whole=True, floating=False)
 FLOAT = Value("number", floating=True)
+FLOAT_BY_ANNOTATION = Value("number", floating=True, nominal=True)
 COMPLEX = Value(dtype="complex")
 NONE = Value("none")
 DEVICE = Value("device")
@@ -93,8 +101,10 @@ def join(values: list[Value]) -> Value:
         return NONE if values else UNKNOWN
     first = some[0]
     assumed = any(value.assumed for value in some)
+    nominal = any(value.nominal for value in some)
     if all(value == first for value in some):
-        return assume(first) if assumed else first
+        known = (assumed, nominal) == (first.assumed, first.nominal)
+        return first if known else replace(first, assumed=assumed, nominal=nominal)
     sorts = {value.sort for value in some}
     sort = first.sort if len(sorts) == 1 else "tensor" if sorts == {"tensor", "unknown"} else "unknown"
     dtypes = {value.dtype for value in some}
@@ -119,6 +129,7 @@ def join(values: list[Value]) -> Value:
         grid=any(value.grid for value in some),
         exponent=any(value.exponent for value in some),
         assumed=assumed,
+        nominal=nominal,
     )
 
 

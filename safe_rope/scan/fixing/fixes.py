@@ -17,7 +17,12 @@ _CLOSED = re.compile(rb"(?:[\s\\]|#[^\r\n]*[\r\n])*\)")
 
 
 def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | None:
-    """Return how to write a name of torch at a place: as an expression near it does, or by an import."""
+    """Return how to write a name of torch at a place: as an expression near it does, or by an import.
+
+    None where there is no way, or where what is near may be of another module that the file imports instead.
+    """
+    if any(not file.names.is_certain(node, place) for node in near):
+        return None
     for node in near:
         if isinstance(node, ast.Attribute) and file.names.qualify(node.value, place) == "torch":
             return f"{ast.unparse(node.value)}.{name}"
@@ -156,7 +161,10 @@ def cast_operand(file: File, call: Call, step: Step) -> Fix | None:
         return None
     # The sign of nought, and sums and products of integers, stay what they are only if the cast comes last.
     whole = isinstance(operand, ast.Call | ast.Subscript | ast.Name | ast.Attribute)
-    proven = all(file.value(node, place).is_proven_real for node in (step.operand, *step.others))
+    others = [file.value(node, place) for node in step.others]
+    proven = all(value.is_proven_real for value in (file.value(operand, place), *others))
+    # What integers meet must make them floating whatever is given for an annotation.
+    proven = proven and (step.divides or not others or any(value.is_proven_float for value in others))
     end = file.source.end(operand)
     cast = [edit(file, end, end, f"{'' if whole else ')'}.to({float32})")]
     if not whole:

@@ -103,7 +103,7 @@ def annotated(name: str, annotation: ast.expr | None, draw: random.Random, recor
         )
         return tuple(draw.choice((1, 2, 6, 14)) for _ in range(size))
     if words == {"float"}:
-        return draw.choice((0.5, 1e4, 2.0))
+        return draw.choice((0.5, 1e4, 2.0, 2, 10000))  # an int is a float to a type checker
     if words == {"bool"}:
         return draw.random() < 0.5
     if words and words <= {"Tensor", "torch.Tensor"}:
