@@ -421,6 +421,8 @@ def test_a_bound_that_something_else_may_rebind_makes_no_safe_fix(name: str) -> 
         "from sizes import n\ndef f(n: int):\n    return torch.arange(n, 900, dtype=torch.float32)\n",
         CLASS + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)")
         + "def g(self, i):\n    setattr(self, f'layer_{i}', 1.5)\n",
+        CLASS + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)")
+        + "class N:\n    def g(self, k):\n        setattr(self, k, 1.5)\n",
         "class B:\n    def __init__(self, n: int):\n        self.n = n\n"
         "class M(B):\n    def __init__(self, n: int):\n        self.n = n\n"
         + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)"),
@@ -446,6 +448,11 @@ def test_what_cannot_rebind_a_bound_leaves_its_fix_safe(source: str) -> None:
 )
 def test_there_is_no_fix_where_a_name_may_not_be_torchs(source: str) -> None:
     assert {fix for _, fix in kinds(source)} == {None}
+
+
+def test_a_dtype_that_is_one_of_two_leaves_an_unsafe_fix() -> None:
+    source = "def f(n, dtype):\n    if dtype is torch.bool:\n        dtype = torch.uint8\n"
+    assert kinds(f"import torch\n{source}    return torch.arange(n, dtype=dtype)\n") == {("SR002", False)}
 
 
 def test_an_import_in_a_function_is_that_functions() -> None:

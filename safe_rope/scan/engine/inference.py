@@ -90,7 +90,7 @@ class Inference:
         """Say whether a class of the file may have an attribute of this name that is not a tensor's."""
         if name not in self._defined:
             owners = self.walk.classes.values()
-            written = name in self.walk.functions or self.walk.writes(name) or self._is_field(name)
+            written = name in self.walk.functions or self.names.writes(name) or self._is_field(name)
             computed = self.walk.functions.get("__getattr__", ())
             self._defined[name] = (
                 written
@@ -208,8 +208,8 @@ class Inference:
             value = self._joined(bindings)
             if value.sort not in ("unknown", "none"):
                 others = self._joined([*bindings, *self.names.inherited(node.attr, place)])
-                sure = others == value and not others.assumed and not self.walk.writes(node.attr)
-                return value if sure else assume(value)
+                written = self.names.writes(node.attr, place.scope.owner)
+                return value if others == value and not others.assumed and not written else assume(value)
         if integers.known_integer(node.attr):
             return INT_BY_NAME
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -110,6 +111,17 @@ class Names:
                 found += self.walk.classes[base].attributes.get(name, ())
                 above += [one for one in self.walk.classes[base].bases if one not in above]
         return found
+
+    def writes(self, attribute: str, owner: Scope | None = None) -> bool:
+        """Say whether another object than self, or a computed name, may give a class an attribute."""
+        return attribute in self.walk.written or any(
+            re.fullmatch(names, attribute) and self._is_related(owner, of) for names, of in self.walk.computed
+        )
+
+    def _is_related(self, one: Scope | None, other: Scope | None) -> bool:
+        if one is None or other is None or one is other:
+            return True
+        return one in self._below(other) or other in self._below(one)
 
     def may_be_other(self, name: str, place: Place) -> bool:
         """Say whether a name that a scope binds is also what it imports, or what a star brings."""

@@ -110,7 +110,8 @@ class Walk:
         self.stars = False  # whether all names of torch are imported
         self.starred = 0  # the order of the last such import of another module
         self.written: set[str] = set()  # attributes that are assigned to others than self
-        self.computed: list[str] = []  # patterns of such attributes whose names are made
+        # Patterns of attributes that are assigned by names that are made: of a class, or of any with None.
+        self.computed: list[tuple[str, Scope | None]] = []
         self._order = 0
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
@@ -125,19 +126,22 @@ class Walk:
             match site.node:
                 case ast.Call(args=[*_, ast.Constant(value=str(attribute)), _]):
                     self.written.add(attribute)
-                case ast.Call(args=[*_, name, _]):
-                    self.computed.append(pattern(name))
+                case ast.Call(func=ast.Attribute(value=of), args=[name, _]):
+                    self._computes(pattern(name), ast.unparse(of), site.place)
+                case ast.Call(args=[of, name, _]):
+                    self._computes(pattern(name), ast.unparse(of), site.place)
         for site in self.calls.get("update", ()):
             match site.node:
-                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="__dict__"))):
-                    self.computed.append(pattern(site.node))
-                case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="vars")))):
-                    self.computed.append(pattern(site.node))
+                case (
+                    ast.Call(func=ast.Attribute(value=ast.Attribute(value=of, attr="__dict__")))
+                    | ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="vars"), args=[of])))
+                ):
+                    self._computes(r"\w*", ast.unparse(of), site.place)
 
-    def writes(self, attribute: str) -> bool:
-        """Say whether an attribute may be assigned to another object than self, or by a computed name."""
-        made = any(re.fullmatch(one, attribute) for one in self.computed)
-        return made or attribute in self.written
+    def _computes(self, names: str, of: str, place: Place) -> None:
+        if "config" not in of:  # no module's
+            own = of in ("self", "cls", "super()")
+            self.computed.append((names, place.scope.owner if own else None))
 
     def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
         """Yield the calls and binary operations of a statement; comprehensions bind their targets."""

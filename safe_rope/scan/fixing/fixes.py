@@ -19,9 +19,9 @@ _CLOSED = re.compile(rb"(?:[\s\\]|#[^\r\n]*[\r\n])*\)")
 def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | None:
     """Return how to write a name of torch at a place: as an expression near it does, or by an import.
 
-    None where there is no way, or where what is near may be of another module that the file imports instead.
+    None where there is no way, or where the last of these, what is called, may be another module's.
     """
-    if any(not file.names.is_certain(node, place) for node in near):
+    if not all(file.names.is_certain(node, place) for node in near[-1:]):
         return None
     for node in near:
         if isinstance(node, ast.Attribute) and file.names.qualify(node.value, place) == "torch":
