@@ -33,6 +33,8 @@ _ROUNDINGS = 1.5
 """In units of a 16-bit dtype at 1: what rounding the sines would do as well."""
 _MOST = 2**22
 """Weights that may stand beside what counts."""
+_FEW = 3
+"""Widths of weights that are tried."""
 _COUNTED = Origin.COUNTED | Origin.STEPS
 
 
@@ -192,15 +194,35 @@ def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
     """Yield the ways to call forward, each a function of the dtype to compute in; the likeliest first."""
     tables = [value for _, value in entries(module) if isinstance(value, Tensor)]
     last = [table.shape[-1] for table in tables if table.dim()]
-    for width in dict.fromkeys((_WIDTH, *(2 * n for n in last if n > 1), *(n for n in last if n > 1))):
+    of_tables = (*(2 * n for n in last if n > 1), *(n for n in last if n > 1))
+    for width in dict.fromkeys((_WIDTH, *widths(module), *of_tables)):
         for count in (_LONG, _SHORT):
-            shapes = ((1, count, width), (1, width, _SIDE, _SIDE), (1, 2, count, width), (1, count), (count,))
+            shapes = (
+                *((1, count, width), (1, width, _SIDE, _SIDE), (1, 2, count, width), (1, count), (count,)),
+                *((count, width), (count, 2, width), (count, width, 2, 2)),  # one position for each
+            )
             for shape in shapes:
                 yield functools.partial(values, module, shape, count)
 
 
-def values(module: nn.Module, shape: tuple[int, ...], count: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return by name what to call the forward of a module with: activations of a ``shape``, positions."""
+def widths(module: nn.Module) -> list[int]:
+    """How many channels the weights of a module may take, the first of them first."""
+    sizes = (one.shape[1] if one.dim() > 1 else one.numel() for one in module.parameters())
+    return list(dict.fromkeys(size for size in sizes if size > 1))[:_FEW]
+
+
+def values(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    count: int,
+    dtype: torch.dtype,
+    *,
+    are_positions: bool = False,
+) -> dict[str, Any]:
+    """Return by name what to call the forward of a module with: activations of a ``shape``, positions.
+
+    ``are_positions``: what nothing is known of is positions, too.
+    """
     try:
         parameters = [*inspect.signature(module.forward).parameters.values()]
     except (TypeError, ValueError) as error:
@@ -224,8 +246,9 @@ def values(module: nn.Module, shape: tuple[int, ...], count: int, dtype: torch.d
             made[name] = originals.arange(count, device=device).view(1, count) >= 0
         elif "mask" in name:
             made[name] = originals.arange(_SIDE * _SIDE, device=device).view(1, _SIDE, _SIDE) >= 0
-        elif name == "t" or any(part in name for part in _COUNTS):
-            made[name] = originals.arange(count, device=device).view(shape if len(shape) < 2 else (1, count))
+        elif are_positions or name == "t" or any(part in name for part in _COUNTS):
+            each = (count,) if shape[0] == count else (1, count)
+            made[name] = originals.arange(count, device=device).view(shape if len(shape) < 2 else each)
         else:
             made[name] = signs.view(shape).to(dtype)
     return made

@@ -1,13 +1,15 @@
 """Whether a forward that takes no sines counts in a dtype that cannot hold its counts, and it shows.
 
 Rounded counts alone are no damage, as where a result is rounded once. Results that differ are none, as what a
-forward makes of right ones in the model's dtype. A short call, whose counts every dtype holds, tells the two
-apart: what differs there as well is not for the counts.
+forward makes of right ones in the model's dtype. Two calls tell the two apart. What differs in a short one as
+well, whose counts every dtype holds, is not for the counts. Where weights take part, a call whose counts stay
+exact until they meet those has the same arithmetic: what is better there is for the counts.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit.computed import alone, asked, in_fp32, values
+from safe_rope._audit.computed import alone, asked, in_fp32, values, widths
 from safe_rope._base import bytecode
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.provenance import Activations, Origin, Provenance
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import is_librarys
 from safe_rope.rotation import plain
+from safe_rope.rotation._cos_sin import CosSin
 
 _SHORT, _WIDTH = 48, 64
 _ROUNDINGS = 1.5
@@ -31,17 +35,22 @@ _MOST = 2**28
 """Numbers that one tensor of a long call may have."""
 _ENOUGH = 2**23
 """Numbers in a tensor of a shorter call that tell how many a long one makes."""
+_ALIKE = 3
+"""Calls that fail alike, so that it is no shape that makes them fail."""
+_MORE = 2.0
+"""How many times the error of exact counts in the same arithmetic is more than noise."""
 _SMALL = 1e-3
 """Of the largest result: what is smaller is measured as if it were that large."""
 
 
 def may_be_asked(module: nn.Module) -> bool:
-    """Whether a module counts in its forward and takes no sines; beside weights, in a dtype of something."""
+    """Whether a module counts in its forward, and takes no sines."""
     stock: Any = stock_class(module)
-    facts, has_weights = bytecode.facts(stock), next(module.parameters(), None) is not None
-    counts = bytecode.counts_as_given(stock) if has_weights else facts.counts_when_called
-    does_more = facts.turns or bytecode.conduct(stock).attends or bytecode.talks_to_ranks(stock)
-    return counts and not (does_more or is_librarys(stock))
+    facts = bytecode.facts(stock)
+    does_more = facts.turns or bytecode.talks_to_ranks(stock) or is_librarys(stock)
+    if next(module.parameters(), None) is None:
+        does_more |= bytecode.conduct(stock).attends
+    return facts.counts_when_called and not does_more
 
 
 def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
@@ -52,16 +61,20 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
-    worst, certain, problem = 0.0, True, None
-    answered = False
+    worst, certain, problem, alike = 0.0, True, None, 0
+    answered, has_weights = False, next(module.parameters(), None) is not None
+    measured = _off_beside_weights if has_weights else _off
     for long, short in _arguments(module, int(2.35 / torch.finfo(dtype).eps), dtype):
         try:
-            off, coarse = _off(module, long, dtype)
+            off, coarse = measured(module, long, dtype)
             answered = True
             if coarse and off > worst:
-                worst, certain = off, not _off(module, short, dtype)[0]
+                worst, certain = off, has_weights or not _off(module, short, dtype)[0]
         except UnansweredError as error:
+            alike = alike + 1 if str(error) == str(problem) else 1
             problem = error
+            if has_weights and alike == _ALIKE:
+                break
     if not answered and problem is not None:
         raise problem
     return worst, certain
@@ -75,6 +88,59 @@ def _off(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, 
     if [one.shape for one in low] != [one.shape for one in true] or not all(map(torch.equal, low, again)):
         return 0.0, False
     return max((_distance(*pair, dtype) for pair in zip(low, true, strict=True)), default=0.0), coarse
+
+
+def _off_beside_weights(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, bool]:
+    """How far the results of a call are off as it has rounded counts, and whether it has any."""
+    copied = alone(module)
+    low, coarse = _results(copied, arguments(dtype), 0)
+    if not coarse:
+        return 0.0, False
+    again, _ = _results(alone(module), arguments(dtype), 0)
+    exact, _ = _results(alone(module), arguments(dtype), 0, _ExactCounts())
+    true, _ = _results(in_fp32(alone(module), copied), arguments(torch.float32), 0)
+    shapes = {tuple(one.shape for one in made) for made in (low, again, exact, true)}
+    if len(shapes) > 1 or not all(map(torch.equal, low, again)):
+        return 0.0, False
+    off = [
+        error if error > _MORE * left else 0.0
+        for error, left in (
+            (_distance(one, wide, dtype), _distance(other, wide, dtype))
+            for one, other, wide in zip(low, exact, true, strict=True)
+            if not torch.equal(one, other)
+        )
+    ]
+    return max(off, default=0.0), coarse
+
+
+_CASTS = {Tensor.bfloat16, Tensor.half}
+
+
+class _ExactCounts(Activations):
+    """Counts in FP32 what is counted in a lower dtype; it is rounded once where it meets anything else."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs)
+        if not isinstance(made, Tensor) or isinstance(made, CosSin) or made.dtype not in LOW:
+            return made
+        origin = self.origin(made)
+        if not origin & Origin.COUNTED or origin & Origin.GIVEN:
+            return made
+        if func in _CASTS:
+            func, args = Tensor.float, args[:1]
+        wide = func(*map(_widened, args), **{name: _widened(one) for name, one in (kwargs or {}).items()})
+        exact = CosSin(_widened(wide), made.dtype, faced=True)
+        self.note(exact, origin)
+        return exact
+
+
+def _widened(value: Any) -> Any:
+    """Return a low tensor or dtype in FP32, anything else as it is."""
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in LOW else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in LOW else value
 
 
 class _Largest(Provenance):
@@ -105,16 +171,16 @@ def _is_too_large(module: nn.Module, shape: Any, length: int, dtype: torch.dtype
     return size * math.pow(length / count, growth) > _MOST
 
 
-def _results(module: nn.Module, arguments: dict[str, Any], seed: int) -> tuple[list[Tensor], bool]:
-    watching, parameters = Activations(), list(module.parameters())
-    for parameter in parameters:
+def _results(
+    module: nn.Module, arguments: dict[str, Any], seed: int, watching: Activations | None = None
+) -> tuple[list[Tensor], bool]:
+    watching = watching or Activations()
+    for parameter in module.parameters():
         watching.note(parameter, Origin.GIVEN)
     for value in arguments.values():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            watching.note(value, Origin.GIVEN)
+        if isinstance(value, Tensor) and value.dtype != torch.bool:
+            watching.note(value, Origin.GIVEN if value.is_floating_point() else Origin.COUNTED)
     made = list(tensors_in(asked(module, arguments, seed, watching)))
-    if parameters:  # what is made of weights is made in their dtype
-        made = [one for one in made if not watching.origin(one) & Origin.GIVEN]
     return [plain(one).detach() for one in made], watching.coarse is not None
 
 
@@ -132,15 +198,27 @@ def _distance(low: Tensor, true: Tensor, dtype: torch.dtype) -> float:
 
 def _arguments(module: nn.Module, length: int, dtype: torch.dtype) -> Iterator[tuple[Any, Any]]:
     """Yield ways to call forward with many positions, each with the same way for few of them."""
-    shapes: tuple[Callable[[int], tuple[int, ...]], ...] = (
-        lambda count: (1, count, _WIDTH),
+    shapes: list[Callable[[int], tuple[int, ...]]] = []
+    for width in dict.fromkeys((*widths(module), _WIDTH)):
+        shapes += (functools.partial(_rows, width, 1), functools.partial(_rows, width))
+    shapes += (
         lambda count: (1, 2, count, count),
         lambda count: (1, 2, *2 * (math.isqrt(count - 1) + 1,)),
         lambda count: (1, count),
         lambda count: (count,),
     )
-    for shape in shapes:
+    kinds = (False, True) if next(module.parameters(), None) is not None else (False,)
+    for are_positions, shape in itertools.product(kinds, shapes):
+        if are_positions and len(shape(_SHORT)) > 2:
+            continue
         if _is_too_large(module, shape, length, dtype):
             continue
-        long, short = (functools.partial(values, module, shape(count), count) for count in (length, _SHORT))
+        long, short = (
+            functools.partial(values, module, shape(count), count, are_positions=are_positions)
+            for count in (length, _SHORT)
+        )
         yield long, short
+
+
+def _rows(width: int, *sizes_and_count: int) -> tuple[int, ...]:
+    return (*sizes_and_count, width)

@@ -204,7 +204,9 @@ class ModuleAuditor:
         except UnansweredError as problem:
             makes = bytecode.facts(stock).turns_counts and not bytecode.conduct(stock).widens
             # Beside weights much else has the dtype of something.
-            makes &= next(module.parameters(), None) is None or bytecode.counts_as_given(stock)
+            makes &= next(module.parameters(), None) is None or bytecode.counts_as_given(
+                stock, ("arange", "linspace")
+            )
             if not makes or any(True for _ in own_tensors(module)):
                 return None
             said = f"what it computes is not measured: {problem}"
@@ -215,19 +217,24 @@ class ModuleAuditor:
 
     def _counted_low(self) -> list[Finding] | None:
         """What asking a forward that takes no sines has told of its counts; None where that is nothing."""
+        stock: Any = stock_class(self.module)
         dtype = computed.dtype_of(self.module, self.model_dtype)
         if dtype is None or not counted.may_be_asked(self.module):
             return None
         try:
             error, certain = counted.error_of(self.module, dtype)
-        except UnansweredError:
-            return None
-        if not error:
+            said = "its forward counts positions in a dtype that rounds them"
+        except UnansweredError as problem:
+            has_weights = next(self.module.parameters(), None) is not None
+            if not (has_weights and bytecode.counts_as_given(stock)):
+                return None
+            error, certain, said = None, False, f"what it counts is not measured: {problem}"
+        if error == 0:
             return None
         before, self.findings = self.findings, []
-        said = "its forward counts positions in a dtype that rounds them"
         severity: Severity = "damaged" if certain else "unknown"
-        self.add("forward", severity, said, "forward", dtype, cos_error=error)
+        where: Where | None = None if error is None else "forward"
+        self.add("forward", severity, said, where, dtype, cos_error=error)
         before, self.findings = self.findings, before
         return before
 
@@ -413,7 +420,8 @@ class ModuleAuditor:
             cause.said,
             cause.where,
             actual.dtype,
-            phase_error_rad=None if held.finished else found.absolute * last,
+            # How far phases are off as a number of a formula is, such as the base, a formula alone tells.
+            phase_error_rad=None if held.finished or expected.numel() == 1 else found.absolute * last,
             cos_error=found.absolute if held.finished else None,
             first_damaged_position=found.row if held.finished else None,
         )
@@ -425,7 +433,7 @@ class ModuleAuditor:
         said = None
         if not (found.is_damaged or here.is_meta):
             is_turned = may_be_turned(found.module, here)
-            said = damaged_in_itself(found.name, here.cpu(), is_turned=is_turned)
+            said = damaged_in_itself(found.name, here.cpu().squeeze(), is_turned=is_turned)
         if said is None and is_a_wave(value) and here.dtype == torch.float32:
             low = low_dtype_of(here.cpu())
             said = None if low is None else f"{dtype_name(low)}-rounded sines"

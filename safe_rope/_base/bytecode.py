@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -102,6 +103,10 @@ _ARITHMETIC = {
 """Names in code that computes with numbers, element by element."""
 
 
+_WHOLE = re.compile(
+    r"(^|_)(ids?|inds?|bbox|pos|positions?|index|indices|idx|lens?|lengths?|masks?|labels?|tokens?)$"
+)
+"""Names of what holds whole numbers."""
 _TALKING = ("distributed", "reduce_scatter", "barrier", "all_gather", "all_reduce", "all_to_all")
 """How the names of what waits for other ranks begin."""
 
@@ -328,21 +333,40 @@ def _conduct(cls: Any) -> Conduct:
 
 
 @functools.lru_cache(maxsize=4096)
-def counts_as_given(cls: type) -> bool:
-    """Whether ``forward``, or what helps it, makes a count right away in the dtype of something."""
+def counts_as_given(cls: type, by: tuple[str, ...] = ("arange",)) -> bool:
+    """Whether ``forward``, or what helps it, makes a count right away in the dtype of something.
+
+    The dtype of what its name says to be whole numbers is none that rounds them. ``by``: what makes counts.
+    """
     reached = reached_by_forward(cls)
-    return any(_counts_in_a_dtype(code) for one in reached for code in instructions.codes(one.__code__))
+    return any(_counts_in_a_dtype(code, by) for one in reached for code in instructions.codes(one.__code__))
 
 
-def _counts_in_a_dtype(code: types.CodeType) -> bool:
-    done = instructions.steps(code) if _names(code) & {"arange", "linspace"} else ()
+def _counts_in_a_dtype(code: types.CodeType, by: tuple[str, ...]) -> bool:
+    done = instructions.steps(code) if not _names(code).isdisjoint(by) else ()
     for at, one in enumerate(done):
-        if one.attribute not in ("arange", "linspace"):
+        if one.attribute not in by:
             continue
-        called = next((i for i in range(at + 1, len(done)) if done[i].depth < one.depth), len(done) - 1)
-        if any(inner.attribute == "dtype" for inner in done[at : called + 1]):
+        ends = _end_of_call(done, at)
+        if any(_is_dtype_of_something(done, inner) for inner in range(at + 1, ends + 1)):
+            return True
+        cast = next((i for i in range(ends + 1, len(done)) if done[i].attribute is not None), None)
+        if cast != ends + 1 or done[cast].attribute not in ("to", "type", "type_as"):
+            continue
+        inside = range(cast + 1, _end_of_call(done, cast) + 1)
+        if done[cast].attribute == "type_as" or any(_is_dtype_of_something(done, i) for i in inside):
             return True
     return False
+
+
+def _end_of_call(done: tuple[instructions.Step, ...], at: int) -> int:
+    """The step that calls the function or method which step ``at`` takes."""
+    return next((i for i in range(at + 1, len(done)) if done[i].depth < done[at].depth), len(done) - 1)
+
+
+def _is_dtype_of_something(done: tuple[instructions.Step, ...], at: int) -> bool:
+    of = done[at - 1].attribute or done[at - 1].loads
+    return done[at].attribute == "dtype" and not _WHOLE.search(str(of))
 
 
 def _keeps_properties(cls: type) -> bool:

@@ -436,3 +436,39 @@ def test_nothing_is_called_around_the_parts_of_what_is_asked() -> None:
     model.part.norm.register_forward_hook(lambda *given: called.append(given))
     safe_rope.audit(model)
     assert not called
+
+
+class BesideImages(nn.Module):
+    """Takes a timestep for each image, in FP32 or in the dtype of those."""
+
+    wide = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.linear = nn.Conv2d(8, 8, 1), nn.Linear(8, 8)
+
+    def times(self, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        dtype = FP32 if self.wide else x.dtype
+        phases = timestep[:, None].to(dtype) * torch.exp(-torch.arange(4)).to(dtype)
+        return self.linear(waves(phases).to(x.dtype))
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + self.times(x, timestep)[..., None, None]
+
+
+class BesideRows(BesideImages):
+    """The same for rows of as many channels as its weights have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + self.times(x, timestep)[:, None]
+
+
+@pytest.mark.parametrize("cls", [BesideImages, BesideRows])
+@pytest.mark.parametrize("wide", [True, False])
+def test_timesteps_for_each_of_a_batch_are_asked_for(cls: type[nn.Module], wide: bool) -> None:
+    part = type(cls.__name__, (cls,), {"wide": wide, "__module__": __name__})()
+    assert safe_rope.audit(Model(part).to(BF16)).ok == wide
