@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import in_real_numbers
-from safe_rope._protection.frozen import HOLDERS, shard_like
+from safe_rope._protection.frozen import shard_like
 from safe_rope._recognition.numbers import numbers, rounded_numbers
-from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
-from safe_rope._recognition.tables import is_frequency, is_table_of, may_be_turned, oscillates
+from safe_rope._recognition.tables import is_frequency, may_be_turned
 from safe_rope._recognition.truths import frozen_tables
 
 _FEWEST = 4
@@ -103,7 +102,7 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
 
     A parameter has the model's dtype: a finished table may be rounded to it once, a frequency may not.
     """
-    for name, parameter, expected in _frozen(module, reference):
+    for name, parameter, expected in frozen_tables(module, reference):
         shard = getattr(parameter, "ds_tensor", None)  # of this rank, under ZeRO-3
         if shard is not None and shard.numel() < expected.numel() // _ranks():
             continue  # it was moved to somewhere else
@@ -117,27 +116,6 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
 
 def _ranks() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-def _frozen(module: nn.Module, reference: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    for name, expected in frozen_tables(module, reference):
-        yield name, module._parameters[name], expected  # type: ignore[misc]
-    built = reference.module
-    if built is None:
-        return
-    for child_name, child in module._modules.items():
-        twin = built._modules.get(child_name)
-        if twin is None or not isinstance(child, HOLDERS):
-            continue
-        for name, parameter in child._parameters.items():
-            true = twin._parameters.get(name)
-            if parameter is None or parameter.requires_grad or true is None or true.is_meta:
-                continue
-            whole, values = f"{child_name}.{name}", true.detach()
-            # An embedding is filled at random before sinusoids are copied into it.
-            origin = Origin.NONE if oscillates(values) else reference.origin(whole)
-            if is_table_of(module, whole, true, origin) or is_frequency(whole):
-                yield whole, parameter, values
 
 
 def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> str | None:

@@ -22,6 +22,7 @@ from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import own_class, stock_class
 from safe_rope._recognition.tables import (
+    are_of_low_phases,
     has_position_name,
     is_empty_table,
     is_frequency,
@@ -33,13 +34,11 @@ from safe_rope._recognition.tables import (
     own_tensors,
     rises_or_falls,
 )
-from safe_rope._recognition.truths import ROUNDED, frozen_tables
+from safe_rope._recognition.truths import HOLDERS, ROUNDED, frozen_tables
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
 
-HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
-"""Modules of torch's whose parameters are their parent's tables."""
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Module)
 _SAMPLE = 128
 """Rows and columns of a weight that are looked at."""
@@ -50,8 +49,10 @@ _TORCHS = "is in a module of torch: it is rounded to whatever dtype the model is
 _DERIVED = "is in a module whose class torch has derived (a parametrization, fully_shard): it is as in stock"
 _RANDOM = "is nothing that its constructor gives again: it is rounded to whatever dtype the model is given"
 _COMPUTED = "computes positions beside weights, in whatever precision it is called with"
+_COUNTED = "counts beside weights in the dtype of something else: in 16 bits those are rounded"
 _HOOKED = "computes positions in whatever precision it is called with"
 _WAVES = re.compile(r"\btorch\.(sin|cos|polar)\(")
+_OF_LOW = "is a frozen parameter with sines of rounded phases: compute those in FP32, and round the sines"
 _LOW = "is a frozen parameter in {}, too coarse for frequencies: keep it in a buffer, or the model in FP32"
 
 
@@ -67,9 +68,9 @@ def round_once(module: nn.Module, reference: Reference) -> None:
     """
     if reference.plain:
         return
-    for name, true in frozen_tables(module, reference):
-        parameter: Any = module._parameters[name]
-        here = getattr(parameter, "ds_tensor", parameter).data  # the shard of this rank, under ZeRO-3
+    for name, parameter, true in frozen_tables(module, reference):
+        shard: torch.Tensor = getattr(parameter, "ds_tensor", parameter)  # this rank's, under ZeRO-3
+        here = shard.data
         wanted = shard_like(true.to(here.dtype), here)
         if here.is_meta or torch.equal(here.cpu(), wanted):
             continue
@@ -104,7 +105,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         for name, parameter in _own_parameters(module):
             if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            if not _is_told(module, name):
+            if not (_is_told(module, name) or holds_low_phases(parameter)):
                 continue
             cls: Any = type(module)
             is_turned = is_frequency(name) or may_be_turned(module, parameter)
@@ -112,6 +113,8 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
                 is_turned = rises_or_falls(parameter)
             low = parameter.dtype in LOW and is_turned
             reason = _LOW.format(parameter.dtype) if low else _LEFT
+            if not low and holds_low_phases(parameter):
+                low, reason = True, _OF_LOW
             yield Frozen(module, name, reason, low)
 
 
@@ -125,12 +128,21 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         yield from unkept_tables(module)
         yield from random_tables(module)
         is_kept = _is_kept(module) or own_class(type(module)).__module__.startswith("torch.")
-        computes = bytecode.facts(type(module)).turns_counts and not is_kept
-        if computes and next(module.parameters(), None) is not None:
-            yield Frozen(module, "forward", _COMPUTED, False)
+        if next(module.parameters(), None) is not None:
+            if bytecode.facts(type(module)).turns_counts and not is_kept:
+                yield Frozen(module, "forward", _COMPUTED, False)
+            elif _counts_low(module):
+                yield Frozen(module, "forward", _COUNTED, False)
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
         if any(not is_librarys(hook) and bytecode.turns_counts(hook) for hook in hooks):
             yield Frozen(module, "a hook of its forward", _HOOKED, False)
+
+
+def _counts_low(module: nn.Module) -> bool:
+    """Whether a module that takes no sines counts in the dtype of something else."""
+    stock: Any = stock_class(module)
+    counts = not bytecode.facts(stock).turns and bytecode.counts_as_given(stock)
+    return counts and not own_class(stock).__module__.startswith("torch.")
 
 
 def random_tables(module: nn.Module) -> Iterator[Frozen]:
@@ -230,12 +242,35 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for child_name, child in _torchs_inside(module):
             if not isinstance(child, HOLDERS):
                 named = child.named_parameters(recurse=False)
-                yield from ((f"{child_name}.{name}", p) for name, p in named if is_a_wave(p))
+                named = ((f"{child_name}.{name}", one) for name, one in named)
+                yield from ((name, one) for name, one in named if is_a_wave(one) or _turns_by(module, one))
+
+
+def _turns_by(module: nn.Module, weight: torch.Tensor) -> bool:
+    """Whether a weight of a layer may hold the frequencies that a module turns times by, one for each."""
+    part = weight.detach().reshape(-1)
+    is_column = not weight.is_meta and 1 < part.numel() == max(weight.shape)
+    return is_column and not weight.requires_grad and may_be_turned(module, part)
 
 
 def _may_hold_positions(name: str, rows: torch.Tensor) -> bool:
-    """Whether the rows of an Embedding may be those of positions, by name or by values."""
-    return has_position_name(name) or rows.is_meta or not rows.numel() or is_a_wave(rows)
+    """Whether the rows of an Embedding may be those of positions, by name or by values, damaged ones too."""
+    is_empty = rows.is_meta or not rows.numel()
+    return has_position_name(name) or is_empty or is_a_wave(rows) or holds_low_phases(rows)
+
+
+def has_damaged_sines(module: nn.Module) -> bool:
+    """Whether what holds a module's tables, such as an Embedding, has frozen sines of rounded phases."""
+    held = (child for child in module._modules.values() if isinstance(child, HOLDERS))
+    return any(holds_low_phases(one) for child in held for one in child.parameters())
+
+
+def holds_low_phases(parameter: torch.Tensor) -> bool:
+    """Whether a frozen weight holds sines and cosines of phases that were rounded as they were made."""
+    if parameter.requires_grad or parameter.is_meta or not parameter.is_floating_point():
+        return False
+    part = parameter.detach().squeeze()
+    return part.dim() == 2 and are_of_low_phases(part[:_SAMPLE], ROUNDED)
 
 
 def is_a_wave(parameter: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection.frozen import round_once
+from safe_rope._protection.frozen import has_damaged_sines, round_once
 from safe_rope._protection.pinned import shared
 from safe_rope._protection.probe import full_state
 from safe_rope._protection.rewrite import is_pinned, is_protected, pin_module, protect_module, state_of
@@ -110,6 +110,8 @@ def concerns(module: nn.Module) -> bool:
         return True
     in_arrays = any(map(is_array, vars(module).values()))
     if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_waves:
+        return True
+    if has_damaged_sines(module):
         return True
     frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
     return any(p.is_floating_point() for p in frozen) and not module._modules

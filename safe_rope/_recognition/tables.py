@@ -20,6 +20,8 @@ FEWEST = 8
 """Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
 _FEWEST_ROWS = 4
 """Rows of sines; three are the samples of some sine whatever they are."""
+_SWING = 0.5
+"""Standard deviation of a column that goes through a sine, not through a part of it."""
 _COUNTED_LOW = 256
 """Positions that BF16 counts without rounding."""
 _ROUNDING = 2.0**-21
@@ -85,10 +87,10 @@ def unreadable(module: nn.Module, held: Iterable[tuple[str, Any]] | None = None)
 
 
 def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
-    """Whether a number in a tensor is part of a formula: it is kept by what only makes positions."""
+    """Whether a number in a tensor is part of a formula: what keeps it only makes positions, or turns."""
     if value.numel() != 1 or not value.is_floating_point():
         return False
-    return only_makes_positions(module, _stock(module))
+    return only_makes_positions(module, _stock(module)) or _only_rotates(module)
 
 
 def _stock(module: nn.Module) -> type:
@@ -310,7 +312,8 @@ def rises_or_falls(tensor: torch.Tensor) -> bool:
     one_way = bool((steps >= 0).all()) or bool((steps <= 0).all())  # rounded, two may be the same
     if values.dim() == 1 and bool((steps <= 0).all()):
         values = values[: max(FEWEST // 2, int((values > 0).sum()))]  # the rest turns nothing
-    return one_way and bool((values >= 0).all()) and (values.dim() == 2 or bool((values > 0).all()))
+    are_some = bool(steps.any()) if values.dim() == 2 else bool((values > 0).all())
+    return one_way and are_some and bool((values >= 0).all())
 
 
 def _falls_from_one(tensor: torch.Tensor) -> bool:
@@ -383,15 +386,38 @@ def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:
     return _are_sines(rows, error) or (len(rows) > _COUNTED_LOW and _are_sines(rows[:_COUNTED_LOW], error))
 
 
+def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:
+    """Whether the rows of a table are sines and cosines of phases that were rounded as they were made.
+
+    The squares of a sine and its cosine add up to 1 all the same. The first row is that of position 0. Whole
+    numbers are phases that 16 bits have, and so some columns are sampled sines, and others are none.
+    """
+    if len(tensor) < 2 * FEWEST or tensor.shape[1] < FEWEST or not bool(tensor[0].any()):
+        return False
+    rows = tensor.double() / tensor[0].double().abs().max()
+    begins = bool(((rows[0] == 0) | (rows[0] == 1)).all()) and int(rows[0].sum()) * 2 == len(rows[0])
+    pairs = len(rows[0]) / 2
+    if not begins or bool(((rows * rows).sum(1) - pairs).abs().max() > 2 * error * pairs):
+        return False
+    rest = _rest(rows)
+    swing = rows.std(0) > _SWING
+    return bool((swing & (rest < error)).any()) and bool((rest > 2 * error).any())
+
+
 def _are_sines(rows: torch.Tensor, error: float) -> bool:
     if len(rows) < FEWEST:
         pairs = rows.shape[-1] / 2
         if pairs < FEWEST or bool(((rows * rows).sum(-1) - pairs).abs().max() > 2 * error * pairs):
             return False
-    before, middle, after = rows[:-2], rows[1:-1], rows[2:]
-    square = (middle * middle).sum(0)
-    factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
-    rest = (before + after - factor * middle).abs().amax(0)
+    rest = _rest(rows)
     turns = bool((rows.std(0) > 1e-2).any())
     phase = 4 * len(rows) * 2.0**-23  # what FP32 phases of that many radians are off by
     return turns and bool((rest < max(error, phase)).all()) and bool((rows.abs() < 1 + error).all())
+
+
+def _rest(rows: torch.Tensor) -> torch.Tensor:
+    """How far each column is from a sampled sine."""
+    before, middle, after = rows[:-2], rows[1:-1], rows[2:]
+    square = (middle * middle).sum(0)
+    factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
+    return (before + after - factor * middle).abs().amax(0)

@@ -28,6 +28,8 @@ from safe_rope._recognition.tables import (
 )
 from safe_rope.registry import RopePatch
 
+HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
+"""Modules of torch's whose parameters are their parent's tables."""
 _INTEGERS = (torch.int32, torch.int64)
 ROUNDED = 4 * 2.0**-8
 """What sines may be off by that were rounded to 16 bits."""
@@ -71,27 +73,35 @@ def tables_of(
         if is_given and name not in tables and name in module._non_persistent_buffers_set:
             tables[name] = None, True  # no file fills what the constructor got on meta
     if tables:
-        tables.update(_integers_on_meta(module, reference, tables.keys()))
+        tables.update(_lost_beside(module, reference, tables.keys()))
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             tables[name] = values, False
     return tables
 
 
-def _integers_on_meta(
+def _lost_beside(
     module: nn.Module, reference: Reference, known: Container[str]
 ) -> Iterator[tuple[str, tuple[torch.Tensor | None, bool]]]:
-    """Yield the integers that a module has lost beside its tables, as an index into one of those.
+    """Yield what a module has lost beside its tables: integers, as an index into one of those, and a number.
 
-    Those that are counted have values; those that are drawn, and are in no file, have none.
+    Integers that are counted, and a number that is in no file, as an amplitude, have values. What is drawn,
+    and is in no file, has none.
     """
     if reference.rebuilt is None or reference.module is None:
         return
     for name, value in entries(module):
         made = _made(reference, name)
         origin = reference.origin(name)
-        is_lost = isinstance(value, torch.Tensor) and value.is_meta and name not in known
-        if not is_lost or value.dtype not in _INTEGERS:
+        if not isinstance(value, torch.Tensor) or name in known:
+            continue
+        if value.is_floating_point() and value.numel() == 1:
+            is_lost = value.is_meta or bool(value.isnan())
+            in_no_file = name in module._non_persistent_buffers_set
+            if is_lost and in_no_file and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
+                yield name, (made, True)
+            continue
+        if not value.is_meta or value.dtype not in _INTEGERS:
             continue
         is_counted = has_position_name(name) and origin & Origin.COUNTED
         if is_drawn(module, name, origin):
@@ -100,22 +110,47 @@ def _integers_on_meta(
             yield name, (made, True)
 
 
+def _is_real(made: Any) -> bool:
+    """Whether a constructor has made a number."""
+    there = isinstance(made, torch.Tensor) and made.is_floating_point() and not made.is_meta
+    return there and made.numel() == 1 and bool(made.isfinite())
+
+
 def is_drawn(module: nn.Module, name: str, origin: Origin) -> bool:
     """Whether no constructor and no file gives a buffer again."""
     return bool(origin & Origin.RANDOM) and name in module._non_persistent_buffers_set
 
 
-def frozen_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the frozen parameters of a module that its constructor makes as position tables, with values."""
+def frozen_tables(
+    module: nn.Module, reference: Reference
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the frozen parameters that a module's constructor makes as position tables, with their values.
+
+    Those of `HOLDERS` in it, too: each by its path, with the parameter and what it should hold.
+    """
     built = reference.module
     if built is None or reference.rebuilt is None:
         return
+    for name, parameter, true in _frozen_pairs(module, built):
+        if is_table_of(module, name, true, reference.origin(name)):
+            yield name, parameter, true.detach()
+    for child_name, child in module._modules.items():
+        twin = built._modules.get(child_name)
+        if twin is None or not isinstance(child, HOLDERS):
+            continue
+        for name, parameter, true in _frozen_pairs(child, twin):
+            whole, values = f"{child_name}.{name}", true.detach()
+            # An embedding is filled at random before sinusoids are copied into it.
+            origin = Origin.NONE if oscillates(values) else reference.origin(whole)
+            if is_table_of(module, whole, true, origin) or is_frequency(whole):
+                yield whole, parameter, values
+
+
+def _frozen_pairs(module: nn.Module, built: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     for name, parameter in module._parameters.items():
         true = built._parameters.get(name)
-        if parameter is None or parameter.requires_grad or true is None or true.is_meta:
-            continue
-        if is_table_of(module, name, true, reference.origin(name)):
-            yield name, true.detach()
+        if not (parameter is None or parameter.requires_grad or true is None or true.is_meta):
+            yield name, parameter, true
 
 
 def truths_of(

@@ -1,0 +1,334 @@
+"""Numbers and weights that positions are made of beside tables: amplitudes, bases, frozen weights, counts.
+
+The truth is the unguarded model in FP32.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+from safe_rope.errors import PrecisionWarning
+
+BF16, FP16 = torch.bfloat16, torch.float16
+X, POSITIONS = torch.zeros(1, 600, 32), torch.arange(600)[None]
+
+
+def frequencies() -> Tensor:
+    return 10000.0 ** (-torch.arange(0, 32, 2).float() / 32)
+
+
+class Amplified(nn.Module):
+    """YaRN's: an amplitude in a buffer beside the frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", frequencies(), persistent=False)
+        self.register_buffer("prefactor", torch.tensor(0.1 * math.log(8) + 1), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        phases = position_ids[..., None].float() * self.inv_freq
+        cos, sin = (phases.cos() * self.prefactor, phases.sin() * self.prefactor)
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+class Turned(nn.Module):
+    """The same in a module with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(32, 32)
+        self.register_buffer("inv_freq", frequencies(), persistent=False)
+        self.register_buffer("prefactor", torch.tensor(0.1 * math.log(8) + 1), persistent=False)
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        cos, sin = phases.cos() * self.prefactor, phases.sin() * self.prefactor
+        first, second = self.query(x + 1).chunk(2, -1)
+        return first * cos - second * sin, first * sin + second * cos
+
+
+def built(cls: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"part": cls(), "weight": nn.Linear(2, 2)})
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+def test_an_amplitude_beside_frequencies_is_not_rounded(way: str) -> None:
+    true = Amplified()(X, POSITIONS)
+    if way == "guard":
+        with safe_rope.guard():
+            model: Any = built(Amplified)
+        model.to(BF16)
+    else:
+        model = built(Amplified).to(BF16)
+        safe_rope.protect(model)
+    for made, exact in zip(model["part"](X.to(BF16), POSITIONS), true, strict=True):
+        assert torch.equal(made, exact.to(BF16))
+    assert safe_rope.audit(model).ok
+
+
+@pytest.mark.parametrize("cls", [Amplified, Turned])
+def test_an_amplitude_beside_frequencies_comes_back_from_meta(cls: type[nn.Module]) -> None:
+    stock: Any = built(cls)
+    with safe_rope.guard(), torch.device("meta"):
+        model: Any = built(cls)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for buffer in model.buffers():
+            if buffer.numel() == 1:
+                buffer.fill_(torch.nan)
+        model.load_state_dict(stock.state_dict())
+    for made, exact in zip(model["part"](X, POSITIONS), stock["part"](X, POSITIONS), strict=True):
+        assert (made - exact).abs().max() < 1e-5
+    assert safe_rope.audit(model).ok
+
+
+def test_an_amplitude_that_is_no_number_is_damage_and_named() -> None:
+    model: Any = built(Turned)
+    model["part"].prefactor.fill_(torch.nan)
+    assert "prefactor" in [one.what for one in safe_rope.audit(model).damaged]
+    with pytest.warns(PrecisionWarning, match="prefactor: nothing has filled it"):
+        safe_rope.protect(model)
+
+
+class OfABase(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("theta", torch.tensor(500000.0))
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        inv_freq = 1.0 / self.theta.float() ** (torch.arange(0, 32, 2).float() / 32)
+        phases = position_ids[..., None].float() * inv_freq
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+def test_a_rounded_base_is_told_without_a_phase_that_nobody_has_measured() -> None:
+    report = safe_rope.audit(built(OfABase).to(BF16))
+    errors = {one.what: one.phase_error_rad for one in report.damaged}
+    assert errors["theta"] is None
+    assert 0.01 < (errors["forward"] or 0.0) < 0.2
+
+
+# ---- frozen weights of layers --------------------------------------------------------------------------
+
+
+class Times(nn.Module):
+    """TGN's: cosines of what a frozen layer makes of times."""
+
+    is_frozen, turns = True, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Linear(1, 100)
+        self.w.weight = nn.Parameter((1 / 10 ** torch.linspace(0, 9, 100)).reshape(100, 1))
+        self.w.bias = nn.Parameter(torch.zeros(100))
+        self.w.requires_grad_(not self.is_frozen)
+
+    def forward(self, t: Tensor) -> Tensor:
+        turned = self.w(t[..., None])
+        return turned.cos() if self.turns else turned
+
+
+class Trained(Times):
+    is_frozen = False
+
+
+class NotTurned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Linear(1, 100)
+        self.w.weight = nn.Parameter(torch.linspace(0.1, 9, 100).reshape(100, 1), requires_grad=False)
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.w(t[..., None])
+
+
+def test_frequencies_in_a_frozen_layer_are_named() -> None:
+    with safe_rope.guard() as session:
+        model = built(Times)
+    assert ["w.weight" in str(entry) for entry in session.report.left] == [True]
+    assert safe_rope.audit(model).ok
+    model.to(BF16)
+    assert [one.what for one in safe_rope.audit(model).damaged] == ["w.weight"]
+    with pytest.warns(PrecisionWarning, match=r"w\.weight"):
+        safe_rope.protect(model)
+    assert safe_rope.audit(model.float()).verdict == "unknown"
+
+
+@pytest.mark.parametrize("cls", [Trained, NotTurned])
+def test_weights_of_other_layers_are_not_named(cls: type[nn.Module]) -> None:
+    with safe_rope.guard() as session:
+        model = built(cls)
+    assert not session.report.left
+    assert not session.report.unprotected
+    assert safe_rope.audit(model.to(BF16)).ok
+
+
+# ---- frozen sinusoids ----------------------------------------------------------------------------------
+
+
+def sinusoids(dtype: torch.dtype, rows: int = 600) -> Tensor:
+    rates = torch.exp(-math.log(10000) * torch.arange(0, 32, 2).to(dtype) / 32)
+    phases = torch.arange(rows).to(dtype)[:, None] * rates
+    return torch.cat((phases.sin(), phases.cos()), -1)
+
+
+class Rows(nn.Module):
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = nn.Embedding.from_pretrained(rows, freeze=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.rows(ids)
+
+
+class OwnRows(Rows):
+    def __init__(self) -> None:
+        super().__init__(sinusoids(torch.get_default_dtype()))
+
+
+@pytest.fixture
+def default_bf16() -> Any:
+    torch.set_default_dtype(BF16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("default_bf16")
+def test_frozen_sinusoids_of_a_low_default_dtype_are_rounded_once() -> None:
+    stock = OwnRows()
+    with safe_rope.guard() as session:
+        model = built(OwnRows)
+    rows: Any = model["part"].rows.weight  # type: ignore[index]
+    assert torch.equal(rows, sinusoids(torch.float32).to(BF16))
+    assert not rows.requires_grad
+    assert (stock.rows.weight.float() - sinusoids(torch.float32)).abs().max() > 1
+    assert ["rows.weight" in str(entry) for entry in session.report.left] == [True]
+    assert safe_rope.audit(model).ok
+    assert safe_rope.audit(nn.Sequential(stock)).damaged
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_frozen_sinusoids_of_rounded_phases_are_named_and_damaged(dtype: torch.dtype) -> None:
+    model = nn.Sequential(Rows(sinusoids(BF16).to(dtype)))
+    with pytest.warns(PrecisionWarning, match=r"rows\.weight.*rounded phases"):
+        safe_rope.protect(model)
+    assert [one.what for one in safe_rope.audit(model).damaged] == ["rows.weight"]
+
+
+def _grid(side: int) -> Tensor:
+    rows = sinusoids(torch.float32, side)
+    return torch.cat((rows.repeat_interleave(side, 0), rows.repeat(side, 1)), -1)
+
+
+_RIGHT = {
+    "rounded": sinusoids(torch.float32).to(BF16),
+    "in FP16": sinusoids(torch.float32).to(FP16),
+    "in FP32": sinusoids(torch.float32),
+    "of a map": _grid(14),
+    "of a large map": _grid(150),
+    "words": torch.randn(600, 32, generator=torch.Generator().manual_seed(0)),
+    "one of each": torch.eye(64),
+    "bits": torch.tensor([[(row >> bit) & 1 for bit in range(8)] for row in range(64)]).float(),
+}
+
+
+@pytest.mark.parametrize("kind", [*_RIGHT])
+def test_right_frozen_rows_are_no_damage(kind: str) -> None:
+    model = nn.Sequential(Rows(_RIGHT[kind].clone()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrecisionWarning)
+        safe_rope.protect(model)
+    assert safe_rope.audit(model).ok
+
+
+class FilledLater(nn.Module):
+    """ViTMAE's: zeros, which sinusoids are written to once the model is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.zeros(1, 600, 32), requires_grad=False)
+
+    def fill(self) -> None:
+        self.pos_embed.data.copy_(sinusoids(torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.pos_embed.sin()
+
+
+def test_zeros_that_are_filled_later_are_no_frequencies() -> None:
+    model: Any = built(FilledLater).to(BF16)
+    assert safe_rope.audit(model).ok
+    model["part"].fill()
+    assert safe_rope.audit(model).ok
+
+
+# ---- counts beside weights -----------------------------------------------------------------------------
+
+
+class Biased(nn.Module):
+    """Adds a bias of distances to scores, which it counts in the dtype of its activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def counts(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        counts = self.counts(x, ids)
+        bias = -0.1 * (counts[:, None] - counts).abs()
+        return (self.query(x) @ self.key(x).mT + bias.to(x.dtype)).softmax(-1) @ x
+
+
+class ByACast(Biased):
+    def counts(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.arange(x.shape[1]).to(self.query.weight.dtype)
+
+
+class ByAType(Biased):
+    def counts(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.arange(x.shape[1]).type_as(x)
+
+
+class InFP32(Biased):
+    def counts(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], dtype=torch.float32)
+
+
+class InIntegers(Biased):
+    def counts(self, x: Tensor, ids: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], device=x.device).to(ids.dtype)
+
+
+class OfIds(Biased):
+    def counts(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], dtype=position_ids.dtype)
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.parametrize("cls", [Biased, ByACast, ByAType, InFP32, InIntegers, OfIds])
+def test_counts_beside_weights_are_as_in_stock_and_named(cls: type[nn.Module], way: str) -> None:
+    stock: Any = built(cls).to(BF16)
+    x = torch.randn(1, 600, 32, generator=torch.Generator().manual_seed(0)).to(BF16)
+    if way == "guard":
+        with safe_rope.guard() as session:
+            model: Any = built(cls)
+        report = session.report
+    else:
+        model = built(cls)
+        report = safe_rope.protect(model)
+    named = ["counts beside weights" in str(entry) for entry in report.left]
+    assert named == [True] * (cls in (Biased, ByACast, ByAType))
+    assert not report.protected
+    assert not report.unprotected
+    assert torch.equal(model.to(BF16)["part"](x, POSITIONS), stock["part"](x, POSITIONS))
