@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import gc
 import os
 import sys
 import types
@@ -24,6 +25,11 @@ from safe_rope._base.random_states import random_states, set_random_states
 from safe_rope._recognition.outside import CONTAINERS, Outside, Place, outside, place_of, remembering_in
 
 _PLAIN = (bool, int, float, str, type(None))
+_NO_NUMBERS = {
+    *(bool, int, str, bytes, type(None), object, torch.dtype, torch.device, torch.layout, torch.Size),
+    *(dict, list, tuple, set, frozenset),  # empty ones, as what they hold is looked at
+}
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _OF_ITERATORS = ("builtins", "itertools")  # that a copy can be made of
 _LONGEST = 4096
 
@@ -160,7 +166,7 @@ class Untouched:
             place.put(name, copy.copy(iterator))
         for function, size in self._functions:
             if function.cache_info().currsize != size:
-                self.changed = True
+                self.changed |= _remembers_numbers(function)
                 function.cache_clear()
         for cell, value in self._cells:
             if cell.cell_contents is not value:
@@ -221,6 +227,25 @@ def _holds_tables(value: Any) -> bool:
             seen.add(id(one))
             waiting += held_in(one)
     return False
+
+
+def _remembers_numbers(function: Any) -> bool:
+    """Whether what ``functools.lru_cache`` remembers may be a table: text, integers and code are none.
+
+    Python's collector is asked for what an object holds. One that it knows nothing of counts as a table.
+    """
+    waiting, seen = gc.get_referents(function), {id(vars(function))}
+    while waiting and len(seen) < _LONGEST:
+        one = waiting.pop()
+        if id(one) in seen or issubclass(type(one), _CODE):
+            continue
+        seen.add(id(one))
+        held = gc.get_referents(one)
+        is_entry = type(one).__module__ == "functools"  # the function holds its results itself, too
+        if issubclass(type(one), torch.Tensor) or not (held or type(one) in _NO_NUMBERS or is_entry):
+            return True
+        waiting += held
+    return bool(waiting)
 
 
 def _is_as_before(container: Any, before: Any) -> bool:

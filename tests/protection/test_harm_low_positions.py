@@ -6,6 +6,7 @@ Each is right, to one rounding, or its module is named.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -205,3 +206,74 @@ def test_a_frozen_parameter_keeps_the_dtype_that_it_has_without_the_guard(load: 
         assert model.rope.inv_freq.dtype == stock.rope.inv_freq.dtype == BF16
         assert isinstance(model.rope.inv_freq, nn.Parameter)
         assert torch.equal(model.rope.inv_freq.detach().cpu(), no_harm.frequencies().to(BF16)), "rounded once"
+
+
+# ---- functions that remember something else than tables --------------------------------------------------
+
+
+class Recipe:
+    """What a pattern of axes says, as einops keeps it."""
+
+    def __init__(self, axes: tuple[str, ...]) -> None:
+        self.axes, self.sizes = axes, {axis: index for index, axis in enumerate(axes)}
+
+
+@functools.lru_cache(maxsize=8)
+def recipe(pattern: str) -> Recipe:
+    return Recipe(tuple(pattern.split()))
+
+
+@functools.lru_cache(maxsize=8)
+def factors(dim: int) -> list[float]:
+    return [1e4 ** (-i / dim) for i in range(0, dim, 2)]
+
+
+class CountsByARememberedPattern(CountsInTheDtypeOfX):
+    def forward(self, x: torch.Tensor) -> Tables:
+        sizes = recipe("batch positions channels").sizes
+        t = torch.arange(x.shape[sizes["positions"]], device=x.device, dtype=x.dtype)
+        phase = torch.outer(t, self.inv_freq.to(x.dtype))
+        return phase.cos(), phase.sin()
+
+
+class CountsByRememberedFactors(CountsInTheDtypeOfX):
+    def forward(self, x: torch.Tensor) -> Tables:
+        t = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)
+        phase = torch.outer(t, torch.tensor(factors(DIM), dtype=x.dtype))
+        return phase.cos(), phase.sin()
+
+
+@pytest.fixture
+def no_pattern_known() -> Iterator[None]:
+    recipe.cache_clear()
+    factors.cache_clear()
+    yield
+    recipe.cache_clear()
+    factors.cache_clear()
+
+
+@pytest.mark.contract
+@pytest.mark.usefixtures("no_pattern_known")
+@pytest.mark.parametrize("how", ["guard", "protect", "audit and protect"])
+def test_a_function_that_remembers_no_tables_leaves_positions_to_the_guard(how: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if how == "guard":
+            model, _ = no_harm.guarded(lambda: Holder(CountsByARememberedPattern()), "to(bfloat16)")
+        else:
+            model = Holder(CountsByARememberedPattern()).to(BF16)
+            if how == "audit and protect":
+                assert not safe_rope.audit(model).ok
+            safe_rope.protect(model, tables="fp32")
+        assert error(model.rope, BF16) < 1e-6
+    assert error(CountsByARememberedPattern().to(BF16), BF16) > 0.1, "as in stock without it"
+
+
+@pytest.mark.usefixtures("no_pattern_known")
+def test_numbers_that_a_function_remembers_stay_as_in_stock_and_are_named() -> None:
+    with no_harm.watched() as said:
+        with safe_rope.guard(tables="fp32") as session:
+            model = Holder(CountsByRememberedFactors()).to(BF16)
+        said.report = session.report
+        error(model.rope, BF16)
+    assert said.names("rope", "CountsByRememberedFactors"), str(said.report)
