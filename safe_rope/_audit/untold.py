@@ -26,7 +26,9 @@ def untold_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str
 def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the tables that no constructor gives again and whose numbers are rounded, or are none."""
     for found in random_tables(module):
-        held: Any = module._buffers.get(found.name, module._parameters.get(found.name))
+        owner, _, name = found.name.rpartition(".")
+        holder = module.get_submodule(owner)
+        held: Any = holder._buffers.get(name, holder._parameters.get(name))
         buffer = plain(held).detach()
         if buffer.is_meta or bool(buffer.isnan().any()):
             yield found.name, "it holds no values, and its constructor does not give them again"

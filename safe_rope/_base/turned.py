@@ -34,10 +34,18 @@ _ROUNDS = 2  # the second has what a loop's first has left in variables
 
 
 class _Held(NamedTuple):
-    """What the module holds by a name, and whether it has been multiplied."""
+    """What the module holds by a name, whether it has been multiplied, and whether it has been called."""
 
     name: str
     is_multiplied: bool = False
+    is_called: bool = False
+
+
+class _Turned(NamedTuple):
+    """Names of what sines are taken of: of products with it, and of what it returns."""
+
+    multiplied: frozenset[str]
+    called: frozenset[str]
 
 
 _SELF, _SINE, _PRODUCT, _EXP, _IMAGINARY = "self", "sine", "product", "exp", "imaginary"
@@ -55,7 +63,17 @@ _CALLED = {
 def turned_at_random(cls: type) -> frozenset[str]:
     """Names of what a class takes sines or cosines of products with, if its constructor draws numbers."""
     drawn = any(not _DRAWING.isdisjoint(bytecode.names_in(one)) for one in bytecode.constructing(cls))
-    return _Following(cls).turned() if drawn and bytecode.facts(cls).turns else frozenset()
+    return _turned(cls).multiplied if drawn and bytecode.facts(cls).turns else frozenset()
+
+
+def turned_when_called(cls: type) -> frozenset[str]:
+    """Names of the modules that a class calls to take sines or cosines of what they return."""
+    return _turned(cls).called if bytecode.facts(cls).turns else frozenset()
+
+
+@functools.lru_cache(maxsize=4096)
+def _turned(cls: type) -> _Turned:
+    return _Following(cls).turned()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -73,15 +91,16 @@ class _Following:
     def __init__(self, cls: type) -> None:
         self._methods = bytecode.methods_by_name(cls)
         self._of_self = {one.__code__ for functions in self._methods.values() for one in functions}
-        self._found: set[str] = set()
+        self._found: set[_Held] = set()
         self._results: dict[Any, _Made] = {}
         self._depth = 0
 
-    def turned(self) -> frozenset[str]:
+    def turned(self) -> _Turned:
         for name in sorted(self._methods, key=lambda name: name != "forward"):
             for function in self._methods[name]:
                 self._run(function.__code__, function, {}, _NOTHING)
-        return frozenset(self._found)
+        multiplied = frozenset(one.name for one in self._found if one.is_multiplied)
+        return _Turned(multiplied, frozenset(one.name for one in self._found if one.is_called))
 
     def _run(
         self, code: types.CodeType, function: types.FunctionType, around: dict[str, _Made], given: _Made
@@ -162,7 +181,7 @@ class _Following:
     def _call(self, of: _Made, function: types.FunctionType, variables: dict[str, _Made]) -> _Made:
         held = {one for one in of if isinstance(one, _Held)}
         if _SINE in of or {_EXP, _IMAGINARY} <= of:
-            self._found |= {one.name for one in held if one.is_multiplied}
+            self._found |= held
         given = frozenset(of - {_SINE, _EXP, _PRODUCT})
         given = _multiplied(given) if _PRODUCT in of else given
         result = given
@@ -174,7 +193,8 @@ class _Following:
             elif isinstance(one, _Held):
                 for method in self._methods.get(one.name, ()):
                     result |= self._run(method.__code__, method, {}, given - {one})
-        return frozenset(x for x in result if not isinstance(x, types.CodeType | types.FunctionType))
+        result = frozenset(x for x in result if not isinstance(x, types.CodeType | types.FunctionType))
+        return frozenset(one._replace(is_called=True) for one in held) if held == of else result
 
 
 def _word(name: str) -> _Made:
@@ -188,4 +208,4 @@ def _constant(value: Any) -> _Made:
 
 
 def _multiplied(of: _Made) -> _Made:
-    return frozenset(_Held(one.name, True) if isinstance(one, _Held) else one for one in of)
+    return frozenset(one._replace(is_multiplied=True) if isinstance(one, _Held) else one for one in of)

@@ -16,7 +16,7 @@ from torch.jit import ScriptModule
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.turned import freezes, turned_at_random
+from safe_rope._base.turned import freezes, turned_at_random, turned_when_called
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
@@ -149,7 +149,8 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     """Yield what a module that takes sines holds of frequencies that no constructor gives again, unkept.
 
     Its buffers that may be tables by name or values. Where its constructor draws numbers, those, and the
-    parameters that it freezes, which it takes sines of a product with.
+    parameters that it freezes, which it takes sines of a product with. The weights of a linear layer that it
+    freezes and takes sines of the results of.
     """
     stock = own_class(stock_class(module))
     if not bytecode.facts(stock).turns or own_class(type(module)).__module__.startswith("torch."):
@@ -167,6 +168,11 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
             found |= is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor)
         if found:
             yield Frozen(module, name, _RANDOM, False)
+    for name in sorted(turned_when_called(stock)) if freezes(stock) else ():
+        child = module._modules.get(name)
+        if isinstance(child, nn.Linear):
+            weights = child.named_parameters(name, recurse=False)
+            yield from (Frozen(module, path, _LEFT, False) for path, one in weights if not one.requires_grad)
 
 
 def _is_told(module: nn.Module, name: str) -> bool:

@@ -347,3 +347,41 @@ def test_other_numbers_are_no_phases(held: str) -> None:
     model = nn.Sequential(Holds(numbers[held])).to(torch.bfloat16)
     assert safe_rope.audit(model).ok
     assert not safe_rope.protect(model).unprotected
+
+
+class FourierEmbedding(nn.Module):
+    """AlphaFold 3's, as Boltz writes it: cosines of what a frozen linear layer makes of noise levels."""
+
+    def __init__(self, dim: int, is_frozen: bool = True) -> None:
+        super().__init__()
+        self.proj = nn.Linear(1, dim)
+        nn.init.normal_(self.proj.weight, mean=0, std=1)
+        nn.init.normal_(self.proj.bias, mean=0, std=1)
+        self.proj.requires_grad_(not is_frozen)
+        self.out = nn.Linear(dim, dim)
+        self.out.requires_grad_(False)
+
+    def forward(self, times: torch.Tensor) -> torch.Tensor:
+        turned = self.proj(times[:, None])
+        return self.out(torch.cos(2 * torch.pi * turned))
+
+
+@pytest.mark.contract
+def test_random_frequencies_in_a_frozen_linear_layer_are_named_and_unknown_once_rounded() -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(FourierEmbedding(16))
+    assert [entry.path for entry in session.report.left] == ["0", "0"]
+    assert {"proj.weight", "proj.bias"} == {entry.reason.split()[0] for entry in session.report.left}
+    assert safe_rope.audit(model).ok
+    model.to(torch.bfloat16)
+    report = safe_rope.audit(model)
+    assert report.verdict == "unknown"
+    assert {finding.what for finding in report.findings} == {"proj.weight", "proj.bias"}
+    assert len(safe_rope.protect(model).left) == 2
+
+
+def test_a_linear_layer_that_is_trained_is_not_named() -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(FourierEmbedding(16, is_frozen=False))
+    assert not session.report.left
+    assert safe_rope.audit(model.to(torch.bfloat16)).ok
