@@ -171,8 +171,10 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     for name in sorted(turned_when_called(stock)) if freezes(stock) else ():
         child = module._modules.get(name)
         if isinstance(child, nn.Linear):
-            weights = child.named_parameters(name, recurse=False)
-            yield from (Frozen(module, path, _LEFT, False) for path, one in weights if not one.requires_grad)
+            for path, one in child.named_parameters(name, recurse=False):
+                is_zero = not one.is_meta and not bool(one.detach().any())  # whatever rounds it
+                if not (one.requires_grad or is_zero or _turns_by(module, one)):
+                    yield Frozen(module, path, _LEFT, False)
 
 
 def _is_told(module: nn.Module, name: str) -> bool:

@@ -385,3 +385,27 @@ def test_a_linear_layer_that_is_trained_is_not_named() -> None:
         model = nn.Sequential(FourierEmbedding(16, is_frozen=False))
     assert not session.report.left
     assert safe_rope.audit(model.to(torch.bfloat16)).ok
+
+
+class TimeEncode(nn.Module):
+    """TGN's: cosines of times by frequencies in a frozen linear layer, with a bias of zeros."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Linear(1, dim)
+        self.w.weight = nn.Parameter((1 / 10 ** torch.linspace(0, 9, dim)).reshape(dim, -1))
+        self.w.bias = nn.Parameter(torch.zeros(dim))
+        self.requires_grad_(False)
+
+    def forward(self, times: torch.Tensor) -> torch.Tensor:
+        return torch.cos(self.w(times[:, None]))
+
+
+@pytest.mark.contract
+def test_frequencies_in_a_frozen_linear_layer_are_told_once_and_zeros_are_not() -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(TimeEncode(32))
+    assert [(entry.path, entry.reason.split()[0]) for entry in session.report.left] == [("0", "w.weight")]
+    assert safe_rope.audit(model).ok
+    report = safe_rope.audit(model.to(torch.bfloat16))
+    assert [(finding.what, finding.severity) for finding in report.findings] == [("w.weight", "damaged")]
