@@ -14,6 +14,7 @@ from safe_rope._audit.reference import TOLERANCE, Errors
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import in_real_numbers, tensors_in
+from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.ask import UnansweredError, ask, copied
 from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.reference import stock_class
@@ -27,7 +28,8 @@ class Answers:
     Attributes:
         positions: int64 CPU ``[n]``.
         pairs: each tensor of the answer, FP32 on CPU ``[n, channels]``, with what it should be.
-        rewritten: names of the tables that forward puts others in the place of.
+        rewritten: names of the tables that forward puts others in the place of; of a module whose tables are
+            kept, those of its constructor's own module.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class Answers:
         problem = UnansweredError("forward takes positions in a way that is not known")
         for form in _forms(convention, self.positions):
             try:
-                expected = self._rows(ask(isolated(built), form, layer_type), form)
+                true, made = _asked(built, form, layer_type, None)
+                expected = self._rows(true, form)
             except UnansweredError as error:
                 problem = error
                 continue
@@ -58,6 +61,8 @@ class Answers:
             asked = form if isinstance(form, int) else form.to(device)
             x = x if isinstance(form, int) else x.new_zeros((*form.shape[-2:], 8))
             answer, self.rewritten = _asked(module, asked, layer_type, x)
+            if is_pinned(module):  # what keeps its tables puts others there, too
+                self.rewritten = made
             actual = self._rows(answer, form)
             if [a.shape for a in actual] != [e.shape for e in expected]:
                 raise UnansweredError("forward returns other shapes than its constructor's own module does")

@@ -25,9 +25,11 @@ from safe_rope._audit.report import BAD_RADIANS, Severity
 from safe_rope._audit.tables import damaged_in_itself
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.forwards import may_differ
+from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import own_class, stock_class
 from safe_rope._recognition.specs import layer_types, position_buffers
 from safe_rope.rotation import plain
@@ -184,10 +186,18 @@ class EmbeddingAuditor:
         length = int(self._reference.cached_length()) if by_length else len(cos)
         table = CosSinTable(cos, sin, torch.arange(len(cos), dtype=torch.int64), length)
         errors, _ = compare(self._reference, table)
-        if errors.damaged:
+        if errors.damaged and not all(map(self._is_as_built, names)):
             cause = self._cache = explain_cos_sin(what, self._reference, [table], self._inv_freq)
             severity = self._severity(cause.certain, cause)
             self._add(what, severity, cause.said, cause.where, cos.dtype, **errors.measured())
+
+    def _is_as_built(self, name: str) -> bool:
+        """Whether a table holds the very numbers that the constructor gives, whatever the config tells."""
+        built, actual = self._owner.reference.module, getattr(self._module, name)
+        made = None if built is None else get_table(built, name)
+        if made is None or made.is_meta or is_shared(actual, made):
+            return False
+        return torch.equal(plain(actual).detach().cpu(), made)
 
     def _audit_forward(self) -> None:
         if device_of(self._module) is None:

@@ -24,6 +24,9 @@ from safe_rope._recognition.tables import is_empty_table, is_finished, is_freque
 from safe_rope._recognition.truths import is_told_alone, tables_of
 from safe_rope.registry import RopePatch
 
+KEPT = " (kept)"
+"""Follows the name of a table whose values the guard keeps, beside what stands in the module."""
+
 
 def held_tables(module: nn.Module, reference: Reference, patch: RopePatch | None) -> dict[str, Held]:
     """Return every position table of a module by its name.
@@ -50,7 +53,7 @@ def _kept_or_built(module: nn.Module, reference: Reference, patch: RopePatch | N
             kept = state.make(module, name, cpu)
             finished = not is_frequency(name)
             if is_pinned(module) and certain and built.get(name, (None, True))[0] is not None:
-                yield Held(f"{name} (kept)", kept, built[name][0], finished)
+                yield Held(f"{name}{KEPT}", kept, built[name][0], finished)
             current = get_table(module, name)
             untold = state.notes.get(name) in UNKNOWN or is_learned(current)
             yield Held(name, current, None if untold else kept, finished)

@@ -15,7 +15,7 @@ from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
-from safe_rope._audit.held import held_tables
+from safe_rope._audit.held import KEPT, held_tables
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
@@ -308,16 +308,21 @@ class ModuleAuditor:
             said = "not what the same forward returns on the tables that its constructor makes"
             severity: Severity = "unknown" if stands_around(self.module, built) else "damaged"
             self.add("forward", severity, said, "forward", **errors.measured())
-        if errors.damaged or self.result.protected:
+        if errors.damaged or is_protected(self.module):
             return set()
         longest = int(answers.positions.max()) + 1
-        anew = {name for name in answers.rewritten if is_unread(self.module, name, layer_type, longest)}
-        for name in answers.rewritten & tables.keys() - anew:
-            held = tables[name]
+        asked_of, end = (built, KEPT) if is_pinned(self.module) else (self.module, "")
+        anew = {
+            f"{name}{end}" for name in answers.rewritten if is_unread(asked_of, name, layer_type, longest)
+        }
+        for name in answers.rewritten:
+            held = tables.get(f"{name}{end}")
+            if held is None or held.name in anew:
+                continue
             if held.actual is not None and held.expected is not None and held.actual.dim() > 1:
                 true = grown(built, name, held.actual.shape[-2], layer_type)
                 if true is not None and held.actual.shape[-2] > held.expected.shape[-2]:
-                    tables[name] = held._replace(expected=true)
+                    tables[held.name] = held._replace(expected=true)
         return anew
 
     def _answers(

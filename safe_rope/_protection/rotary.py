@@ -47,6 +47,9 @@ _LARGEST_STEP = 32
 """Sequences and position axes of a step beyond which nothing is made ahead."""
 _LAST_AHEAD = 1 << 31
 
+_ROUNDING = 2.0**-20
+"""How far FP32's cos and sin may be off for each position: eight ulps of a phase, as in the audit."""
+
 Table = RotaryTable | StockTable
 Make = Callable[[torch.device], torch.Tensor]
 
@@ -100,7 +103,7 @@ class RotaryState(Keeper):
         self.remembers_length = True  # whether dynamic NTK knows how long a sequence its frequencies are for
         self.applied_in_graphs = True  # whether what takes cos and sin in FP32 is where the parent's code is
         self.row_cache: RowCache | None = None
-        self.shown: dict[str, tuple[RowCache, int]] = {}  # tables that forward does not read
+        self.shown: dict[str, Make] = {}  # tables that forward does not read
         self._rows: Rows | None = None
         self._ahead: dict[str | None, tuple[Any, int, Ahead | None]] = {}
         """For each set what was asked for last, the position that would be next, and what was made ahead."""
@@ -163,7 +166,7 @@ class RotaryState(Keeper):
         if convention == "length":
             state._grow_rows(module, cached_length(module))
         else:
-            state._show_tables(module)
+            state._show_tables(module, true)
         read = reads_of(stock_class(module)).attributes | {"attention_scaling"}
         read -= {*_KEPT_BY_TABLES, *state._pins(module)}
         methods = {name for name in read if callable(getattr(stock_class(module), name, None))}
@@ -330,15 +333,20 @@ class RotaryState(Keeper):
         self._placed.pop("sin_cached", None)
         module.max_seq_len_cached = length
 
-    def _show_tables(self, module: nn.Module) -> None:
-        # transformers 4.38 computes from inv_freq, and keeps tables besides for whoever asks for them.
+    def _show_tables(self, module: nn.Module, true: Mapping[str, torch.Tensor]) -> None:
+        # transformers 4.38 computes from inv_freq, and keeps tables besides for whoever asks for them. Those
+        # of its dynamic NTK are of positions divided by the factor, which nothing that it computes is.
         for name in position_buffers(module):
             values, frequencies = module._buffers.get(name), self.sets.get(None)
             if values is None or frequencies is None or name.endswith("inv_freq"):
                 continue
             if values.dim() == 2 and values.shape[1] == 2 * frequencies.inv_freq.numel():
                 cache = shared_rows(frequencies.original_table, len(values), self.layout)
-                self.shown[name] = cache, int(name.endswith("sin_cached"))
+                index, own = int(name.endswith("sin_cached")), true.get(name)
+                is_other = own is not None and not _are_alike(own, cache.on(torch.device("cpu"))[index])
+                self.shown[name] = (
+                    _copy_of(own) if is_other else functools.partial(_shown_rows, cache, index)  # type: ignore[arg-type]
+                )
 
     # ------------------------------------------------------------------ the buffers that outside code reads
 
@@ -431,8 +439,7 @@ class RotaryState(Keeper):
             ):
                 if hasattr(module, frequencies.prefix + name):
                     pins[frequencies.prefix + name] = _copy_of(values)
-        for name, (cache, index) in self.shown.items():
-            pins[name] = functools.partial(_shown_rows, cache, index)
+        pins.update(self.shown)
         if self.row_cache is not None:
             for index, name in enumerate(("cos_cached", "sin_cached")):
                 pins[name] = functools.partial(_shown_rows, self.row_cache, index)
@@ -502,10 +509,19 @@ def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tens
     return cache.shown(device, index)
 
 
+def _are_alike(own: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Whether two tables [positions, rotary_dim] are of the same phases: FP32 may round one of them more."""
+    if own.shape != rows.shape:
+        return True  # another length, of which this tells nothing
+    positions = originals.arange(len(own), dtype=torch.int64, device="cpu").clamp(min=1)
+    return bool(((own.float() - rows).abs() <= _ROUNDING * positions[:, None]).all())
+
+
 def _copy_of(values: torch.Tensor) -> Make:
     # A copy: whoever writes into the buffer must not write into the truth.
-    def make(device: torch.device) -> torch.Tensor:
-        with torch.inference_mode(False):
-            return values.to(device, copy=True)
+    return functools.partial(_copied, values)
 
-    return make
+
+def _copied(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return values.to(device, copy=True)
