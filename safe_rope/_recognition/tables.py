@@ -40,7 +40,8 @@ _SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
 _FREQUENCIES = re.compile(r"(^|_)inv_freq$")
 _ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(
-    r"pos|freq|rope|rotary|(^|_)pe(_|$)|(^|_)(sin|cos)(_|$)|sinusoid|alibi|slope|coord|timescale|period|distance|logn"
+    r"pos|freq|rope|rotary|(^|_)pe(_|$)|(^|_)(sin|cos)(es?|ines?)?(_|$)|sinusoid|alibi|slope|coord|"
+    r"timescale|period|distance|logn"
 )
 # What is still to be multiplied by positions; anything else (a decay, a slope) is used as it is.
 _FREQUENCY = re.compile(r"freq|timescale|theta|omega|period|div_term|(^|_)inv_|angle|phase")

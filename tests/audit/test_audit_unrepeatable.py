@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from support.zero_init import zero_init
@@ -49,8 +51,20 @@ class Stretched(nn.Module):
         return x + self.pe[: x.shape[1]].to(x.dtype)
 
 
+class ReadByOthers(nn.Module):
+    """SpeechBrain's: it has no forward, and holds each value twice, every second sine negative."""
+
+    def __init__(self, dim: int, rows: int) -> None:
+        super().__init__()
+        angles = torch.exp(torch.arange(0, dim, 2, dtype=torch.float32) * -(math.log(10000.0) / dim))
+        phases = torch.outer(torch.arange(0, rows, dtype=torch.float32), angles)
+        cosines, sines = (torch.stack((one, one), dim=-1).flatten(-2) for one in (phases.cos(), phases.sin()))
+        self.register_buffer("cosines", cosines.float())
+        self.register_buffer("sines", (-1) ** torch.arange(dim, dtype=torch.float32) * -sines)
+
+
 @pytest.mark.parametrize("rows", [512, 1600])
-@pytest.mark.parametrize("cls", [Sinusoids, Drawn, Stretched])
+@pytest.mark.parametrize("cls", [Sinusoids, Drawn, Stretched, ReadByOthers])
 def test_nobody_can_say_before_and_after_protect(cls: type[nn.Module], rows: int) -> None:
     arguments = (64, rows, 4.0) if cls is Stretched else (64, rows)
     with zero_init():
