@@ -70,6 +70,9 @@ MIXED = {
             "list(map(lambda a: a @ w, [t]))",
             "torch.vmap(torch.dot)(t[None], w[None])",
             "torch.nn.Linear(n, n).to(w.dtype)(t)",
+            "torch.allclose(t, w)",
+            "t.allclose(w)",
+            "w.isclose(t)",
         )
     },
     "a variable that holds a function": f"{DEF}product = lambda a: a @ torch.ones(n)\n"

@@ -400,6 +400,14 @@ REBOUND = {
     "    return torch.arange(s[0], 900, dtype=torch.float32)\n",
     "computed attribute": "class C:\n    def __getattr__(self, name):\n        return (1.5,)\n"
     "def f(c):\n    return torch.arange(c.shape[0], 900, dtype=torch.float32)\n",
+    "shape of an own object": "class M(B):\n    def f(self):\n"
+    "        return torch.arange(self.shape[0], 900, dtype=torch.float32)\n",
+    "size of an own object": "class M(B):\n    def f(self):\n"
+    "        return torch.arange(self.size(0), 900, dtype=torch.float32)\n",
+    "a dtype as an annotation": "def f(n: torch.int):\n    return COUNT\n",
+    "exception": "def f(n: int):\n    try:\n        g()\n    except E as n:\n        return COUNT\n",
+    "function": "def f(n: int):\n    def n():\n        pass\n    return COUNT\n",
+    "default of a maximum": "def f(s: list[int]):\n    n = max(s, default=1.5)\n    return COUNT\n",
     "field of a namespace": "def f(c):\n    return torch.arange(c.shape[0], 900, dtype=torch.float32)\n"
     "f(Namespace(**{'shape': (1.5,)}))\n",
 }

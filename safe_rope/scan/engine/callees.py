@@ -30,6 +30,7 @@ KEEPERS = {"append", "extend", "insert", "register_buffer", "register_parameter"
 ONE_DTYPE = {
     "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "addmm", "baddbmm", "addbmm", "addmv", "lerp",
     "scatter", "scatter_add", "index_put", "index_copy", "index_add", "masked_scatter", "put",
+    "allclose", "isclose",
 }  # fmt: skip
 # Builtins that hold tensors, or take something else from them than a tensor.
 _BUILTINS = {

@@ -29,6 +29,7 @@ _ANNOTATIONS = {
     "dtype": Value("dtype", dtype="inherited"),
 }  # fmt: skip
 _SEQUENCES = {"int", "list", "tuple", "List", "Tuple", "Sequence", "Iterable"}
+_NO_ANNOTATIONS = re.compile(r"\btorch\.(?:int|float|bool)\b")  # dtypes, of whatever they are meant to say
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -68,6 +69,8 @@ def of_annotation(annotation: ast.expr | None) -> Value:
     try:
         text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
     except RecursionError:  # pragma: no cover - the parser refuses such depth first
+        return UNKNOWN
+    if _NO_ANNOTATIONS.search(str(text)):
         return UNKNOWN
     words = set(_WORD.findall(str(text))) - {"Optional", "None", "Union", "typing", "torch", "Annotated"}
     if len(words) == 1 and (only := min(words)) in _ANNOTATIONS:

@@ -198,7 +198,8 @@ class Inference:
             return FLOAT
         if node.attr in _ATTRIBUTES:
             known = _ATTRIBUTES[node.attr]
-            return assume(known) if self.defines(node.attr) else known
+            own = getattr(node.value, "id", "") in ("self", "cls")  # which is no tensor
+            return assume(known) if own or self.defines(node.attr) else known
         if node.attr == "dtype":
             return dtypes.of_attribute(self, node, place)
         if node.attr in ("T", "mT", "data", "real"):

@@ -105,16 +105,18 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
         if items.sort != "numbers":
             return UNKNOWN
         return items if function == "tuple" else assume(items)  # a list can be changed in place
-    if function in ("max", "min", "abs", "sum", "pow") and node.args:
+    if function in ("max", "min", "abs", "sum", "pow") and node.args and not node.keywords:
         return _builtin(evaluator, node, function, place)
     if function == "getattr" and len(node.args) >= 2:
         return _field(node.args[1])
     if isinstance(node.func, ast.Attribute):
         name = node.func.attr
+        # An object that has such a method, and is no tensor.
+        other = getattr(node.func.value, "id", "") in ("self", "cls") or evaluator.defines(name)
         if name == "size" and not node.args and not node.keywords:
-            return assume(INTS) if evaluator.defines(name) else INTS
+            return assume(INTS) if other else INTS
         if name in _INTEGER_METHODS:
-            return INT if name in _OF_TENSORS and not evaluator.defines(name) else INT_BY_NAME
+            return INT if name in _OF_TENSORS and not other else INT_BY_NAME
         if name in ("item", "tolist"):
             of = evaluator.value(node.func.value, place)
             return Value(

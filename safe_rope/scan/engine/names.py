@@ -124,11 +124,12 @@ class Names:
         return one in self._below(other) or other in self._below(one)
 
     def may_be_other(self, name: str, place: Place) -> bool:
-        """Say whether a name that a scope binds is also what it imports, or what a star brings."""
+        """Say whether a name that a scope binds is also what it imports or defines, or what a star brings."""
         for scope in place.scope.upward():
             if found := scope.bindings.get(name):
                 late = scope is self.walk.module and found[-1].place.order < self.walk.starred
-                return late or name in scope.imports
+                defined = any(one.parent is scope for one in self.walk.functions.get(name, ()))
+                return late or defined or name in scope.imports
         return False
 
     def is_overridden(self, method: Scope) -> bool:

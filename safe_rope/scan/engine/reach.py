@@ -21,7 +21,7 @@ _FACTS = {"shape", "device", "ndim", "is_cuda", "layout", "requires_grad", "grad
 # Methods and functions whose result has no dtype, or one that the value does not decide.
 _ENDS = (
     tensors.COMPARED | set(tensors.CASTS)
-    | {"size", "numel", "dim", "nelement", "stride", "item", "tolist", "numpy", "equal", "allclose",
+    | {"size", "numel", "dim", "nelement", "stride", "item", "tolist", "numpy", "equal",
        "argsort", "argmax", "argmin", "bucketize", "nonzero", "get_device", "data_ptr", "is_contiguous"}
 )  # fmt: skip
 _NO_TENSOR = {"len", "print", "isinstance", "str", "repr", "id", "int", "float", "bool", "range", "hash"}

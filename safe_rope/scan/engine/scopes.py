@@ -350,6 +350,10 @@ class Walk:
         # What a try assigns holds in its handlers and afterwards, and so may what it assigned before.
         tried = (*place.path, (id(node.body), 1)) if node.handlers else place.path
         self._body([*node.body, *node.orelse], place.scope, tried, place.contexts)
+        for number, handler in enumerate(node.handlers, start=2):
+            if handler.name is not None:
+                inside = Place(place.scope, self._order, (*place.path, (id(node), number)), place.contexts)
+                self._bind_target(ast.Name(handler.name), None, inside)
         self._arms(node, place, [], *(handler.body for handler in node.handlers))
         self._body(node.finalbody, place.scope, place.path, place.contexts)
 
