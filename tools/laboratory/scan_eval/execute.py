@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -83,8 +84,8 @@ def run(
     return keep, record
 
 
-def judge(source: bytes, finding: Finding) -> str:
-    """Return "equal", "not executed", or what is wrong with a fix."""
+def judge(source: bytes, finding: Finding, *, pinned: bool) -> str:
+    """Return "equal", "not executed", or what is wrong with a fix; ``pinned``: it follows no default."""
     assert finding.fix is not None
     after = apply_edits(source, finding.fix.edits)
     lines = {finding.line, *(source.count(b"\n", 0, edit.start) + 1 for edit in finding.fix.edits)}
@@ -96,7 +97,8 @@ def judge(source: bytes, finding: Finding) -> str:
             return "not executed"
         holder, statements = found
         Anything.holders = slices.holders_in(statements)
-        known = {**slices.constants(tree), **slices.imports(tree)}
+        # What a star of another file imports as torch is taken for it, as by the scanner.
+        known = {"torch": torch, "math": math, **slices.constants(tree), **slices.imports(tree)}
         bound = set().union(*map(slices.assigned, statements))
         arguments: dict[str, ast.expr | None] = {}
         if isinstance(holder, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -121,7 +123,7 @@ def judge(source: bytes, finding: Finding) -> str:
             )
         )
     executed = False
-    defaults = [torch.float32, torch.float64] if finding.rule == "SR001" else [torch.float32]
+    defaults = [torch.float32, torch.float64] if pinned else [torch.float32]
     for seed, default in itertools.product(range(8 * TRIES), defaults):
         if executed and seed >= TRIES:
             break
@@ -133,6 +135,13 @@ def judge(source: bytes, finding: Finding) -> str:
             what = changed if isinstance(changed, Exception) else "differs"
             return f"wrong with seed {seed} and {default}: {what}"
     return "equal" if executed else "not executed"
+
+
+def is_pinned(finding: Finding, findings: list[Finding]) -> bool:
+    """Say whether no edit of a fix is one of a call that follows the default dtype."""
+    edits = {*finding.fix.edits} if finding.fix else set()
+    joined = {one.rule for one in findings if one.fix and not edits.isdisjoint(one.fix.edits)}
+    return joined == {"SR001"}
 
 
 def sources(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -168,7 +177,7 @@ def execute(folders: list[Path]) -> int:
             for finding in findings:
                 if finding.fix is None or not finding.fix.safe:
                     continue
-                verdict = judge(source, finding)
+                verdict = judge(source, finding, pinned=is_pinned(finding, findings))
                 counts[verdict.split(" with ")[0]] += 1
                 if verdict == "equal":
                     lines = [
