@@ -53,6 +53,22 @@ class ByIdentity(MutableMapping[Key, Value]):
         found = self._held.get(id(key))
         return default if found is None or found[0]() is not key else found[1]
 
+    def pop(self, key: Key, default: Other = None) -> Value | Other:  # type: ignore[assignment]
+        """Take ``key`` out and return its value, or ``default``."""
+        found = self._held.get(id(key))
+        if found is None or found[0]() is not key:
+            return default
+        del self._held[id(key)]
+        return found[1]
+
+    def setdefault(self, key: Key, default: Value) -> Value:
+        """Return the value of ``key``, which gets ``default`` where it has none."""
+        found = self._held.get(id(key))
+        if found is None or found[0]() is not key:
+            self[key] = default
+            return default
+        return found[1]
+
     def __contains__(self, key: object) -> bool:
         found = self._held.get(id(key))
         return found is not None and found[0]() is key

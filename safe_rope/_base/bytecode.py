@@ -53,6 +53,13 @@ class Facts(NamedTuple):
     counts_when_called: bool
     """``forward``, or what helps it, makes tensors of counts."""
 
+    @property
+    def makes_no_positions(self) -> bool:
+        """Whether they neither make counts nor take sines of anything."""
+        return not (
+            self.computes or self.turns or self.makes_waves or self.rotates or self.counts_when_called
+        )
+
 
 class Conduct(NamedTuple):
     """How the methods of a class other than its constructor, and what they call, behave in a call."""

@@ -242,9 +242,15 @@ def put_function_modes(modes: list[Any]) -> None:
 
 def default_device_type() -> str:
     """The type of ``torch.get_default_device()``, which makes a tensor to know the index."""
-    modes = (mode for mode in reversed(_function_modes()) if isinstance(mode, DeviceContext))
-    innermost: Any = next(modes, None)
-    return (torch.get_default_device() if innermost is None else innermost.device).type
+    for mode in reversed(_function_modes()):  # each module that is built asks
+        if isinstance(mode, DeviceContext):
+            return mode.device.type
+    return torch.get_default_device().type
+
+
+def is_device_section(mode: Any) -> bool:
+    """Whether a mode is that of ``with torch.device(...)``, which alone is never entered."""
+    return type(mode) is DeviceContext and not hasattr(mode, "old_device")
 
 
 def stays_at_bottom(mode: Any) -> bool:

@@ -6,6 +6,7 @@ them from the next cast, so that they are named. A low frequency is a wrong one,
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -127,9 +128,9 @@ def unseen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
     for module in modules:
         yield from unkept_tables(module)
         yield from random_tables(module)
-        is_kept = _is_kept(module) or own_class(type(module)).__module__.startswith("torch.")
+        is_kept = _is_kept(module) or _is_torchs(module)
         if next(module.parameters(), None) is not None:
-            if bytecode.facts(type(module)).turns_counts and not is_kept:
+            if not is_kept and bytecode.facts(type(module)).turns_counts:
                 yield Frozen(module, "forward", _COMPUTED, False)
             elif _counts_low(module):
                 yield Frozen(module, "forward", _COUNTED, False)
@@ -153,7 +154,7 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     freezes and takes sines of the results of.
     """
     stock = own_class(stock_class(module))
-    if not bytecode.facts(stock).turns or own_class(type(module)).__module__.startswith("torch."):
+    if not bytecode.facts(stock).turns or _is_torchs(module):
         return
     state: Any = vars(module).get(STATE)
     kept = set() if state is None else set(state.names(module))
@@ -190,12 +191,14 @@ def _loses_nothing(values: torch.Tensor) -> bool:
 
 def unkept_tables(module: nn.Module) -> Iterator[Frozen]:
     """Yield the tables of a module that are in torch's modules, or in a class that torch has derived."""
-    if own_class(type(module)).__module__.startswith("torch."):
+    if _is_torchs(module):
         return
     if type(module).__module__.startswith("torch."):
         yield from (Frozen(module, name, _DERIVED, False) for name in _derived_tables(module))
     for child_name, child in _torchs_inside(module):
         compiled = type(child).__module__.startswith("torch.jit.")
+        if not (compiled or child._buffers):
+            continue
         for name, tensor in child.named_buffers(recurse=compiled):
             if not (tensor.is_floating_point() or tensor.is_complex()) or "running_" in name:
                 continue
@@ -214,10 +217,21 @@ def turns_in_script(module: nn.Module) -> bool:
 def _torchs_inside(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of torch's modules in a module, and of those in its lists and bare modules."""
     for name, child in module._modules.items():
-        if child is not None and own_class(type(child)).__module__.startswith("torch."):
+        if child is not None and _is_torchs(child):
             yield prefix + name, child
             if type(child) in _CONTAINERS and name != "parametrizations":  # those are told by their names
                 yield from _torchs_inside(child, f"{prefix}{name}.")
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether the class of a module is torch's own, and not one that torch has derived of somebody's."""
+    cls: Any = type(module)
+    return _is_torchs_class(cls)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_torchs_class(cls: Any) -> bool:
+    return own_class(cls).__module__.startswith("torch.")
 
 
 def _is_kept(module: nn.Module) -> bool:
@@ -246,12 +260,12 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             held = [(f"{child_name}.{name}", p) for name, p in child.named_parameters()]
             is_words = isinstance(child, nn.Embedding)
             yield from (pair for pair in held if not is_words or _may_hold_positions(*pair))
-    if bytecode.facts(type(module)).makes_waves:
-        for child_name, child in _torchs_inside(module):
-            if not isinstance(child, HOLDERS):
-                named = child.named_parameters(recurse=False)
-                named = ((f"{child_name}.{name}", one) for name, one in named)
-                yield from ((name, one) for name, one in named if is_a_wave(one) or _turns_by(module, one))
+    for child_name, child in _torchs_inside(module):
+        named = () if isinstance(child, HOLDERS) else child._parameters.items()
+        frozen = [(name, one) for name, one in named if one is not None and not one.requires_grad]
+        if frozen and bytecode.facts(type(module)).makes_waves:
+            told = (pair for pair in frozen if is_a_wave(pair[1]) or _turns_by(module, pair[1]))
+            yield from ((f"{child_name}.{name}", one) for name, one in told)
 
 
 def _turns_by(module: nn.Module, weight: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._protection.frozen import has_damaged_sines, round_once
 from safe_rope._protection.pinned import shared
 from safe_rope._protection.probe import full_state
-from safe_rope._protection.rewrite import is_pinned, is_protected, pin_module, protect_module, state_of
+from safe_rope._protection.rewrite import ProtectedModule, pin_module, protect_module, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications, around, of_pinned
 from safe_rope._recognition.explained import UNKNOWN, UNTOLD
@@ -32,6 +32,7 @@ from safe_rope._recognition.specs import calling_convention, is_position_module,
 from safe_rope._recognition.tables import (
     LAZY,
     UNREAD,
+    has_no_positions,
     is_array,
     may_hold_positions,
     only_counts,
@@ -101,20 +102,21 @@ class Unprotectable(NamedTuple):
 
 def concerns(module: nn.Module) -> bool:
     """Whether ``module`` may hold positions and nothing has been done for it yet."""
-    if type(module).__module__.startswith("torch.") or is_protected(module) or is_pinned(module):
-        return False
     cls = type(module)
-    if find(module) is not None or may_hold_positions(module) or only_makes_positions(module, cls):
+    if cls.__module__.startswith("torch.") or isinstance(module, ProtectedModule):
+        return False
+    if find(cls) is not None:
         return True
-    if only_counts(module, cls):
-        return True
-    in_arrays = any(map(is_array, vars(module).values()))
-    if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_waves:
-        return True
+    if not has_no_positions(module):  # each module of a model is asked, four times
+        if may_hold_positions(module) or only_makes_positions(module, cls) or only_counts(module, cls):
+            return True
+        in_arrays = any(map(is_array, vars(module).values()))
+        if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_waves:
+            return True
     if has_damaged_sines(module):
         return True
     frozen = (p for p in module._parameters.values() if p is not None and not p.requires_grad)
-    return any(p.is_floating_point() for p in frozen) and not module._modules
+    return not module._modules and any(p.is_floating_point() for p in frozen)
 
 
 def prepare(

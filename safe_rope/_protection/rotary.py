@@ -437,8 +437,9 @@ class RotaryState(Keeper):
                 ("inv_freq", frequencies.inv_freq),
                 ("original_inv_freq", frequencies.original),
             ):
-                if hasattr(module, frequencies.prefix + name):
-                    pins[frequencies.prefix + name] = _copy_of(values)
+                shown = frequencies.prefix + name
+                if shown in module._buffers or hasattr(module, shown):  # to read one is to judge it
+                    pins[shown] = _copy_of(values)
         pins.update(self.shown)
         if self.row_cache is not None:
             for index, name in enumerate(("cos_cached", "sin_cached")):

@@ -60,6 +60,7 @@ from safe_rope._recognition.rebuild import rebuilding
 from safe_rope._recognition.reference import Again, Reference, corresponds, stock_class
 from safe_rope._recognition.tables import may_hold_positions
 from safe_rope._recognition.untouched import Before
+from safe_rope._recognition.walk import within
 from safe_rope.constructors import _shadow
 from safe_rope.errors import UnsupportedModelError
 
@@ -151,7 +152,7 @@ class ConstructionWatch:
                 constructors.before_exit.remove(self._before_exit)
                 if not watches:
                     unwrap_methods()
-            looked_at = [*self._parents, *self._nothing_yet]
+            looked_at = [module for module in self._nothing_yet if module not in self._parents]
             self._looked_at.clear()
             for module in looked_at:
                 self._looked_at[module] = None
@@ -190,8 +191,8 @@ class ConstructionWatch:
         for module in waiting:
             if module not in unfinished:
                 self._consider(module)
-        among = None if used is None else list(used.modules())
-        seen = list(self._seen) if among is None else [one for one in among if one in self._seen]
+        among = None if used is None else within(used)
+        seen = [module for module in self._seen if among is None or id(module) in among]
         settle(module for module in seen if not isinstance(module, ProtectedModule))
         if is_read:
             return
@@ -200,7 +201,9 @@ class ConstructionWatch:
         # An engine that takes a finished model is under construction, and fills nothing in it.
         first = min((self._numbers.get(module, 0) for module in unfinished), default=None)
         self._look_at_what_was_empty(among, until=first)
-        for module in self._refused if among is None else among:
+        for module in self._refused:
+            if among is not None and id(module) not in among:
+                continue
             if module in self._refused and module not in self._asked and self._owner_of(module) is not None:
                 self._asked[module] = None
                 self._consider(module, self._owners.get(module), looked=True)
@@ -259,10 +262,10 @@ class ConstructionWatch:
         self._look_at_what_was_empty(loaded=True)
 
     def _look_at_what_was_empty(
-        self, among: list[nn.Module] | None = None, *, loaded: bool = False, until: int | None = None
+        self, among: dict[int, nn.Module] | None = None, *, loaded: bool = False, until: int | None = None
     ) -> None:
         """Consider what has been filled since it was built, of what was begun before the module ``until``."""
-        for module in self._nothing_yet if among is None else among:
+        for module in self._nothing_yet if among is None else among.values():
             building = self._nothing_yet.get(module)
             if building is None:
                 continue
@@ -281,8 +284,10 @@ class ConstructionWatch:
                     state_of(module).notes.update(dict.fromkeys(before, UNTOLD))
             elif concerns(module):
                 self._consider(module, building)
-            if not loaded and module in self._nothing_yet:
-                self._nothing_yet[module] = building._replace(is_used=True)
+            if not loaded:
+                used = building if building.is_used else building._replace(is_used=True)
+                if self._nothing_yet.get(module, used) is not used:
+                    self._nothing_yet[module] = used
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if (
@@ -431,9 +436,9 @@ class ConstructionWatch:
         return self.has_seen_a_module and not (built and all(map(self._only_wraps, built)))
 
     def _only_wraps(self, module: nn.Module) -> bool:
-        parts = list(module.modules())
-        return any(part not in self._numbers and concerns(part) for part in parts) and not any(
-            isinstance(part, ProtectedModule) for part in parts
+        parts = within(module).values()
+        return not any(isinstance(part, ProtectedModule) for part in parts) and any(
+            part not in self._numbers and concerns(part) for part in parts
         )
 
     def _concerns_this_thread(self) -> bool:

@@ -125,7 +125,7 @@ _this_thread = _ThreadState()
 def _looking_before(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or rebuilding() or _this_thread.uses:
+        if torch.compiler.is_dynamo_compiling() or _this_thread.uses or rebuilding():
             return inner(self, *args, **kwargs)
         stock: Any = type(self)
         own = inspect.unwrap(getattr(stock, name)) is not inspect.unwrap(inner)

@@ -22,7 +22,7 @@ from safe_rope._base.instructions import changed, rebound, source, steps
 from safe_rope.constructors._truthful import is_deepspeeds
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-_CONTAINERS = (list, tuple, set, dict)
+_CONTAINERS = frozenset({list, tuple, set, dict})
 _AS_THEY_ARE = (*_PLAIN, torch.Tensor, nn.Module, type)
 _CHANGING = {"pop", "popitem", "update", "setdefault", "clear", "append", "extend", "insert", "remove"}
 
@@ -186,7 +186,9 @@ def _kept(value: Any) -> Any:
     if callable(value) or type(attributes) is not dict:
         return value
     # Configurations have dozens of attributes, and most modules have one.
-    copied = {n: copied_container(v) if type(v) in _CONTAINERS else v for n, v in attributes.items()}
+    copied = {**attributes}
+    for name in [name for name, held in attributes.items() if type(held) in _CONTAINERS]:
+        copied[name] = copied_container(attributes[name])
     return Kept(value, copied)
 
 

@@ -12,7 +12,7 @@ import functools
 import types
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -109,12 +109,18 @@ def attributes(module: nn.Module) -> list[Any]:
 
 def keeps_nothing(module: nn.Module) -> bool:
     """Whether the types of what a module keeps say that `entries` and `unfilled` are empty."""
-    held, cls = vars(module), cast(Any, type(module))
-    return not module._buffers and _keep_nothing(cls, tuple(held), tuple(map(type, held.values())))
+    return not module._buffers and keep_nothing(*kept_types(module))
+
+
+def kept_types(module: nn.Module) -> tuple[Any, tuple[str, ...], tuple[Any, ...]]:
+    """Return a module's class, and the names and types of what it keeps."""
+    held = vars(module)
+    return type(module), tuple(held), tuple(map(type, held.values()))
 
 
 @functools.lru_cache(maxsize=4096)
-def _keep_nothing(cls: Any, names: tuple[str, ...], types: tuple[Any, ...]) -> bool:
+def keep_nothing(cls: Any, names: tuple[str, ...], types: tuple[Any, ...]) -> bool:
+    """Whether modules without buffers that keep values of these types keep nothing that may be a tensor."""
     kinds = [(name, kind) for name, kind in zip(names, types, strict=False) if name not in OF_TORCH]
     holds = (_kind(kind) is not None and not _is_closed(cls, name, kind) for name, kind in kinds)
     return not any(kind is type(None) for _, kind in kinds) and not any(holds)

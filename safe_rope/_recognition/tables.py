@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Iterable
@@ -12,7 +13,14 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._recognition.holdings import entries, has_no_shape, keeps_nothing, unfilled
+from safe_rope._recognition.holdings import (
+    entries,
+    has_no_shape,
+    keep_nothing,
+    keeps_nothing,
+    kept_types,
+    unfilled,
+)
 from safe_rope._recognition.provenance import Origin
 
 _NUMBERS = (bool, int, float, torch.Tensor, torch.dtype)
@@ -121,11 +129,21 @@ def is_librarys(defined: Any) -> bool:
     return str(getattr(defined, "__module__", "")).startswith(_NEVER_AGAIN)
 
 
+def has_no_positions(module: nn.Module) -> bool:
+    """Whether a module keeps nothing that may be a tensor, and its class neither counts nor takes sines."""
+    return not module._buffers and _have_no_positions(*kept_types(module))
+
+
+@functools.lru_cache(maxsize=4096)
+def _have_no_positions(cls: Any, names: tuple[str, ...], types: tuple[Any, ...]) -> bool:
+    return keep_nothing(cls, names, types) and bytecode.facts(cls).makes_no_positions
+
+
 def may_hold_positions(module: nn.Module) -> bool:
     """Whether it is worth a look where the module's tensors come from."""
     if is_library_module(module):
         return False
-    if keeps_nothing(module):  # each module of a model is asked, three times
+    if keeps_nothing(module):
         return False
     held = list(entries(module))
     if any(not is_no_position(name) for name, _ in own_tensors(module, held)):

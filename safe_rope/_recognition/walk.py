@@ -50,6 +50,19 @@ def parts(model: nn.Module) -> Iterator[Part]:
             yield from _registered(kept, part.module, kept, _below(part.path, name), "", seen)
 
 
+def within(model: nn.Module) -> dict[int, nn.Module]:
+    """Return what ``model.modules()`` yields, by id; its generators in each other take four times as long."""
+    found: dict[int, nn.Module] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in found:
+            found[id(module)] = module
+            if module._modules:
+                waiting += [*module._modules.values()][::-1]
+    return found
+
+
 def _registered(
     module: nn.Module, parent: nn.Module, root: nn.Module, path: str, within: str, seen: set[int]
 ) -> Iterator[Part]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 
-from safe_rope._base.torch_private import TRUE_CONSTRUCTORS, device_constructors
+from safe_rope._base.torch_private import (
+    TRUE_CONSTRUCTORS,
+    default_device_type,
+    device_constructors,
+    is_device_section,
+    put_function_modes,
+    take_function_modes,
+)
 from safe_rope.constructors._default_dtype import default_dtype
 
 
@@ -40,7 +47,7 @@ def surroundings() -> Iterator[None]:
         for device_type in _autocast_device_types():
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
-        stack.enter_context(torch.device("cpu"))
+        stack.enter_context(_on_cpu())
         before, thread.depth = thread.outer_default, thread.depth + 1
         if outer != torch.float32:
             thread.outer_default = outer
@@ -48,6 +55,22 @@ def surroundings() -> Iterator[None]:
             yield
         finally:
             thread.depth, thread.outer_default = thread.depth - 1, before
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Make tensors on CPU: every operation inside of ``torch.device(...)`` runs Python, so that is left."""
+    modes = take_function_modes()
+    only_devices = all(map(is_device_section, modes))
+    if not only_devices:
+        put_function_modes(modes)
+    try:
+        is_needed = not only_devices or default_device_type() != "cpu"
+        with torch.device("cpu") if is_needed else nullcontext():
+            yield
+    finally:
+        if only_devices:
+            put_function_modes(modes)
 
 
 def _autocast_device_types() -> set[str]:

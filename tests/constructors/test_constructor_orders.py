@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -187,4 +190,44 @@ def test_the_mode_is_only_there_inside_an_open_init() -> None:
             assert modes() == 1
         assert modes() == 0
         with pristine():
-            assert modes() == 1  # torch.device
+            assert modes() == 0
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("how", ["section", "sections", "default", "both", "none"])
+def test_a_section_of_a_device_is_left_and_entered_again(how: str, raises: bool) -> None:
+    stack = torch.overrides._get_current_function_mode_stack
+    with ExitStack() as around:
+        if how in ("default", "both"):
+            torch.set_default_device("meta")
+            around.callback(torch.set_default_device, None)
+        for _ in range({"section": 1, "sections": 2, "both": 1}.get(how, 0)):
+            around.enter_context(torch.device("meta"))
+        before, outside = stack(), torch.get_default_device()
+        with contextlib.suppress(KeyError), pristine():
+            assert torch.arange(2).device == torch.get_default_device() == torch.device("cpu")
+            with torch.device("meta"):
+                assert torch.arange(2).is_meta
+            assert torch.tensor([1.0]).device.type == "cpu"
+            if raises:
+                raise KeyError
+        assert len(stack()) == len(before)
+        assert all(map(operator.is_, stack(), before))
+        assert torch.get_default_device() == outside
+        assert torch.arange(2).is_meta is (how != "none")
+
+
+def test_operations_in_a_section_of_a_device_run_no_python() -> None:
+    called: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        called.append(frame.f_code.co_name)
+
+    with torch.device("meta"), pristine():
+        table = torch.arange(4.0)
+        sys.setprofile(note)
+        try:
+            table.cos().numel()
+        finally:
+            sys.setprofile(None)
+    assert "__torch_function__" not in called
