@@ -380,6 +380,34 @@ def gather_in_place(parameters: Iterable[Any]) -> None:
         parameter.data.copy_(whole[: parameter.ds_numel].view(parameter.ds_shape))
 
 
+def forget_gradients(optimizer: Any) -> None:
+    """Let a ZeRO 3 ``optimizer`` begin each step with gradients of zero.
+
+    It copies those of a step over the last step's, and leaves the latter where a parameter is not used. They
+    stay readable until the first gradient of the next step comes.
+    """
+    if not hasattr(optimizer, "partition_grads") or not hasattr(optimizer, "grad_partitions_flat_buffer"):
+        return
+    old: list[bool] = []
+
+    def over(original: Any, *args: Any, **kwargs: Any) -> Any:
+        old[:] = [True]
+        return original(*args, **kwargs)
+
+    def partition_grads(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if old:
+            old.clear()
+            offloaded = (group.grad for group in getattr(optimizer, "fp32_partitioned_groups_flat", ()))
+            for gradients in (optimizer.grad_partitions_flat_buffer, *offloaded):
+                if gradients is not None:
+                    gradients.zero_()
+        return original(*args, **kwargs)
+
+    for name in ("step", "zero_grad"):
+        around(optimizer, name, over)
+    around(optimizer, "partition_grads", partition_grads)
+
+
 def forget_backward_hooks(model: nn.Module) -> None:
     """Take off what ZeRO 3 calls before and after a module's backward, where an earlier engine has left it.
 

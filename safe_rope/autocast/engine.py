@@ -243,6 +243,7 @@ def _gather_low(
         gather = gather3.LowPrecisionFetches(engine, rounded, after_step=low_precision_gather)
         reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)
         _deepspeed.add_gradients_as_without_hooks(engine)
+        _deepspeed.forget_gradients(engine.optimizer)
     if gather is not None:
         reads.restore_first(engine, gather)
 

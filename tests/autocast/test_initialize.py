@@ -141,6 +141,49 @@ def test_a_rank_alone_has_its_weights_as_they_are_after_a_step(stage: int, has_a
     assert all(torch.equal(exported[name], masters[name]) for name in masters)
 
 
+class Heads(nn.Module):
+    """Two heads, of which a call uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.heads = nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)])
+
+    def forward(self, x: torch.Tensor, which: int = 0) -> torch.Tensor:
+        return self.heads[which](self.trunk(x)).float().square().mean()
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "stage", "offload"),
+    # DeepSpeed offloads what the last micro-batch uses, and no other gradient.
+    [(1, 2, "none"), (2, 2, "none"), (1, 3, "none"), (2, 3, "none"), (1, 3, "cpu")],
+)
+def test_a_parameter_that_a_step_does_not_use_stays_where_it_is(
+    accumulation: int, stage: int, offload: str, has_autocast: bool
+) -> None:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    if not has_autocast or releases.faults(_deepspeed.release(), stage, accumulation):
+        pytest.skip("this DeepSpeed has no torch_autocast that accumulates")
+    asked = config(stage, gradient_accumulation_steps=accumulation, gradient_clipping=0.0, **AUTOCAST)
+    asked["zero_optimization"]["offload_optimizer"] = {"device": offload}
+    engine, *_ = safe_rope.initialize(model=Heads(), config=asked)
+    plain = Heads()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    # The second head is used in some steps, and in the last micro-batch of one.
+    for uses in ([1] * accumulation, [0] * accumulation, [0] * (accumulation - 1) + [1], [0] * accumulation):
+        for which in uses:
+            engine.backward(engine(BATCH, which=which))
+            engine.step()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = plain(BATCH, which=which) / accumulation
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        trained = [safe_get_full_fp32_param(p) for p in engine.module.parameters()]
+        torch.testing.assert_close(trained, list(plain.parameters()), atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("stage", [0, 2])
 def test_autocast_around_an_engine_without_it_is_warned_about_once(stage: int) -> None:
     engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage))
