@@ -9,7 +9,6 @@ exact until they meet those has the same arithmetic: what is better there is for
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +23,7 @@ from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.provenance import Activations, Origin, Provenance
 from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.tables import is_librarys
+from safe_rope._recognition.tables import FEWEST, is_librarys
 from safe_rope.rotation import plain
 from safe_rope.rotation._cos_sin import CosSin
 
@@ -63,13 +62,22 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
     """
     worst, certain, problem, alike = 0.0, True, None, 0
     answered, has_weights = False, next(module.parameters(), None) is not None
-    measured = _off_beside_weights if has_weights else _off
-    for long, short in _arguments(module, int(2.35 / torch.finfo(dtype).eps), dtype):
+    measured = _off_beside_weights if has_weights else _off_alone
+    length = int(2.35 / torch.finfo(dtype).eps)
+    for shape, are_positions in _shapes(module):
+        long, short = (
+            functools.partial(values, module, shape(count), count, are_positions=are_positions)
+            for count in (length, _SHORT)
+        )
         try:
-            off, coarse = measured(module, long, dtype)
+            is_idle = has_weights and not _counts_low(module, short(dtype))
+            if is_idle or _is_too_large(module, shape, length, dtype):
+                answered |= is_idle
+                continue
+            off, is_certain = measured(module, long, dtype)
             answered = True
-            if coarse and off > worst:
-                worst, certain = off, has_weights or not _off(module, short, dtype)[0]
+            if off > worst:
+                worst, certain = off, is_certain and (has_weights or not _off(module, short, dtype)[0])
         except UnansweredError as error:
             alike = alike + 1 if str(error) == str(problem) else 1
             problem = error
@@ -90,27 +98,55 @@ def _off(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, 
     return max((_distance(*pair, dtype) for pair in zip(low, true, strict=True)), default=0.0), coarse
 
 
+def _off_alone(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, bool]:
+    """As `_off_beside_weights`, of a module without weights, where a short call says what is certain."""
+    off, coarse = _off(module, arguments, dtype)
+    return off if coarse else 0.0, True
+
+
+def _counts_low(module: nn.Module, arguments: dict[str, Any]) -> bool:
+    """Whether a call makes counts in 16 bits, of no activations and of no weights."""
+    watching = _LowCounts()
+    _results(alone(module), arguments, 0, watching)
+    return watching.are_low
+
+
+class _LowCounts(Activations):
+    """Notes whether counts in 16 bits are made; what has few values, as a mask, is none."""
+
+    are_low = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        for made in tensors_in(result) if not self.are_low else ():
+            if _is_low_count(made, self.origin(made)):
+                self.are_low = len(set(made.detach().reshape(-1).tolist())) > FEWEST
+        return result
+
+
 def _off_beside_weights(module: nn.Module, arguments: Any, dtype: torch.dtype) -> tuple[float, bool]:
-    """How far the results of a call are off as it has rounded counts, and whether it has any."""
+    """How far the results of a call that rounds its counts are off for that, and whether that is certain."""
     copied = alone(module)
     low, coarse = _results(copied, arguments(dtype), 0)
     if not coarse:
-        return 0.0, False
+        return 0.0, True
     again, _ = _results(alone(module), arguments(dtype), 0)
-    exact, _ = _results(alone(module), arguments(dtype), 0, _ExactCounts())
     true, _ = _results(in_fp32(alone(module), copied), arguments(torch.float32), 0)
-    shapes = {tuple(one.shape for one in made) for made in (low, again, exact, true)}
-    if len(shapes) > 1 or not all(map(torch.equal, low, again)):
-        return 0.0, False
-    off = [
-        error if error > _MORE * left else 0.0
-        for error, left in (
-            (_distance(one, wide, dtype), _distance(other, wide, dtype))
-            for one, other, wide in zip(low, exact, true, strict=True)
-            if not torch.equal(one, other)
-        )
-    ]
-    return max(off, default=0.0), coarse
+    try:
+        exact, _ = _results(alone(module), arguments(dtype), 0, _ExactCounts())
+    except UnansweredError:
+        exact = []
+    is_told = [one.shape for one in exact] == [one.shape for one in low]
+    if [one.shape for one in low] != [one.shape for one in true] or not all(map(torch.equal, low, again)):
+        return 0.0, True
+    worst = 0.0
+    for one, wide, other in zip(low, true, exact if is_told else true, strict=True):
+        error, left = _distance(one, wide, dtype), _distance(other, wide, dtype)
+        if not torch.equal(one, other) and error > _MORE * left:
+            worst = max(worst, error)
+    return worst, is_told
 
 
 _CASTS = {Tensor.bfloat16, Tensor.half}
@@ -123,10 +159,10 @@ class _ExactCounts(Activations):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = super().__torch_function__(func, types, args, kwargs)
-        if not isinstance(made, Tensor) or isinstance(made, CosSin) or made.dtype not in LOW:
+        if not isinstance(made, Tensor) or isinstance(made, CosSin):
             return made
         origin = self.origin(made)
-        if not origin & Origin.COUNTED or origin & Origin.GIVEN:
+        if not _is_low_count(made, origin):
             return made
         if func in _CASTS:
             func, args = Tensor.float, args[:1]
@@ -134,6 +170,10 @@ class _ExactCounts(Activations):
         exact = CosSin(_widened(wide), made.dtype, faced=True)
         self.note(exact, origin)
         return exact
+
+
+def _is_low_count(made: Tensor, origin: Origin) -> bool:
+    return made.dtype in LOW and bool(origin & Origin.COUNTED) and not origin & Origin.GIVEN
 
 
 def _widened(value: Any) -> Any:
@@ -196,28 +236,20 @@ def _distance(low: Tensor, true: Tensor, dtype: torch.dtype) -> float:
     return float(off.max()) if off.numel() else 0.0
 
 
-def _arguments(module: nn.Module, length: int, dtype: torch.dtype) -> Iterator[tuple[Any, Any]]:
-    """Yield ways to call forward with many positions, each with the same way for few of them."""
+def _shapes(module: nn.Module) -> Iterator[tuple[Callable[[int], tuple[int, ...]], bool]]:
+    """Yield shapes of activations for a count, and whether what nothing is known of is positions instead."""
     shapes: list[Callable[[int], tuple[int, ...]]] = []
     for width in dict.fromkeys((*widths(module), _WIDTH)):
         shapes += (functools.partial(_rows, width, 1), functools.partial(_rows, width))
+    flat: list[Callable[[int], tuple[int, ...]]] = [lambda count: (1, count), lambda count: (count,)]
     shapes += (
         lambda count: (1, 2, count, count),
         lambda count: (1, 2, *2 * (math.isqrt(count - 1) + 1,)),
-        lambda count: (1, count),
-        lambda count: (count,),
+        *flat,
     )
-    kinds = (False, True) if next(module.parameters(), None) is not None else (False,)
-    for are_positions, shape in itertools.product(kinds, shapes):
-        if are_positions and len(shape(_SHORT)) > 2:
-            continue
-        if _is_too_large(module, shape, length, dtype):
-            continue
-        long, short = (
-            functools.partial(values, module, shape(count), count, are_positions=are_positions)
-            for count in (length, _SHORT)
-        )
-        yield long, short
+    yield from ((shape, False) for shape in shapes)
+    if next(module.parameters(), None) is not None:
+        yield from ((shape, True) for shape in flat)
 
 
 def _rows(width: int, *sizes_and_count: int) -> tuple[int, ...]:

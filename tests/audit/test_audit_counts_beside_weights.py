@@ -167,6 +167,17 @@ def test_what_holds_too_many_weights_is_unknown_where_its_code_counts_as_it_is_g
     assert safe_rope.audit(Model(Large()).float()).ok
 
 
+def test_rounded_counts_that_cannot_be_made_exact_are_unknown() -> None:
+    class Strict(Bins):
+        def forward(self, x: Tensor) -> Tensor:
+            if type(self.counts(x)) is not Tensor:
+                raise TypeError
+            return super().forward(x)
+
+    assert safe_rope.audit(Model(part(Strict, wide=False)).to(BF16)).verdict == "unknown"
+    assert safe_rope.audit(Model(part(Strict, wide=True)).to(BF16)).ok
+
+
 class Routed(nn.Module):
     """Sends rows to the nearest of its weights: what a rounding moves there is for no count."""
 
