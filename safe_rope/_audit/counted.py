@@ -78,6 +78,8 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
             answered = True
             if off > worst:
                 worst, certain = off, is_certain and (has_weights or not _off(module, short, dtype)[0])
+            if has_weights and worst:
+                break
         except UnansweredError as error:
             alike = alike + 1 if str(error) == str(problem) else 1
             problem = error
