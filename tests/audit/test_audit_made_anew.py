@@ -16,7 +16,7 @@ DIM, TRAINED = 16, 32
 
 
 class LongRotary(nn.Module):
-    """As Phi-3's in transformers 4.40 to 4.47, and in the code of its checkpoints."""
+    """As Phi-3's in transformers 4.41 to 4.47, and in the code of its checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()

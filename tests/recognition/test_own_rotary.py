@@ -67,7 +67,7 @@ def test_tables_that_its_forward_does_not_read_stay_true(how: str) -> None:
 
 
 class OwnDynamicNTKScalingRotary(nn.Module):
-    """As Llama's in transformers 4.38 to 4.42: its tables are of positions divided by the factor."""
+    """As Llama's in transformers 4.38 to 4.40: its tables are of positions divided by the factor."""
 
     def __init__(self, dim: int = 16, max_position_embeddings: int = 64, scaling_factor: float = 2.0) -> None:
         super().__init__()
