@@ -241,11 +241,15 @@ def put_function_modes(modes: list[Any]) -> None:
 
 
 def default_device_type() -> str:
-    """The type of ``torch.get_default_device()``, which makes a tensor to know the index."""
+    """The type of the device that constructors use, which only a mode makes another one than the CPU.
+
+    ``torch.get_default_device()`` makes a tensor to know the index, and raises in torch 2.6 where
+    ``set_default_device(None)`` has been called.
+    """
     for mode in reversed(_function_modes()):  # each module that is built asks
         if isinstance(mode, DeviceContext):
-            return mode.device.type
-    return torch.get_default_device().type
+            return str(mode.device.type)
+    return "cpu"
 
 
 def is_device_section(mode: Any) -> bool:

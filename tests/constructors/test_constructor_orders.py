@@ -203,9 +203,9 @@ def test_a_section_of_a_device_is_left_and_entered_again(how: str, raises: bool)
             around.callback(torch.set_default_device, None)
         for _ in range({"section": 1, "sections": 2, "both": 1}.get(how, 0)):
             around.enter_context(torch.device("meta"))
-        before, outside = stack(), torch.get_default_device()
+        before = stack()
         with contextlib.suppress(KeyError), pristine():
-            assert torch.arange(2).device == torch.get_default_device() == torch.device("cpu")
+            assert torch.arange(2).device == torch.device("cpu")
             with torch.device("meta"):
                 assert torch.arange(2).is_meta
             assert torch.tensor([1.0]).device.type == "cpu"
@@ -213,8 +213,14 @@ def test_a_section_of_a_device_is_left_and_entered_again(how: str, raises: bool)
                 raise KeyError
         assert len(stack()) == len(before)
         assert all(map(operator.is_, stack(), before))
-        assert torch.get_default_device() == outside
         assert torch.arange(2).is_meta is (how != "none")
+
+
+def test_a_default_device_that_was_taken_back_is_the_cpu() -> None:
+    torch.set_default_device("meta")
+    torch.set_default_device(None)
+    with pristine():
+        assert torch.arange(2).device == torch.device("cpu")
 
 
 def test_operations_in_a_section_of_a_device_run_no_python() -> None:
