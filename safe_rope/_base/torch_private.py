@@ -8,12 +8,13 @@ and operators to use (``Module._buffers``, ``Tensor._version``, ``OpOverload._sc
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -500,20 +501,54 @@ def is_backward() -> bool:
 
 
 @contextlib.contextmanager
-def reentrant_checkpoints() -> Iterator[None]:
-    """Let checkpoints with ``use_reentrant=True`` run in a backward that is given ``inputs``.
+def reentrant_checkpoints(weights: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Let checkpoints with ``use_reentrant=True`` run in a backward that is given ``weights``.
 
-    They refuse, since they accumulate into leaves that were not asked for, too. Without the name, nothing.
+    They refuse, since they accumulate into each leaf that they reach. Here other parameters get no gradient,
+    nor does what has one, and a leaf that gets one (the checkpoint's input) loses it at the end. Without the
+    name, nothing.
     """
-    asked = getattr(torch.autograd, "_is_checkpoint_valid", None)
+    asked, stock = getattr(torch.autograd, "_is_checkpoint_valid", None), torch.autograd.backward
     if asked is None:
         yield
         return
-    torch.autograd._is_checkpoint_valid = lambda: True
+    known = {id(weight) for weight in weights}
+    passing: list[torch.Tensor] = []
+
+    @functools.wraps(stock)
+    def backward(ends: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > 1 or kwargs.keys() - {"grad_tensors"}:
+            return stock(ends, *args, **kwargs)
+        leaves = _leaves([ends] if isinstance(ends, torch.Tensor) else ends)
+        own = [leaf for leaf in leaves if not isinstance(leaf, torch.nn.Parameter) and leaf.grad is None]
+        passing.extend(own)
+        own += [leaf for leaf in leaves if id(leaf) in known]
+        return stock(ends, *args, **{**kwargs, "inputs": own}) if own else None
+
+    private: Any = torch.autograd
+    private._is_checkpoint_valid, private.backward = (lambda: True), backward
     try:
         yield
     finally:
-        torch.autograd._is_checkpoint_valid = asked
+        private._is_checkpoint_valid, private.backward = asked, stock
+        for leaf in passing:
+            leaf.grad = None
+
+
+def _leaves(ends: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the leaves that a backward from ``ends`` accumulates into."""
+    ends = list(ends)
+    found = [end for end in ends if end.is_leaf]
+    waiting: list[Any] = [end.grad_fn for end in ends if end.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)
+        later = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= later
+        waiting += later
+    return found
 
 
 def default_store() -> Any:

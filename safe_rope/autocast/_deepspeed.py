@@ -408,14 +408,21 @@ def forget_gradients(optimizer: Any) -> None:
     around(optimizer, "partition_grads", partition_grads)
 
 
-def forget_backward_hooks(model: nn.Module) -> None:
+@contextlib.contextmanager
+def own_backward_hooks(model: nn.Module) -> Iterator[None]:
     """Take off what ZeRO 3 calls before and after a module's backward, where an earlier engine has left it.
 
-    DeepSpeed keeps what it finds there, which fetches and releases through the earlier engine.
+    DeepSpeed keeps what it finds there, which fetches and releases through the earlier engine. That engine
+    gets it back where the next one fails to be built.
     """
-    for module in model.modules():
-        for name in ("pre_bwd_fn", "post_bwd_fn"):
-            vars(module).pop(name, None)
+    names = ("pre_bwd_fn", "post_bwd_fn")
+    earlier = [(m, {name: vars(m).pop(name) for name in names if name in vars(m)}) for m in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, hooks in earlier:
+            vars(module).update(hooks)
+        raise
 
 
 def _after_backward(module: Any, stock: Any, done: Callable[[Any], None]) -> Any:

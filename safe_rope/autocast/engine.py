@@ -186,11 +186,11 @@ def _with_autocast(
     bucket_size = _bucket_size(settings, set(map(reduce_dtype, trained)))
     arguments = {**arguments, "config": _for_deepspeed(arguments["config"], bucket_size)}
     _deepspeed.unmark(model.parameters())
-    _deepspeed.forget_backward_hooks(model)
     try:
         # ZeRO builds a bucket for each dtype of the marks that it finds.
         _deepspeed.mark([p for p in trained if reduce_dtype(p) != p.dtype], reduced)
-        built = _build(arguments)
+        with _deepspeed.own_backward_hooks(model):
+            built = _build(arguments)
     except BaseException:
         _deepspeed.unmark(model.parameters())
         raise

@@ -242,6 +242,37 @@ def test_what_a_reentrant_checkpoint_computes_again_is_traced(kind: str, deepspe
     assert block.last.weight.grad is None
 
 
+def test_what_a_reentrant_checkpoint_reads_of_others_gets_no_gradient() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        """Reads a layer and a leaf that are no part of it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.within, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.others = [nn.Linear(8, 8)]
+            self.leaf = torch.ones(8, requires_grad=True)
+
+        def compute(self, x: Tensor) -> Tensor:
+            return self.others[0](self.within(x)) * self.leaf
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.compute, self.last(x), use_reentrant=True)
+
+    block, told = Block(), []
+    weight, bias = block.others[0].parameters()
+    weight.register_post_accumulate_grad_hook(told.append)
+    bias.grad = torch.ones(8)
+    report = derive_safe_parameters(block, torch.randn(2, 8))
+    assert not report.warnings
+    assert {"within.weight", "last.weight"} <= report.safe
+    assert weight.grad is None
+    assert block.leaf.grad is None
+    assert torch.equal(bias.grad, torch.ones(8))
+    assert not told
+
+
 def test_a_protected_model_gives_the_same_report_and_keeps_its_tables() -> None:
     config = {**architectures.SIZES, "rope_theta": 12345.0}  # tables that no other test has made
     torch.manual_seed(0)

@@ -126,6 +126,25 @@ def test_zero_3_adds_the_gradients_of_an_activation_as_the_model_without_it_does
     assert held[0] == held[1]
 
 
+@pytest.mark.parametrize("first", [{}, AUTOCAST], ids=["plain", "autocast"])
+def test_an_engine_trains_on_where_the_next_one_of_its_model_fails_to_be_built(
+    first: dict[str, Any], has_autocast: bool
+) -> None:
+    if not has_autocast:
+        pytest.skip("this DeepSpeed has no torch_autocast")
+
+    def losses(fails: bool) -> list[float]:
+        engine, *_ = safe_rope.initialize(model=Regression(), config=config(3, **first))
+        before = step(engine)
+        if fails:
+            wrong = config(3, **AUTOCAST, optimizer={"type": "NoSuchOptimizer", "params": {"lr": 0.1}})
+            with pytest.raises(Exception, match="NoSuchOptimizer"):
+                safe_rope.initialize(model=engine.module, config=wrong)
+        return [before, step(engine), step(engine)]
+
+    assert losses(fails=True) == losses(fails=False)
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_rank_alone_has_its_weights_as_they_are_after_a_step(stage: int, has_autocast: bool) -> None:
     if not has_autocast:

@@ -146,7 +146,7 @@ def _step(
         modules.in_backward = True
         try:
             ones = [torch.ones_like(end) for end in ends]
-            with reentrant_checkpoints():
+            with reentrant_checkpoints(weights):
                 torch.autograd.backward(ends, ones, inputs=weights)
         except Exception as error:  # the forward's verdict stands; only custom functions can differ
             return [f"the backward could not be traced ({type(error).__name__}: {error})"]
