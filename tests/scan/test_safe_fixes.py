@@ -463,6 +463,24 @@ def test_a_dtype_that_is_one_of_two_leaves_an_unsafe_fix() -> None:
     assert kinds(f"import torch\n{source}    return torch.arange(n, dtype=dtype)\n") == {("SR002", False)}
 
 
+@pytest.mark.parametrize(
+    ("source", "fixed"),
+    [
+        ("import torch\ndef g():\n    global torch\n    import numpy as torch\ndef f():\n", None),
+        ("def g():\n    global torch\n    import torch\ndef f():\n", True),
+        ("import numpy as torch\nclass A:\n    import torch\ndef f():\n", None),
+        ("import torch as t\ntorch = t\ndef f():\n    import numpy as torch\n", None),
+    ],
+    ids=["global", "global torch", "class", "function under a module's name"],
+)
+def test_an_import_counts_where_it_binds(source: str, fixed: bool | None) -> None:
+    body = "    return torch.cos(torch.arange(9999) * 0.5)\n"
+    assert kinds(source + body) == ({("SR004", fixed)} if fixed else set())
+    if "class" in source:
+        method = source.replace("def f():", "    def f():")
+        assert kinds(method + "    " + body) == set()
+
+
 def test_an_import_in_a_function_is_that_functions() -> None:
     source = (
         "def f(n: int):\n    import numpy as xp\n    return xp.arange(n, dtype=xp.float32)\n"

@@ -176,18 +176,29 @@ class Names:
         if not isinstance(node, ast.Name):
             return ""
         bindings = self.bindings(node.id, place)
-        if node.id in self.walk.imports:  # None stands for a module that is not there
-            bindings = [one for one in bindings if not isinstance(one.value, ast.Constant)]
+        if node.id in self.walk.imports:
+            importer = self._importer(node.id, place)
+            hidden = [] if importer is None or importer.parent is None else [*importer.parent.upward()]
+            # None stands for a module that is not there; an import hides what the scopes around it bind.
+            bindings = [
+                one
+                for one in bindings
+                if not isinstance(one.value, ast.Constant) and all(one.place.scope is not of for of in hidden)
+            ]
+            if not bindings:
+                return (self.walk if importer is None else importer).imports[node.id]
         if bindings:
             return self._alias(bindings, depth)
-        if node.id in self.walk.imports:
-            holders = (scope.imports for scope in place.scope.upward() if node.id in scope.imports)
-            return next(holders, self.walk.imports)[node.id]
         if node.id in self.walk.functions or node.id in self.walk.classes:
             return f".{node.id}"
         if self.walk.stars and node.id in STARRED:
             return f"torch.{node.id}"
         return node.id
+
+    def _importer(self, name: str, place: Place) -> Scope | None:
+        """Return the scope whose import a name stands for at a use, if none of these binds it."""
+        around = (one for one in place.scope.upward() if one is place.scope or one.kind != "class")
+        return next((one for one in around if name in one.imports), None)
 
     def is_early(self, node: ast.expr, place: Place) -> bool:
         """Say whether a function has its name since the import: what replaces it later is not called.

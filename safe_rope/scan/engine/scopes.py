@@ -198,9 +198,10 @@ class Walk:
             self._import_as(alias.asname or alias.name, name, place)
 
     def _import_as(self, local: str, name: str, place: Place) -> None:
-        if place.scope.imports.setdefault(local, name) != name:
+        holder = place.scope.declared.get(local, place.scope)
+        if holder.imports.setdefault(local, name) != name:
             self.varied.add(local)
-        self.imports[local] = place.scope.imports[local] = name
+        self.imports[local] = holder.imports[local] = name
         if name == "torch.*":
             self.stars = True
         elif local == "*":
