@@ -471,6 +471,31 @@ def _changes_what(code: types.CodeType, first: str) -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=4096)
+def changed_when_called(cls: type) -> frozenset[str]:
+    """Names of the attributes that methods other than the constructor assign, delete or change in place."""
+    return frozenset(
+        name
+        for function in methods_of(cls)
+        for code in instructions.codes(function.__code__)
+        for name in _attributes_changed(code)
+    )
+
+
+def _attributes_changed(code: types.CodeType) -> Iterator[str]:
+    done = instructions.steps(code)
+    writing = {one.attribute for one in done if one.attribute is not None and is_writing(one.attribute)}
+    if _names(code) & _STORING:
+        yield from (one for one in code.co_consts if isinstance(one, str))
+    for at, one in enumerate(done):
+        if one.name in ("STORE_ATTR", "DELETE_ATTR"):
+            yield one.value
+        whole = instructions.changed(done, at, writing)
+        while whole is not None and whole >= 0 and (name := done[whole].attribute) is not None:
+            yield name  # of ``self.seen.data.add_(1)``, both
+            whole -= 1
+
+
 def writes_to_arguments(code: types.CodeType, first: int = 0) -> bool:
     """Whether a function changes in place what it is given, as ``q.mul_(cos)``, ``q *= cos`` or ``out=``.
 

@@ -206,7 +206,8 @@ class Keeper:
             return
         if current.shape == known.tensor.shape:
             true = self.make(module, name, torch.device("cpu"))
-            if is_damage(current.detach().cpu(), true):
+            is_written = current is known.tensor and current._version != known.version
+            if is_damage(current.detach().cpu(), true, is_written=is_written):
                 if current.dtype != true.dtype and not true.is_complex():
                     self.nominal[name] = current.dtype  # cast by another way than the module's own
                 return
@@ -310,7 +311,7 @@ class Keeper:
             if known is not None and value is not known.tensor and not (cast or value.is_complex()):
                 self.nominal[name] = value.dtype  # assigned: the stock model has the checkpoint's tensor now
             true = self.make(module, name, torch.device("cpu"))
-            if value.shape == true.shape and not is_damage(value.detach().cpu(), true):
+            if value.shape == true.shape and not is_damage(value.detach().cpu(), true, is_written=True):
                 logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)
                 self._placed.pop(name, None)
                 self.adopt(module, name, value)

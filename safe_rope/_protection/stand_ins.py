@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +78,7 @@ class Call:
         """Run the forward on ``module`` in FP32: its arguments, what it holds, dtypes, and no autocast."""
         if torch.compiler.is_dynamo_compiling():
             return self._in_fp32_in_graph(module)
-        with _raised_inside(module, self.state.pins):
+        with _raised_inside(module):
             return self._on_raised(module)
 
     def _on_raised(self, module: nn.Module) -> Any:
@@ -395,13 +395,13 @@ def _may_be_written_to(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _raised_inside(module: nn.Module, tables: Collection[str]) -> Iterator[None]:
-    """Have in FP32 what a module holds besides its tables, which may be there for its dtype; dtypes, too."""
+def _raised_inside(module: nn.Module) -> Iterator[None]:
+    """Have in FP32 what a module holds, which may be there for its dtype, or be a table; dtypes, too."""
     raised: list[tuple[dict[str, Any], str, Any, Any, int]] = []
     places: tuple[dict[str, Any], ...] = module._buffers, vars(module)
     for place in places:
         for name, own in list(place.items()):
-            if name in tables or not _is_low(own):
+            if not _is_low(own):
                 continue
             is_dtype = isinstance(own, torch.dtype)
             with torch.inference_mode(False):

@@ -101,13 +101,18 @@ def is_unfilled(current: torch.Tensor, true: torch.Tensor) -> bool:
         return False
     smallest = known[known > 0].min() if bool((known > 0).any()) else values.new_tensor(1.0)
     tiny = bool(((values > 0) & (values < min(1e-37, float(smallest) / 2))).any())
-    return tiny or bool(values.max() > 1e6 * known.max())
+    return tiny or bool(values.max() > 1e6 * (known.max() or 1.0))  # a zero has no size
 
 
-def is_damage(current: torch.Tensor, known: torch.Tensor) -> bool:
-    """Whether later values are explained: by casts, by being made again in 16 bits, or as never filled."""
+def is_damage(current: torch.Tensor, known: torch.Tensor, *, is_written: bool = False) -> bool:
+    """Whether later values are explained: by casts, by being made again in 16 bits, or as never filled.
+
+    ``is_written``: somebody has written to it; a zero is then no memory that nobody has filled.
+    """
     if is_cast(current, known):
         return True
+    if is_written and current.numel() == 1 and not bool(current.any()):
+        return False
     if current.shape != known.shape or current.is_complex() or known.is_complex():
         return False
     if is_unfilled(current, known):

@@ -69,7 +69,7 @@ def own_tensors(
         and not isinstance(value, nn.Parameter)
         and is_readable(value)
         and (value.is_floating_point() or value.is_complex() or _may_be_counted(module, name, value))
-        and (value.numel() > 1 or _may_be_a_base(module, value))
+        and (value.numel() > 1 or _may_be_a_base(module, name, value))
     ]
 
 
@@ -95,11 +95,16 @@ def unreadable(module: nn.Module, held: Iterable[tuple[str, Any]] | None = None)
     ]
 
 
-def _may_be_a_base(module: nn.Module, value: torch.Tensor) -> bool:
+def _may_be_a_base(module: nn.Module, name: str, value: torch.Tensor) -> bool:
     """Whether a number in a tensor is part of a formula: what keeps it only makes positions, or turns."""
-    if value.numel() != 1 or not value.is_floating_point():
+    if value.numel() != 1 or not value.is_floating_point() or is_state(module, name):
         return False
     return only_makes_positions(module, _stock(module)) or _only_rotates(module)
+
+
+def is_state(module: nn.Module, name: str) -> bool:
+    """Whether the methods of a module change what it holds by a name, such as a counter of its calls."""
+    return name in bytecode.changed_when_called(_stock(module))
 
 
 def _stock(module: nn.Module) -> type:

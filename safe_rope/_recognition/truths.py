@@ -21,6 +21,7 @@ from safe_rope._recognition.tables import (
     is_empty_table,
     is_frequency,
     is_no_position,
+    is_state,
     is_table_of,
     made_later,
     oscillates,
@@ -96,7 +97,7 @@ def _lost_beside(
         if not isinstance(value, torch.Tensor) or name in known:
             continue
         if value.is_floating_point() and value.numel() == 1:
-            is_lost = value.is_meta or bool(value.isnan())
+            is_lost = value.is_meta or (bool(value.isnan()) and not is_state(module, name))
             in_no_file = name in module._non_persistent_buffers_set
             if is_lost and in_no_file and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
                 yield name, (made, True)

@@ -332,3 +332,98 @@ def test_counts_beside_weights_are_as_in_stock_and_named(cls: type[nn.Module], w
     assert not report.protected
     assert not report.unprotected
     assert torch.equal(model.to(BF16)["part"](x, POSITIONS), stock["part"](x, POSITIONS))
+
+
+class Counting(nn.Module):
+    """A counter of its calls, a number that it finds, and a switch, beside frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", frequencies(), persistent=False)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("largest", torch.tensor(0.0), persistent=False)
+        self.register_buffer("shift", torch.tensor(0.0))
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        self.largest.copy_(position_ids.max())
+        phases = position_ids[..., None].float() * self.inv_freq.float() + self.shift
+        return phases.cos().to(x.dtype) * self.calls, phases.sin().to(x.dtype)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_a_number_that_a_forward_changes_is_a_state_as_in_stock(dtype: torch.dtype) -> None:
+    stock: Any = built(Counting).to(dtype)
+    with safe_rope.guard():
+        model: Any = built(Counting)
+    model.to(dtype)
+    numbers = {name: torch.full_like(one, 0.5) for name, one in stock.state_dict().items()}
+    for one in (stock, model):
+        one.load_state_dict(numbers)
+        for _ in range(3):
+            one["part"](X.to(dtype), POSITIONS)
+    for name in ("calls", "largest"):
+        assert torch.equal(getattr(model["part"], name), getattr(stock["part"], name))
+        assert getattr(model["part"], name).dtype == dtype
+
+
+class Persistent(Amplified):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prefactor", self.prefactor)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("way", ["file", "write"])
+def test_zero_in_an_amplitude_and_a_number_in_the_place_of_zero_are_meant(way: str) -> None:
+    with safe_rope.guard():
+        model: Any = nn.ModuleList([built(Counting), built(Persistent)])
+    numbers = {"0.part.shift": torch.tensor(0.5), "1.part.prefactor": torch.tensor(0.0)}
+    if way == "file":
+        model.load_state_dict(numbers, strict=False)
+    else:
+        with torch.no_grad():
+            model[0]["part"].shift.fill_(0.5)
+            model[1]["part"].prefactor.zero_()
+    made = [one["part"](X, POSITIONS) for one in model]
+    phases = POSITIONS[..., None].float() * frequencies() + 0.5
+    assert (made[0][1] - phases.sin()).abs().max() < 1e-5
+    assert not torch.stack(made[1]).any()
+
+
+def test_a_number_that_a_forward_finds_to_be_none_stays() -> None:
+    class Lost(Turned):
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+            self.seen.fill_(torch.nan)
+            return super().forward(x, position_ids)
+
+    stock, model = Lost(), Lost()
+    stock(X, POSITIONS)
+    model(X, POSITIONS)
+    safe_rope.protect(model)
+    assert stock.seen.isnan()
+    assert model.seen.isnan()
+    assert safe_rope.audit(model).ok
+
+
+class Scaled(Amplified):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([[2.6592]]))
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = super().forward(x, position_ids)
+        return cos + x[..., :1] @ self.scale, sin
+
+
+def test_a_number_that_a_load_assigns_in_16_bits_goes_into_products_as_in_stock() -> None:
+    stock: Any = built(Scaled).to(BF16)
+    with safe_rope.guard():
+        model: Any = built(Scaled)
+    model.to(BF16)
+    for one in (stock, model):
+        one.load_state_dict({n: v.clone() + 1 for n, v in stock.state_dict().items()}, assign=True)
+    true = stock["part"](X.to(BF16), POSITIONS)
+    for made, rounded in zip(model["part"](X.to(BF16), POSITIONS), true, strict=True):
+        assert made.dtype == rounded.dtype
