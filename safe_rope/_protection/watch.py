@@ -328,8 +328,8 @@ class ConstructionWatch:
         try:
             result = self._prepare(module, building)
             if isinstance(result, Protection):
-                self._see(module)
                 result.carry_out()
+                self._see(module)  # by now another thread may close what this watches
                 if _is_pinned_to_nothing(module):
                     self._nothing_yet[module] = building
         except UnsupportedModelError as error:

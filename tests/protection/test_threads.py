@@ -196,3 +196,29 @@ def test_threads_that_open_guards_and_build_do_not_disturb_each_other() -> None:
         builder.stopped.set()
         builder.join(30)
     assert [repr(builder.error) for builder in builders if builder.error] == []
+
+
+def test_guards_of_several_threads_end_while_others_are_called() -> None:
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            for _ in range(20):
+                with safe_rope.guard(), torch.device("meta"):
+                    module = Frequencies()
+                module.to_empty(device="cpu")
+                assert torch.equal(module(600), Frequencies()(600))
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=guarded) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
