@@ -107,11 +107,11 @@ def is_unfilled(current: torch.Tensor, true: torch.Tensor) -> bool:
 def is_damage(current: torch.Tensor, known: torch.Tensor, *, is_written: bool = False) -> bool:
     """Whether later values are explained: by casts, by being made again in 16 bits, or as never filled.
 
-    ``is_written``: somebody has written to it; a zero is then no memory that nobody has filled.
+    ``is_written``: somebody has written to it; one number is then meant, be it zero or the next of a count.
     """
     if is_cast(current, known):
         return True
-    if is_written and current.numel() == 1 and not bool(current.any()):
+    if is_written and current.numel() == 1 and bool(current.isfinite().all()):
         return False
     if current.shape != known.shape or current.is_complex() or known.is_complex():
         return False

@@ -392,6 +392,16 @@ def test_zero_in_an_amplitude_and_a_number_in_the_place_of_zero_are_meant(way: s
     assert not torch.stack(made[1]).any()
 
 
+def test_a_number_that_a_parent_counts_up_is_not_held() -> None:
+    with safe_rope.guard():
+        model: Any = built(Persistent)
+    model["part"].prefactor.fill_(1.0)
+    for _ in range(199):
+        model["part"](X, POSITIONS)
+        model["part"].prefactor.add_(1)
+    assert model["part"](X, POSITIONS)[0].max() == 200
+
+
 def test_a_number_that_a_forward_finds_to_be_none_stays() -> None:
     class Lost(Turned):
         def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
