@@ -231,6 +231,15 @@ def ranks(mpu: Any, join: bool, **arguments: Any) -> tuple[int, list[int]]:
     return own, list(torch.distributed.get_process_group_ranks(group))
 
 
+def has_group(group: Any) -> bool:
+    """Whether a process group is there, and not destroyed."""
+    try:
+        torch.distributed.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError):
+        return False
+    return True
+
+
 def scales_without_zero() -> bool:
     """Whether engines at ZeRO 0 have a loss scale for autocast in float16."""
     from deepspeed.runtime.engine import DeepSpeedEngine

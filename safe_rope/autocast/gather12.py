@@ -39,6 +39,11 @@ class LowPrecisionGather:
             _deepspeed.gather_groups(self._optimizer)
             self.rounded = False
 
+    @property
+    def process_groups(self) -> list[Any]:
+        """The groups of ranks that share the weights."""
+        return list(self._optimizer.real_dp_process_group)
+
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with _deepspeed.replaced_gather(self._gather):
             return original(*args, **kwargs)

@@ -50,6 +50,12 @@ class LowPrecisionFetches:
         """Give FP32 values to what is rounded. Every rank has to call it."""
         self._before_all_gather(list(self._low.values()))
 
+    @property
+    def process_groups(self) -> list[Any]:
+        """The groups of ranks that parameters which are rounded now are partitioned over."""
+        low: list[Any] = list(self._low.values())
+        return [parameter.ds_process_group for parameter in low]
+
     def _after_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _deepspeed.fetch(self._persistent)
         low = {id(p): p for p in self._persistent if self._low.pop(id(p), None) is not None}

@@ -37,6 +37,10 @@ class Gather(Protocol):
     def restore(self) -> None:
         """Gather FP32 values, on every rank; nothing where nothing is rounded."""
 
+    @property
+    def process_groups(self) -> list[Any]:
+        """The groups of ranks that it gathers from."""
+
 
 _gathers: ByIdentity[nn.Module, ref[Gather]] = ByIdentity()
 """The gather of the engine that a module is in, which its hooks keep."""
@@ -45,13 +49,24 @@ _gathers: ByIdentity[nn.Module, ref[Gather]] = ByIdentity()
 def restore_earlier(model: nn.Module) -> None:
     """Restore, on every rank, the weights that engines of ``model`` or of parts of it have rounded.
 
-    Masters of the next engine would start from rounded weights, and from other ones on each rank.
+    Masters of the next engine would start from rounded weights, and from other ones on each rank. They do,
+    with a PrecisionWarning, where the program has destroyed the process group of the earlier engine.
     """
     for module in model.modules():
         held = _gathers.get(module)
         gather = None if held is None else held()
-        if gather is not None:
+        if gather is None:
+            continue
+        if not gather.rounded or all(map(_deepspeed.has_group, gather.process_groups)):
             gather.restore()
+        else:
+            text = (
+                "the weights of this model were gathered in the autocast dtype by an earlier engine, whose "
+                "process group is destroyed: training starts from the rounded weights. Call "
+                "safe_rope.autocast.full_precision(engine) on every rank before the group is destroyed"
+            )
+            warnings.warn(text, PrecisionWarning, stacklevel=3)
+            return
 
 
 def restore_first(engine: Any, gather: Gather) -> None:

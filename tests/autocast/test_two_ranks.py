@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import transformers
 from support import two_ranks
+from support.one_rank import free_port
 
 from safe_rope.autocast import _deepspeed, releases
 
@@ -315,3 +316,11 @@ def test_a_checkpoint_holds_deepspeeds_own_loss_scale_and_the_one_that_the_next_
     assert type(loaded) is DynamicLossScaler
     assert loaded.cur_scale == 2 * 65536.0
     assert (loaded.scale_window, loaded.cur_iter) == (1, 2)
+
+
+def test_an_engine_is_built_where_the_process_group_of_the_last_one_is_destroyed(tmp_path: Path) -> None:
+    if not _deepspeed.has_autocast():
+        pytest.skip("this DeepSpeed has no torch_autocast")
+    for seen in two_ranks.run("autocast/group_again.py", [str(free_port())], tmp_path, 300):
+        assert seen["losses"][1] < seen["losses"][0]
+        assert any("process group is destroyed" in text for text in seen["said"])
