@@ -76,6 +76,7 @@ def _turns(
 ) -> list[list[float]]:
     """Load ``rounds`` times in each context, in turns; return each one's seconds of CPU time."""
     times: list[list[float]] = [[] for _ in contexts]
+    gc.collect()  # a full collection takes 200 ms with transformers, and who allocates next would pay it
     for turn in range(rounds):
         for offset in range(len(contexts)):
             index = (turn + offset) % len(contexts)
