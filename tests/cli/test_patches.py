@@ -45,7 +45,8 @@ def test_the_record_is_what_the_installed_release_has() -> None:
     if recorded is None:
         pytest.skip(f"transformers {pair['transformers']} is not one of the tested releases")
     assert recorded == _patch_releases.covered(ours), "run: safe-rope patches --record, for each version pair"
-    assert pair in record["pairs"]
+    releases = [(known["transformers"], known["deepspeed"]) for known in record["pairs"]]
+    assert (pair["transformers"], pair["deepspeed"]) in releases  # of torch, others are tested outside CI
 
 
 def test_what_the_record_says_can_be_imported() -> None:
