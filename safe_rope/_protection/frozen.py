@@ -143,7 +143,7 @@ def _counts_low(module: nn.Module) -> bool:
     """Whether a module that takes no sines counts in the dtype of something else."""
     stock: Any = stock_class(module)
     counts = not bytecode.facts(stock).turns and bytecode.counts_as_given(stock)
-    return counts and not own_class(stock).__module__.startswith("torch.")
+    return counts and not _is_torchs_class(stock)
 
 
 def random_tables(module: nn.Module) -> Iterator[Frozen]:
