@@ -269,10 +269,10 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _turns_by(module: nn.Module, weight: torch.Tensor) -> bool:
-    """Whether a weight of a layer may hold the frequencies that a module turns times by, one for each."""
+    """Whether a frozen weight may hold the frequencies that a module turns times by, one for each."""
     part = weight.detach().reshape(-1)
     is_column = not weight.is_meta and 1 < part.numel() == max(weight.shape)
-    return is_column and not weight.requires_grad and may_be_turned(module, part)
+    return is_column and may_be_turned(module, part)
 
 
 def _may_hold_positions(name: str, rows: torch.Tensor) -> bool:

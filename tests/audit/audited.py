@@ -16,6 +16,14 @@ def of(report: Any, what: str, severity: str = "damaged") -> list[Finding]:
     return [f for f in report.findings if f.what == what and f.severity == severity]
 
 
+class Model(nn.Module):
+    """A part beside weights, whose dtype is the model's."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.weight = part, nn.Linear(2, 2)
+
+
 def has_caches(model: nn.Module) -> bool:
     return hasattr(first_rotary(model), "cos_cached")
 

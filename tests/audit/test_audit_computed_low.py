@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from audited import Model
 from torch import nn
 
 import safe_rope
@@ -81,12 +82,6 @@ class Grid(nn.Module):
 
 class GridInFP32(Grid):
     wide = True
-
-
-class Model(nn.Module):
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part, self.weight = part, nn.Linear(2, 2)
 
 
 @pytest.mark.parametrize("cls", [Exponents, Cached, Grid])

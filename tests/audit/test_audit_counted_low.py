@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from audited import Model
 from torch import Tensor, nn
 
 import safe_rope
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-class Model(nn.Module):
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part, self.weight = part, nn.Linear(2, 2)
 
 
 class Counts(nn.Module):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from audited import Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,12 +14,6 @@ import safe_rope
 
 BF16, FP32 = torch.bfloat16, torch.float32
 DIM, HEADS, N = 32, 4, 300
-
-
-class Model(nn.Module):
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part, self.weight = part, nn.Linear(2, 2)
 
 
 class Counts(nn.Module):
