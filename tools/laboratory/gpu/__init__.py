@@ -47,6 +47,7 @@ PARTS = (
     _step("memory", 90),
     _step("graphs", 120),
     _step("zero", 240),
+    _step("autocast", 240),
     _step("outputs", 300),
     Part(
         "golden-tables",
@@ -59,6 +60,11 @@ PARTS = (
         300,
         "-m pytest -q -m gpu tests/system/gpu/test_triton.py -n 4 --junit-xml {json}",
         "-m pytest -q tests/rotation/test_kernels_triton.py --junit-xml {json}",
+    ),
+    Part(
+        "graphed-tables",
+        240,
+        "-m pytest -q -m gpu tests/system/gpu/test_compiled_graphs.py --junit-xml {json}",
     ),
     Part(
         "styles",

@@ -179,6 +179,21 @@ def _zero(found: dict[str, Any]) -> Iterator[str]:
     yield _prose(f"{found['ranks']} rank by NCCL, a guarded Llama in BF16, two steps. {said}")
 
 
+def _autocast(found: dict[str, Any]) -> Iterator[str]:
+    yield "### torch.autocast on ZeRO"
+    yield ""
+    stages = {name: row for name, row in found.items() if name.startswith("stage")}
+    yield _prose(
+        "The engine of `safe_rope.initialize`, three steps in BF16 of the same Llama: how far the loss and "
+        "the gradients are from DDP's under torch.autocast, at most, as shares."
+    )
+    yield ""
+    yield from _columns("ZeRO", "loss", "gradients")
+    for name, row in stages.items():
+        cells = [f"{row[key]:.1e}" for key in ("loss", "gradients")] if isinstance(row, dict) else [row, ""]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
 def _damage(found: dict[str, Any]) -> Iterator[str]:
     yield "### Position tables after a load"
     yield ""
@@ -198,6 +213,7 @@ SECTIONS = {
     "waits": _waits,
     "graphs": _graphs,
     "zero": _zero,
+    "autocast": _autocast,
     "loads": _damage,
     "outputs": _outputs,
 }

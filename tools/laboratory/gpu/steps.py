@@ -171,6 +171,15 @@ def _first(output: Any) -> torch.Tensor:
 
 def zero(device: str) -> dict[str, Any]:
     """Losses of two steps of a guarded Llama, and what the audit says of it, for each stage of ZeRO."""
+    return _stages("zero", device)
+
+
+def autocast(device: str) -> dict[str, Any]:
+    """How far the engine of safe_rope.autocast is from DDP under torch.autocast, for each stage of ZeRO."""
+    return _stages("autocast", device)
+
+
+def _stages(what: str, device: str) -> dict[str, Any]:
     import tempfile
 
     from laboratory.ranks import run_ranks
@@ -183,7 +192,7 @@ def zero(device: str) -> dict[str, Any]:
             out = Path(folder, str(stage))
             try:
                 run_ranks(
-                    functools.partial(_rank, stage, device, out),
+                    functools.partial(_rank, what, stage, device, out),
                     ranks=ranks,
                     limit=100,
                     env=env,
@@ -194,12 +203,12 @@ def zero(device: str) -> dict[str, Any]:
     return found
 
 
-def _rank(stage: int, device: str, out: Path, rank: int) -> list[str | Path]:
-    return ["-m", "laboratory.gpu.rank", str(stage), device, out]
+def _rank(what: str, stage: int, device: str, out: Path, rank: int) -> list[str | Path]:
+    return ["-m", "laboratory.gpu.rank", what, str(stage), device, out]
 
 
 STEPS: dict[str, Callable[[str], dict[str, Any]]] = {
-    step.__name__: step for step in (there, waits, launches, memory, graphs, outputs, zero)
+    step.__name__: step for step in (there, waits, launches, memory, graphs, outputs, zero, autocast)
 }
 
 
