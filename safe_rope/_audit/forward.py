@@ -16,6 +16,7 @@ from safe_rope._audit.reference import CosSinTable, PhaseReference
 from safe_rope._base import originals
 from safe_rope._protection.pinned import PinnedState
 from safe_rope._protection.rotary import RotaryState
+from safe_rope._protection.shown import STATE
 from safe_rope._recognition.ask import UnansweredError, answering, ask, cos_and_sin
 from safe_rope._recognition.specs import position_buffers
 from safe_rope.rotation import plain
@@ -153,6 +154,9 @@ def _computed_from(duplicate: nn.Module, reference: PhaseReference) -> Tensor | 
     """The frequencies that the last call multiplied the positions by, float64 CPU, or None."""
     inv_freq = getattr(duplicate, f"{reference.prefix}inv_freq", None)
     if not isinstance(inv_freq, Tensor) or inv_freq.is_meta or inv_freq.shape != reference.base.shape:
+        return None
+    state = vars(duplicate).get(STATE)
+    if isinstance(state, RotaryState) and not state.shows_what_it_used(inv_freq.device):
         return None
     values = plain(inv_freq).detach().to("cpu", torch.float64, copy=True) / reference.divisor
     return values if bool(values.isfinite().all()) else None

@@ -97,6 +97,8 @@ class Keeper:
         self.replays: Callable[[str, torch.device], Iterable[torch.Tensor | None]] | None = None
         # What the module's own attributes hold of tables, for graphs that do not read those themselves.
         self.attributes: dict[str, Any] = {}
+        # Tables that its own forward makes, and has not yet: only a call says on which device.
+        self.awaited: set[str] = set()
         self._placed: dict[str, Placed] = {}
         self._count = -1  # how many tables there were when all of them were right
 
@@ -158,6 +160,8 @@ class Keeper:
             if is_learned(current):
                 self.yield_to(module, name, current)
                 continue
+            if current is None and name in self.awaited:
+                continue
             if current is None and known is not None:
                 self.drop(module, name)
             else:
@@ -179,6 +183,7 @@ class Keeper:
         """Put ``table`` into the module, and know it from here on."""
         self.set(module, name, table)
         self._placed[name] = Placed.of(table)
+        self.awaited.discard(name)
 
     def set(self, module: nn.Module, name: str, table: Any) -> None:
         """Put ``table`` into the module."""
@@ -238,7 +243,7 @@ class Keeper:
 
     def is_settled(self, module: nn.Module) -> bool:
         """Whether every table has been put there since its true values were last changed."""
-        return all(name in self._placed for name in self.names(module))
+        return all(name in self._placed or name in self.awaited for name in self.names(module))
 
     def replace_placed(self, name: str) -> None:
         """Have a table put back at the next `restore`, without a look at what stands there."""
@@ -249,7 +254,8 @@ class Keeper:
         """Take the tables out while ``fn`` is applied to the rest; note what it would have made of them."""
         self.restore(module)  # what was written to them before is judged before
         names = [name for name in self.names(module) if not is_learned(get_table(module, name))]
-        aside = {name: module._buffers[name] for name in names if name in module._buffers}
+        here = module._buffers.keys() - self.awaited
+        aside = {name: module._buffers[name] for name in names if name in here}
         for name in aside:
             module._buffers[name] = None
         try:

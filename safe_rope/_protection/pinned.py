@@ -79,6 +79,8 @@ class PinnedState(Keeper):
         code = bytecode.conduct(stock)  # Dynamo cannot read bytecode
         self.code = code._replace(computes=code.computes or only_makes_positions(module, stock))
         self.only_counts = only_counts(module, stock)
+        if bytecode.stores_when_called(stock):
+            self.awaited = {name for name in self.pins if get_table(module, name) is None}
         self.acts = acts(stock)
         self.runner = stand_ins.Runner()
         self.patch: Callable[..., Any] | None = None  # the forward that somebody has put into its class since
@@ -186,7 +188,7 @@ class PinnedState(Keeper):
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
         duplicate.caches = dict(self.caches)
         duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
-        duplicate.attributes = {}
+        duplicate.attributes, duplicate.awaited = {}, set(self.awaited)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:

@@ -258,6 +258,10 @@ class RotaryState(Keeper):
             self._show(module, frequencies, inv_freq, table)  # type: ignore[arg-type]
         return _fractions.lookup(frequencies.table, position_ids)
 
+    def shows_what_it_used(self, device: torch.device) -> bool:
+        """Whether ``inv_freq`` is what the last call came from: no device is asked which of two it was."""
+        return device.type == "cpu" or all(one.long_table is None for one in self.sets.values())
+
     def rows(self, module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables [at least length, rotary_dim] of a module that is called with a length."""
         if length > module.max_seq_len_cached:
