@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_HERE: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
 
 @functools.cache
 def available() -> bool:
@@ -31,7 +33,7 @@ def interpreted() -> bool:
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Launch where ``x`` is; on the CPU for the tensors that Triton's interpreter takes."""
     if not x.is_cuda or torch.cuda.current_device() == x.get_device():
-        return contextlib.nullcontext()
+        return _HERE
     return torch.cuda.device(x.get_device())
 
 

@@ -74,6 +74,7 @@ class Body:
         self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None
         self._plans: dict[Any, _few.Plan | Literal[False] | None] = {}  # False: they do not fit
         self._arranged: dict[Any, tuple[Tensor, Tensor, _few.Plan | None]] = {}
+        self._by_kernel: set[Any] = set()  # what states and tables have in common that a kernel takes
 
     def rotate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the function returns for the plain values of a call; None if it has to be asked."""
@@ -206,9 +207,16 @@ class Body:
     ) -> None:
         """Keep with a table that a kernel takes it for such states: looking at both costs as much."""
         tables = self._tables_of(args)
-        if tables is not None and not torch.is_inference_mode_enabled():
+        if tables is None:
+            return
+        kinds = _kinds(xs)
+        if self._unsqueeze(args) == unsqueeze:
+            if len(self._by_kernel) >= _KEPT:
+                self._by_kernel.clear()
+            self._by_kernel.add((unsqueeze, _facts(cos), _facts(sin), *kinds))
+        if not torch.is_inference_mode_enabled():
             rows = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), _BY_KERNEL
-            self._note(*tables, args, _kinds(xs), rows)
+            self._note(*tables, args, kinds, rows)
 
     def _tables_of(self, args: tuple[Any, ...]) -> tuple[CosSin, CosSin] | None:
         """Return the tables of a call with which something can be kept for calls with the same ones."""
@@ -234,28 +242,32 @@ class Body:
         Every layer asks the same of the same tables, or of another table's same rows: what they all need is
         made for the first.
         """
-        table = args[self._cos_at] if len(args) == self._count else None
-        if (
-            type(table) is not CosSin
-            or table.requires_grad
-            or getattr(args[self._sin_at], "requires_grad", False)
-        ):
+        if len(args) != self._count:
             return None
-        given = args[: self.states]
-        if not all([isinstance(x, Tensor) for x in given]):
+        table, other = args[self._cos_at], args[self._sin_at]
+        if type(table) is not CosSin or table.requires_grad or getattr(other, "requires_grad", False):
             return None
-        xs = self._turning(given, table)
+        xs = given = args[: self.states]
+        for x in given:
+            if not isinstance(x, Tensor):
+                return None
+        if self.rest == "first":
+            xs = self._turning(given, table)
         kinds = _kinds(xs)
         if table.row is not None:
             found = self._in_row(table, args, kinds)
         else:
             noted = None if table.ready is None else table.ready.get(self._noted(args, kinds))
-            found = noted or self._equal(table, args, kinds)
-        if found is not None and found[2] is _BY_KERNEL:
-            return self._whole(given, rotate(xs, found[0], found[1], self.form))
+            found = noted or self._alike(table, other, args, kinds)
         if found is None or (found[2] is None and kinds[0]):
             return None
-        return self._whole(given, self._turned(xs, *found[:3]))
+        if found[2] is _BY_KERNEL:
+            results = rotate(xs, found[0], found[1], self.form)
+        else:
+            results = self._turned(xs, *found[:3])
+        if self.rest == "first":
+            return self._whole(given, results)
+        return results if self.is_tuple else results[0]
 
     def _in_row(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
         row = table.row
@@ -265,17 +277,29 @@ class Body:
         is_back = args[self._sin_at].row.is_back
         return None if not plan else (*row.ahead.spread(row.at, self.form, is_back), plan)
 
-    def _equal(self, table: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
-        other = args[self._sin_at]
-        if not self._arranged or type(other) is not CosSin or is_watched():
+    def _alike(self, table: CosSin, other: Any, args: tuple[Any, ...], kinds: Any) -> Any:
+        """Return what is known of a call from one with other tables; None for nothing."""
+        if type(other) is not CosSin or not (self._arranged or self._by_kernel) or is_watched():
             return None
         cos, sin = table.table, other.table
+        if cos.is_cuda:
+            return self._by_kernel_again(table, other, args, kinds)
         if not (type(cos) is type(sin) is Tensor and cos.is_cpu and sin.is_cpu and cos.dtype == sin.dtype):
             return None
         if cos.numel() > _LARGEST_COMPARED or cos.shape != sin.shape:
             return None
         found = self._arranged.get(self._equals(table, other, args, kinds))
         if found is not None:
+            self._note(table, other, args, kinds, found)
+        return found
+
+    def _by_kernel_again(self, table: CosSin, other: CosSin, args: tuple[Any, ...], kinds: Any) -> Any:
+        """Return the rows of two tables, as a kernel takes them that took two like them for such states."""
+        cos, sin, unsqueeze = table.table, other.table, self._unsqueeze(args)
+        if self.gathers or (unsqueeze, _facts(cos), _facts(sin), *kinds) not in self._by_kernel:
+            return None
+        found = cos.unsqueeze(unsqueeze), sin.unsqueeze(unsqueeze), _BY_KERNEL  # type: ignore[arg-type]
+        if not torch.is_inference_mode_enabled():
             self._note(table, other, args, kinds, found)
         return found
 
@@ -305,12 +329,23 @@ def _bytes(table: Tensor) -> bytes:
     """Return what a table on CPU holds, past torch: one operator costs more."""
     if not table.is_contiguous():
         table = table.contiguous()
-    return ctypes.string_at(table.data_ptr(), table.nbytes)
+    return (ctypes.c_char * table.nbytes).from_address(table.data_ptr()).raw
 
 
 def _kinds(xs: tuple[Tensor, ...]) -> list[Any]:
     """Return what a plan depends on: whether a gradient is needed, and what each of ``xs`` is."""
-    return [_needs_gradient(xs), *[(type(x), x.device, x.dtype, x.shape, x.stride()) for x in xs]]
+    kinds: list[Any] = [False]
+    learns = torch.is_grad_enabled()
+    for x in xs:
+        if learns and x.requires_grad:
+            kinds[0] = True
+        kinds.append((type(x), x.device, x.dtype, x.shape, x.stride()))
+    return kinds
+
+
+def _facts(table: Tensor) -> Any:
+    """Return what decides whether a kernel takes a table."""
+    return type(table), table.device, table.dtype, table.shape, table.requires_grad
 
 
 def _is_short(xs: tuple[Tensor, ...]) -> bool:

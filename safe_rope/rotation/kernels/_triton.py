@@ -6,10 +6,10 @@ also copies what of a head passes through.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ _HEADS = 32
 _PAIRS_PER_WARP = 128
 """Pairs of elements that a warp rotates, at most four warps."""
 _TABLES = {"shared": 0, "first": 0, "half": 1, "interleaved": 2}
+_KEPT = 1024
+"""Kinds of calls whose launches are remembered."""
 
 
 class _Dims(NamedTuple):
@@ -33,6 +35,33 @@ class _Dims(NamedTuple):
     inner_tokens: int
     surplus: int | None
     """A dimension more than the kernel has; it is then launched for each index of that."""
+
+
+class _Launch(NamedTuple):
+    """A launch for tensors of certain shapes and strides.
+
+    Args:
+        at: which of the tensors it rotates.
+        other: which other one, too; ``at`` where there is none.
+        surplus: the dimension for each index of which `rotate` is called instead, if any.
+        launch: the kernel with its grid.
+        first: what the kernel takes after the pointers of the first tensor.
+        second: the same for the other one.
+        last: what it takes after those of cos and sin.
+        constants: what it is compiled for.
+    """
+
+    at: int
+    other: int
+    surplus: int | None
+    launch: Callable[..., Any]
+    first: tuple[int, ...] = ()
+    second: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    constants: Mapping[str, Any] = MappingProxyType({})
+
+
+_launches: dict[Any, list[_Launch]] = {}
 
 
 def rotate(
@@ -59,37 +88,63 @@ def rotate(
     """
     if cos.shape != sin.shape:
         cos, sin = torch.broadcast_tensors(cos, sin)  # type: ignore[no-untyped-call]
-    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+    strides = cos.stride()
+    if strides != sin.stride() or strides[-1] != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
-    how = before == "half", after == "half", table, conjugate
-    pairs = [(out, x) for out, x in zip(outs, xs, strict=True) if x.numel()]
-    while pairs:
-        (out, x), *pairs = pairs
-        dims = _dims(x.shape, cos.shape, sin.shape)
-        if dims.surplus is None:
-            other = None
-            if (
-                pairs
-                and pairs[0][1].dtype == x.dtype
-                and _go_together(x.shape, pairs[0][1].shape, dims, cos.shape)
-            ):
-                other = pairs.pop(0)
-            _launch(out, x, other, cos, sin, dims, how)
+        strides = cos.stride()
+    kinds = [(x.shape, x.stride(), x.dtype, out.stride(), out is x) for out, x in zip(outs, xs, strict=True)]
+    key = before, after, table, conjugate, cos.shape, strides, *kinds
+    launches = _launches.get(key)
+    if launches is None:
+        if len(_launches) >= _KEPT:
+            _launches.clear()
+        launches = _launches[key] = _planned(outs, xs, cos, before, after, table, conjugate)
+    for at, other, surplus, launch, first, second, last, constants in launches:
+        x = xs[at]
+        if surplus is not None:
+            for index in range(x.shape[surplus]):
+                part, of_x, of_cos, of_sin = (_at(surplus, index, one) for one in (outs[at], x, cos, sin))
+                rotate((part,), (of_x,), of_cos, of_sin, before, after, table, conjugate)
             continue
-        for index in range(x.shape[dims.surplus]):
-            part, of_x, of_cos, of_sin = (_at(dims.surplus, index, one) for one in (out, x, cos, sin))
-            rotate((part,), (of_x,), of_cos, of_sin, before, after, table, conjugate)
+        with on_device_of(x):
+            launch(outs[at], x, *first, outs[other], xs[other], *second, cos, sin, *last, **constants)
+
+
+def _planned(
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    cos: Tensor,
+    before: str,
+    after: str,
+    table: str,
+    conjugate: bool,
+) -> list[_Launch]:
+    """Return the launches of a call, which its shapes, strides and dtypes decide."""
+    launches = []
+    waiting = [at for at, x in enumerate(xs) if x.numel()]
+    while waiting:
+        at, *waiting = waiting
+        x = xs[at]
+        dims = _dims(x.shape, cos.shape)
+        if dims.surplus is not None:
+            launches.append(_Launch(at, at, dims.surplus, rotate))
+            continue
+        other = None
+        if waiting and xs[waiting[0]].dtype == x.dtype and _go_together(x.shape, xs[waiting[0]].shape, dims):
+            other = waiting.pop(0)
+        how = before == "half", after == "half", table, conjugate
+        launches.append(_launch(outs, xs, at, other, cos, dims, how))
+    return launches
 
 
 def _at(dim: int, index: int, tensor: Tensor) -> Tensor:
     return tensor.narrow(dim, min(index, tensor.shape[dim] - 1), 1)
 
 
-@functools.lru_cache(maxsize=1024)
-def _dims(x: torch.Size, cos: torch.Size, sin: torch.Size) -> _Dims:
+def _dims(x: torch.Size, cos: torch.Size) -> _Dims:
     """Say of the leading dimensions of x which has the heads, which share a row, and which have tokens."""
     moving = [dim for dim, size in enumerate(x[:-1]) if size > 1]
-    alike = [dim for dim in moving if max(cos[dim], sin[dim]) == 1]
+    alike = [dim for dim in moving if cos[dim] == 1]
     heads = alike[-1] if alike else None
     tokens = [dim for dim in moving if dim != heads]
     surplus = tokens[0] if len(tokens) > 2 else None
@@ -98,58 +153,55 @@ def _dims(x: torch.Size, cos: torch.Size, sin: torch.Size) -> _Dims:
     return _Dims(outer, inner, heads, math.prod(x[dim] for dim in tokens), inner_tokens, surplus)
 
 
-@functools.lru_cache(maxsize=1024)
-def _go_together(x: torch.Size, other: torch.Size, dims: _Dims, cos: torch.Size) -> bool:
+def _go_together(x: torch.Size, other: torch.Size, dims: _Dims) -> bool:
     """Whether one launch can rotate tensors of both shapes: nothing but the number of heads differs."""
     differing = [dim for dim, (one, two) in enumerate(zip(x, other, strict=True)) if one != two]
     return not differing or differing == [dims.heads]
 
 
 def _launch(
-    out: Tensor,
-    x: Tensor,
-    other: tuple[Tensor, Tensor] | None,
+    outs: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    at: int,
+    other: int | None,
     cos: Tensor,
-    sin: Tensor,
     dims: _Dims,
     how: tuple[bool, bool, str, bool],
-) -> None:
+) -> _Launch:
     from safe_rope.rotation.kernels._triton_kernel import rotate_kernel
 
-    x_in_halves, out_in_halves, table, conjugate = how
+    x, (x_in_halves, out_in_halves, table, conjugate) = xs[at], how
     half = cos.shape[-1] if table == "shared" else cos.shape[-1] // 2
-    rest = 0 if out is x else x.shape[-1] - 2 * half
-    heads = 1 if dims.heads is None else x.shape[dims.heads]
-    others = 0 if other is None else 1 if dims.heads is None else other[1].shape[dims.heads]
+    rest = 0 if outs[at] is x else x.shape[-1] - 2 * half
+    heads = _heads(x, dims)
+    others = 0 if other is None else _heads(xs[other], dims)
     block, width = min(_HEADS, power_of_two(max(heads, others))), power_of_two(half)
-    strides = cos.stride()
-    cos_shape = cos.shape
-    first = (out, x, heads, *_strides(out, dims), *_strides(x, dims))
-    second = (
-        first if other is None else (*other, others, *_strides(other[0], dims), *_strides(other[1], dims))
+    steps = [0 if dim is None or cos.shape[dim] == 1 else cos.stride(dim) for dim in (dims.outer, dims.inner)]
+    first, second = (
+        (_heads(xs[one], dims), *_strides(outs[one], dims), *_strides(xs[one], dims))
+        for one in (at, at if other is None else other)
     )
-    with on_device_of(x):
-        rotate_kernel[(dims.tokens, math.ceil(heads / block) + math.ceil(others / block))](
-            *first,
-            *second,
-            cos,
-            sin,
-            0 if dims.outer is None or cos_shape[dims.outer] == 1 else strides[dims.outer],
-            0 if dims.inner is None or cos_shape[dims.inner] == 1 else strides[dims.inner],
-            dims.inner_tokens,
-            half,
-            rest,
-            HEADS=block,
-            HALF=width,
-            REST=power_of_two(rest) if rest else 0,
-            X_IN_HALVES=x_in_halves,
-            OUT_IN_HALVES=out_in_halves,
-            TABLE=_TABLES[table],
-            CONJUGATE=conjugate,
-            ROUND_BF16=interpreted() and x.dtype == torch.bfloat16,
-            num_warps=min(max(block * width // _PAIRS_PER_WARP, 1), 4),
-            enable_fp_fusion=False,
-        )
+    constants = {
+        "HEADS": block,
+        "HALF": width,
+        "REST": power_of_two(rest) if rest else 0,
+        "X_IN_HALVES": x_in_halves,
+        "OUT_IN_HALVES": out_in_halves,
+        "TABLE": _TABLES[table],
+        "CONJUGATE": conjugate,
+        "ROUND_BF16": interpreted() and x.dtype == torch.bfloat16,
+        "num_warps": min(max(block * width // _PAIRS_PER_WARP, 1), 4),
+        "enable_fp_fusion": False,
+    }
+    grid = dims.tokens, math.ceil(heads / block) + math.ceil(others / block)
+    last = *steps, dims.inner_tokens, half, rest
+    return _Launch(
+        at, at if other is None else other, None, rotate_kernel[grid], first, second, last, constants
+    )
+
+
+def _heads(x: Tensor, dims: _Dims) -> int:
+    return 1 if dims.heads is None else x.shape[dims.heads]
 
 
 def _strides(tensor: Tensor, dims: _Dims) -> tuple[int, int, int, int]:
