@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from safe_rope._base.torch_private import is_recorded, is_recorded_or_transformed
+from safe_rope._base.torch_private import (
+    count_dispatch_modes,
+    innermost_transform,
+    tracing_state,
+)
 
 _INTEGERS = frozenset(
     {
@@ -55,10 +59,17 @@ def must_stay_opaque(position_ids: Tensor) -> bool:
         torch.compiler.is_compiling()
         or (type(position_ids) is not Tensor and isinstance(position_ids, Tensor))
         or (isinstance(position_ids, Tensor) and position_ids.is_meta)
-        or is_recorded()
+        or count_dispatch_modes() > 0
+        or tracing_state() is not None
     )
 
 
 def is_watched() -> bool:
     """Whether somebody records or transforms what this thread does: nothing of it may be kept."""
-    return torch.compiler.is_compiling() or is_recorded_or_transformed()
+    # A module asks several times in each forward.
+    return (
+        torch.compiler.is_compiling()
+        or count_dispatch_modes() > 0
+        or tracing_state() is not None
+        or innermost_transform() is not None
+    )

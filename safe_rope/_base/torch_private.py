@@ -50,15 +50,17 @@ try:
     WithoutTorchFunction = torch._C.DisableTorchFunction
     """A context without torch function modes, such as that of ``torch.device``."""
     make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+    SPLIT: Any = torch._C.TensorBase.split
+    """The binding behind ``torch.Tensor.split``, which looks at its arguments in Python."""
     _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
     _dispatch_modes: Callable[[], list[Any]] = _get_current_dispatch_mode_stack
-    _count_dispatch_modes = torch._C._len_torch_dispatch_stack
+    count_dispatch_modes = torch._C._len_torch_dispatch_stack
     _count_function_modes = torch._C._len_torch_function_stack
     _function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
     _pop_function_mode = torch._C._pop_torch_function_stack
     _push_function_mode = torch._C._push_on_torch_function_stack
-    _tracing_state = torch._C._get_tracing_state
-    _innermost_transform = torch._C._functorch.peek_interpreter_stack
+    tracing_state = torch._C._get_tracing_state
+    innermost_transform = torch._C._functorch.peek_interpreter_stack
     is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
     _unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
     _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -84,23 +86,13 @@ except (ImportError, AttributeError) as error:
 
 def is_dispatched() -> bool:
     """Whether a torch dispatch mode (fake tensors, a trace) sees what this thread does."""
-    return _count_dispatch_modes() > 0
+    return count_dispatch_modes() > 0
 
 
 def is_only_faked() -> bool:
     """Whether a fake tensor mode sees what this thread does, and nobody makes a graph of it."""
     kinds = {getattr(mode, "_mode_key", None) for mode in _dispatch_modes()}
     return _FAKE in kinds <= {_FAKE, None} and not _count_function_modes()
-
-
-def is_recorded() -> bool:
-    """Whether a dispatch mode or ``torch.jit.trace`` records what this thread does."""
-    return _count_dispatch_modes() > 0 or _tracing_state() is not None
-
-
-def is_recorded_or_transformed() -> bool:
-    """`is_recorded`, or whether this runs inside a transform of ``torch.func``; asked in each forward."""
-    return _count_dispatch_modes() > 0 or _tracing_state() is not None or is_transformed()
 
 
 def is_forward_mode() -> bool:
@@ -111,7 +103,8 @@ def is_forward_mode() -> bool:
 
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether a forward-mode derivative is taken by a tensor."""
-    return is_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+    is_taken = getattr(forward_ad, _LEVEL) >= 0  # not `is_forward_mode`: each call of a module asks
+    return is_taken and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def is_learned(tensor: Any) -> bool:
@@ -123,7 +116,7 @@ def is_learned(tensor: Any) -> bool:
 
 def is_transformed() -> bool:
     """Whether this runs inside a transform of ``torch.func``."""
-    return _innermost_transform() is not None
+    return innermost_transform() is not None
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -144,8 +137,11 @@ def constant_in_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def set_compiler(callback: Any) -> Any:
     """Have Dynamo give each frame of this thread to ``callback``, None for none; return the one before."""
-    give = getattr(sys.modules.get("torch._dynamo.eval_frame"), "set_eval_frame", None)
-    return None if give is None else give(callback)
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    try:
+        return None if frames is None else frames.set_eval_frame(callback)
+    except AttributeError:  # it is being imported
+        return None
 
 
 class PythonOfCompiled:

@@ -69,7 +69,8 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside
             raise
         return _run_on_itself(call)
     finally:
-        set_compiler(compiler)
+        if compiler is not None:
+            set_compiler(compiler)
         threads.remove(thread)
 
 
@@ -110,7 +111,7 @@ def _run(call: Call) -> Any:
     if (seen := sees()) is not None and state.pins:
         return _run_as_it_is(call) if seen == "exact" else on_twin(call, rounded)
     if state.how == "tables":
-        return on_twin(call, marked_anew if call.is_faked else marked)
+        return on_twin(call, marked_anew if call.watched and call.is_faked else marked)
     if state.how == "results" and not _has_low_weights(module):
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins)

@@ -208,8 +208,12 @@ class Runner:
         self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any
     ) -> torch.Tensor:
         """Return ``make(table, *details)``; the same tensor as long as nothing of it has changed."""
-        if is_learned(table):
-            return make(table, *details)
+        return make(table, *details) if is_learned(table) else self.kept_view(name, table, make, *details)
+
+    def kept_view(
+        self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any
+    ) -> torch.Tensor:
+        """Return `view` of a table by which no derivative may be taken."""
         known, key = self._views.get(name), (table._version, make, *details)
         if known is not None and known[0] is table and known[1] == key:
             return known[2]
@@ -241,7 +245,7 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
     before = _as_before(module, state) if can_run_again else None
     stand_in, shown = stand_in_for(call, show, call.watched)
     versions = {name: table._version for name, table in shown.items()} if not call.watched else {}
-    result = (run or call.on)(stand_in)
+    result = call.forward(stand_in, *call.args, **call.kwargs) if run is None else run(stand_in)
     if not call.watched:
         _adopt(call, stand_in, before, shown, versions)
     elif any([get_table(stand_in, name) is not table for name, table in shown.items()]):
@@ -294,7 +298,8 @@ def stand_in_for(call: Call, show: Show, watched: bool) -> tuple[nn.Module, dict
     for name in call.state.pins:
         table = get_table(call.module, name)
         if isinstance(table, torch.Tensor):
-            shown[name] = show(call.state, name, plain(table), watched)
+            own = table if type(table) is torch.Tensor else plain(table)
+            shown[name] = show(call.state, name, own, watched)
             set_table(stand_in, name, shown[name])
     return stand_in, shown
 
@@ -309,9 +314,12 @@ def as_it_is(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch
 def marked(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
     if watched or has_tangent(table):
         return rounded(state, name, table, watched)
+    nominal: torch.dtype = state.nominal[name]
     if table.dtype != torch.float32:
         return table
-    return state.runner.view(name, table, CosSin, state.nominal[name])  # type: ignore[no-any-return]
+    if table.requires_grad:
+        return CosSin(table, nominal)
+    return state.runner.kept_view(name, table, CosSin, nominal)  # type: ignore[no-any-return]
 
 
 def marked_anew(state: Any, name: str, table: torch.Tensor, watched: bool) -> torch.Tensor:
@@ -353,11 +361,14 @@ def _adopt(
     made, written = {}, {}
     for name in state.pins:
         current = get_table(stand_in, name)
+        is_shown = name in shown and current is shown[name]
+        if is_shown and current._version == versions[name]:
+            continue
         if not isinstance(current, torch.Tensor) or current.is_meta:
             continue
-        if current is not shown.get(name):
+        if not is_shown:
             made[name] = plain(current)
-        elif current._version != versions[name] and current is not get_table(module, name):
+        elif current is not get_table(module, name):
             state.runner.forget(name)
             written[name] = plain(current).to(state.pins[name].values.dtype)
     if not (made or written):

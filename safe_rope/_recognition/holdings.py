@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import itertools
+import operator
 import types
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -158,13 +160,13 @@ def get_table(module: nn.Module, name: str) -> Any:
 
 def set_table(module: nn.Module, name: str, value: Any) -> None:
     """Put a value where `get_table` finds it, past ``__setattr__``."""
-    owner, _, key = name.partition(".")
     if name in module._buffers:
         module._buffers[name] = value
-    elif not key:
-        vars(module)[name] = value
-    else:
+    elif is_inside(name):
+        owner, _, key = name.partition(".")
         _put(module, owner, key, value)
+    else:
+        vars(module)[name] = value
 
 
 def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None = None) -> nn.Module:
@@ -209,19 +211,22 @@ def _slots(cls: Any) -> tuple[str, ...]:
 
 def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> None:
     """Take over what was assigned in a twin, except its tables."""
-    attributes = vars(module)
-    changed = [
-        (name, value)
-        for name, value in vars(other).items()
-        if attributes.get(name, other) is not value and name != "_buffers"
-    ]
+    attributes, held = vars(module), vars(other)
+    before = attributes.copy()  # another thread may add an attribute
+    if list(before) == list(held):
+        changed = list(itertools.compress(held, map(operator.is_not, held.values(), before.values())))
+    else:
+        changed = [name for name, value in held.items() if before.get(name, other) is not value]
     names = set(tables)
-    owners = {name.partition(".")[0] for name in names if is_inside(name)} if changed else ()
-    for name, value in changed:
-        if name in owners and not isinstance(value, torch.Tensor):
-            _take_entries(attributes.get(name), value, {n.partition(".")[2] for n in names if is_inside(n)})
-        elif name not in names:
-            attributes[name] = value
+    if changed != ["_buffers"]:
+        owners = {name.partition(".")[0] for name in names if is_inside(name)}
+        for name in changed:
+            value = held[name]
+            if name in owners and not isinstance(value, torch.Tensor):
+                inside = {n.partition(".")[2] for n in names if is_inside(n)}
+                _take_entries(attributes.get(name), value, inside)
+            elif name not in names and name != "_buffers":
+                attributes[name] = value
     for name in slots(other):
         object.__setattr__(module, name, getattr(other, name))
     for name, buffer in other._buffers.items():

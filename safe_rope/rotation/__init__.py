@@ -109,10 +109,10 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
     def application(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             recognised.keep_up()
-        if recognised.body is not None and not kwargs and not torch.compiler.is_compiling():
-            again = recognised.body.rotate_again(args)
-            if again is not None:
-                return again
+            if recognised.body is not None and not kwargs:
+                again = recognised.body.rotate_again(args)
+                if again is not None:
+                    return again
         values = (*args, *kwargs.values())
         by_dtype = is_dtype_the_mark() and _has_lower_than_fp32(values)
         if not by_dtype and not any(is_marked(value) for value in values):
@@ -188,9 +188,11 @@ class _Recognised:
 
     def keep_up(self) -> None:
         """Look at the function anew where somebody has replaced what it calls."""
-        if any([place.get(name) is not value for place, name, value in self._helpers]):
-            self.body = None
-            self.try_now()
+        for place, name, value in self._helpers:
+            if place.get(name) is not value:
+                self.body = None
+                self.try_now()
+                return
 
 
 def _told_from(function: Any, helpers: list[Helper]) -> tuple[Any, ...] | None:

@@ -38,7 +38,7 @@ class Ahead:
         self._rows = list(zip(*split, strict=True))
         self._strides = self._rows[0][0].clone(memory_format=torch.contiguous_format).stride()
         self._made: list[tuple[CosSin, CosSin] | None] = []
-        self._spread: dict[tuple[Form, bool], list[tuple[Tensor, ...]]] = {}
+        self._spread: dict[tuple[str, str, bool], list[tuple[Tensor, ...]]] = {}
 
     def row(self, position: int) -> tuple[CosSin, CosSin] | None:
         """Return cos and sin ``[..., batch, 1, width]`` of a position; None where it is not among these."""
@@ -60,12 +60,13 @@ class Ahead:
 
     def spread(self, index: int, form: Form, is_back: bool) -> tuple[Tensor, ...]:
         """Return the columns of a row, each ``[rotary_dim]``, as `_few.turn` takes them."""
-        spread = self._spread.get((form, is_back))
+        key = form.table, form.out, is_back  # all that decides: a form as a key is hashed in Python
+        spread = self._spread.get(key)
         if spread is None:
             with torch.inference_mode(False), torch.no_grad():
                 cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
                 cos, sin = _few.columns(cos, sin.neg() if is_back else sin, form)
-                spread = self._spread[form, is_back] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
+                spread = self._spread[key] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
         return spread[index]
 
 

@@ -89,7 +89,7 @@ class CosSin(torch.Tensor):
             return followed
         dtype = nominal if faced and nominal is not None else table.dtype
         self: CosSin = make_wrapper_subclass(
-            cls, table.size(), strides=strides or table.stride(), dtype=dtype, device=table.device
+            cls, table.shape, strides=strides or table.stride(), dtype=dtype, device=table.device
         )
         self.table = self.source = table
         self.nominal, self.faced, self.phase = nominal, faced, phase
@@ -205,13 +205,14 @@ class CosSin(torch.Tensor):
         """Return views, as torch does."""
         if self._is_followed():
             return super().split(split_size, dim)  # type: ignore[no-untyped-call]
-        self.own()
-        parts = []
-        for part in self.table.split(split_size, dim):  # type: ignore[no-untyped-call]
-            view = CosSin(part, self.nominal, self.faced, self.phase)
+        if self.lent:
+            self.own()
+        take: Any = torch_private.SPLIT if type(split_size) is int else torch.Tensor.split
+        views = []
+        for part in take(self.table, split_size, dim):
+            views.append(view := CosSin(part, self.nominal, self.faced, self.phase))
             view.source = self.source
-            parts.append(view)
-        return tuple(parts)
+        return tuple(views)
 
     # What lets torch.compile take such a tensor as an input of a compiled region.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:

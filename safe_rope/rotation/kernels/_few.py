@@ -92,7 +92,9 @@ def turn(xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, form: Form, how: Plan
     """Rotate ``xs`` with arranged tables; the results are laid out in memory as `space_for` says."""
     dim, sizes, order, back, is_outermost, width = how
     if order is None and width is None and len(xs) == 1:
-        return (_turned(xs[0].to(torch.float32, copy=True), cos, sin, form).to(xs[0].dtype),)
+        (x,) = xs
+        raised = x.clone() if x.dtype == torch.float32 else x.float()
+        return (_turned(raised, cos, sin, form).to(x.dtype),)
     if order is not None:
         xs = tuple([x.permute(order) for x in xs])
     together = torch.cat(xs, dim)
