@@ -66,15 +66,17 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
 
     """
     runner = call.state.runner
-    if runner.is_opaque:
+    key = _key(call)
+    if runner.is_opaque or key in runner.refused:
         return _run_unasked(call)
     origins: dict[int, Origin] = {}
-    key = _key(call)
     learned = None if call.watched else runner.results.get(key)
     try:
         given, stock = (None, None) if learned is not None else _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
+        if not call.watched:
+            runner.refuse(key)
         return _run_unasked(call)
     if any(map(_is_opaque, flattened(given)[0])):
         runner.is_opaque = not call.watched

@@ -178,6 +178,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.results: dict[Hashable, Results] = {}
+        self.refused: dict[Hashable, None] = {}  # calls that nobody can ask
         self.makes_counts: dict[Hashable, bool] = {}  # of a module that counts, and takes no sines
         self.knows_its_products = False  # whether its matrix products have been looked at under autocast
         self.counted = 0  # the largest argument of a call whose counts have been looked at; -1: told
@@ -199,6 +200,10 @@ class Runner:
     def learn(self, key: Hashable, results: Results) -> None:
         """Remember what the stock forward makes of a call."""
         _remember(self.results, key, results)
+
+    def refuse(self, key: Hashable) -> None:
+        """Remember that nobody can ask what the stock forward makes of a call."""
+        _remember(self.refused, key, None)
 
     def learn_of_counts(self, key: Hashable, makes: bool) -> None:
         """Remember whether a call makes counts and nothing else."""

@@ -29,7 +29,7 @@ SHARES = 8
 """Tests that share the styles of a load path."""
 COMPUTE_THERE = ("QwenOne",)
 """What computes its frequencies in each forward, by the device's own arithmetic."""
-COUNT = ("GrowsAndCounts", "RunningLevels", "DefaultsMoveOn")
+COUNT = ("CountsBesideATable", "GrowsAndCounts", "RunningLevels", "DefaultsMoveOn")
 """What counts its calls: a graph is called before it is captured."""
 REMEMBER = ("RememberingMethod",)
 """What remembers by a decorator, and counts on the CPU, which no graph takes from; it is asked anew."""
