@@ -280,6 +280,32 @@ GIVEN = {
     "a named tuple": "from collections import namedtuple\nG = namedtuple('G', 'shape rank')\n"
     "def f(g):\n    n = g.shape[0]\n    return COUNT\n",
     "its own int": "def f(n: int):\n    return COUNT\ndef int(x):\n    return x\n",
+    "a list": "def f(n: int):\n    return COUNT\ndef g():\n    return f(*[2.5])\n",
+    "a list after another": "def f(a, n: int):\n    return COUNT\ns = (2.5,)\n"
+    "def g():\n    return f(1, *s)\n",
+    "a partial of a list": "from functools import partial\ndef f(n: int):\n    return COUNT\n"
+    "g = partial(f, *[2.5])\n",
+    "a field of a list": "@dataclass\nclass R:\n    n: int\n    def t(self):\n        n = self.n\n"
+    "        return COUNT\ndef g():\n    return R(*[2.5])\n",
+    "an item of a mapping": "def f(n: int):\n    return COUNT\ndef g():\n    d = {}\n    d['n'] = 2.5\n"
+    "    return f(**d)\n",
+    "an update of a mapping": "def f(n: int):\n    return COUNT\ndef g(d):\n    d.update(n=2.5)\n"
+    "    return f(**d)\n",
+    "one of two mappings": "def f(n: int):\n    return COUNT\ndef g(d):\n    return f(**(d | {'n': 2.5}))\n",
+    "another name": "def f(n: int):\n    return COUNT\ng = f\ndef h():\n    return g(2.5)\n",
+    "another name of a class": "class R:\n    def __init__(self, n: int):\n        self.t = COUNT\n"
+    "S = R\ns = S(2.5)\n",
+    "what calls it": "def f(n: int):\n    return COUNT\ndef call(g):\n    return g(2.5)\nt = call(g=f)\n",
+    "what calls it with an argument": "def f(n: int):\n    return COUNT\nt = call(f, 2.5)\n",
+    "what makes it": "class R:\n    def __init__(self, n: int):\n        self.t = COUNT\n"
+    "r = make(R, n=2.5)\n",
+    "a decorator": "def twice(f):\n    def g(k):\n        return f(2.5)\n    return g\n"
+    "@twice\ndef f(n: int):\n    t = COUNT\n",
+    "a registry": "KINDS = {}\n@register\nclass R:\n    def __init__(self, n: int):\n        self.t = COUNT\n"
+    "r = KINDS['R'](2.5)\n",
+    "one of two numbers": "def f(n: int):\n    return COUNT\n"
+    "def g(x):\n    k = 3\n    if x:\n        k = k / 3\n"
+    "    return f(k)\n",
 }
 
 
@@ -295,6 +321,69 @@ def test_an_annotation_that_no_call_contradicts_does(name: str) -> None:
     source = GIVEN[name].replace("COUNT", COUNTING).replace("k / 3", "k")
     source = source.replace("2.5", "4").replace("torch.ones(1)", "len(x)")
     assert safe(source) != (name in ("a namespace", "a named tuple"))
+
+
+def test_a_result_that_may_be_a_fraction_contradicts_its_annotation() -> None:
+    source = "def g(x) -> int:\n    k = 3\n    if x:\n        k = k / 2\n    return k\n"
+    source += "def f(x):\n    n = g(x)\n    return "
+    assert not safe(source + COUNTING)
+    assert safe(source.replace("/ 2", "// 2") + COUNTING)
+
+
+@pytest.mark.parametrize("given", ["torch.ones(1, dtype=torch.float64)", "2j"])
+def test_a_tensor_or_a_complex_number_contradicts_an_annotation_of_float(given: str) -> None:
+    source = "def f(n: int, s: float):\n    return torch.arange(n) / s\ndef g(x):\n    return f(4, GIVEN)\n"
+    assert not safe(source.replace("GIVEN", given))
+    assert safe(source.replace("GIVEN", "0.5"))
+    assert not safe(source.replace("s: float", f"s: float = {given}").replace(", GIVEN", ""))
+
+
+# What gives the tensor a dtype that the call does not show; each was float64 and became float32.
+UNPACKED = {
+    "parameters": "def f(n: int, **kw):\n    return torch.arange(n, **kw) / 3\n",
+    "a parameter": "def f(n: int, kw):\n    return torch.arange(n, **kw) * 0.1\n",
+    "a partial": "from functools import partial\ndef f(n: int, **kw):\n    g = partial(torch.arange, **kw)\n"
+    "    return g(n) / 3\n",
+    "an item": "def f(n: int):\n    kw = {}\n    kw['dtype'] = torch.float64\n"
+    "    return torch.arange(n, **kw) / 3\n",
+    "an update": "KW = {}\nKW.update(dtype=torch.float64)\ndef f(n: int):\n"
+    "    return torch.arange(n, **KW) / 3\n",
+    "a default": "def f(n: int):\n    kw = dict(device='cpu')\n    kw.setdefault('dtype', torch.float64)\n"
+    "    return torch.arange(n, **kw) / 3\n",
+    "a function": "def f(n: int):\n    kw = {}\n    fill(kw)\n    return torch.arange(n, **kw) / 3\n",
+    "a cast": "def f(n: int, **kw):\n    return torch.arange(n).to(**kw) / 3\n",
+    "a cast of a list": "def f(n: int, *a):\n    return torch.arange(n).to(*a) / 3\n",
+    "a view": "def f(n: int):\n    return torch.arange(n).view(dtype=torch.float64) / 3\n",
+    "data": "def f(n: int):\n    t = torch.arange(n)\n    t.data = torch.ones(n, dtype=torch.float64)\n"
+    "    return t / 3\n",
+    "an attribute": "class R:\n    dtype = torch.long\n    def f(self, n: int):\n"
+    "        return torch.arange(n, dtype=self.dtype) / 3\ndef g(r):\n    r.dtype = torch.float64\n",
+    "a replaced function": "torch.arange = g\ndef f(n: int):\n    return torch.arange(n) / 3\n",
+    "its own function": "from torch import arange\ndef arange(n):\n    return g(n)\ndef f(n: int):\n"
+    "    return arange(n) / 3\n",
+    "a later star": "from torch import *\nfrom numpy import *\ndef f(n: int):\n    return arange(n) / 3\n",
+    "an attribute that is replaced": "class R:\n    def __init__(self):\n        self.g = torch.arange\n"
+    "    def h(self, g):\n        self.g = g\n    def f(self, n: int):\n        return self.g(n) / 3\n",
+}
+
+
+@pytest.mark.parametrize("name", UNPACKED)
+def test_a_dtype_that_the_call_does_not_show_makes_no_safe_fix(name: str) -> None:
+    assert not safe(UNPACKED[name])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch.arange(*s) / 3", "torch.arange(n, **KW) / 3", "torch.arange(n).view(*s) / 3",
+     "torch.arange(n).to('cpu', **KW) / 3", "torch.arange(n, **{'device': 'cpu'}) / 3"],
+)  # fmt: skip
+def test_what_shows_that_no_dtype_is_unpacked_leaves_a_safe_fix(line: str) -> None:
+    assert safe(f"KW = {{'device': 'cpu'}}\ndef f(n: int, s):\n    return {line}\n")
+
+
+def test_a_complement_is_another_number() -> None:
+    assert safe("t = torch.arange(3.0 + 1, 4096.0) / 3\n")
+    assert not safe("t = torch.arange(3.0 + ~1, 4096.0) / 3\n")
 
 
 # So large that functions are left out by the search for what can hold a finding.
@@ -382,6 +471,15 @@ REBOUND = {
     "object's setattr": f"{CLASS}        object.__setattr__(self, 'n', 1.5)\n{METHOD}",
     "update": f"{CLASS}        self.__dict__.update(n=1.5)\n{METHOD}",
     "vars": f"{CLASS}        vars(self).update(n=1.5)\n{METHOD}",
+    "an item of its dictionary": f"{CLASS}        self.__dict__['n'] = 1.5\n{METHOD}",
+    "an item of vars": f"{CLASS}        vars(self)['n'] = 1.5\n{METHOD}",
+    "a dictionary": f"{CLASS}        self.__dict__ = {{'n': 1.5}}\n{METHOD}",
+    "a dictionary that is joined": f"{CLASS}        self.__dict__ |= {{'n': 1.5}}\n{METHOD}",
+    "setattr of a percent sign": f"{CLASS}        setattr(self, '%s' % 'n', 1.5)\n{METHOD}",
+    "setattr of a format": f"{CLASS}        setattr(self, '{{}}'.format('n'), 1.5)\n{METHOD}",
+    "setattr of a tuple": f"{CLASS}        setattr(*(self, 'n', 1.5))\n{METHOD}",
+    "property of a subclass": f"{CLASS}{METHOD}class N(M):\n    @property\n    def n(self):\n"
+    "        return 1.5\n",
     "attribute of a part": f"{CLASS}{METHOD}class P:\n    def __init__(self):\n        self.m = M()\n"
     "        self.m.n = 1.5\ndef f():\n    return P().m.f()\n",
     "attribute of an item": f"{CLASS}{METHOD}def f():\n    ms = [M()]\n    ms[0].n = 1.5\n"
@@ -428,7 +526,8 @@ def test_a_bound_that_something_else_may_rebind_makes_no_safe_fix(name: str) -> 
         "from sizes import *\nn = 4\ndef f():\n    return torch.arange(n, 900, dtype=torch.float32)\n",
         "from sizes import n\ndef f(n: int):\n    return torch.arange(n, 900, dtype=torch.float32)\n",
         CLASS + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)")
-        + "def g(self, i):\n    setattr(self, f'layer_{i}', 1.5)\n",
+        + "def g(self, i):\n    setattr(self, f'layer_{i}', 1.5)\n    setattr(self, 'layer_%d' % i, 1.5)\n"
+        + "    setattr(self, 'layer_{}'.format(i), 1.5)\n    setattr(self, 'layer_' + i, 1.5)\n",
         CLASS + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)")
         + "class N:\n    def g(self, k):\n        setattr(self, k, 1.5)\n",
         "class B:\n    def __init__(self, n: int):\n        self.n = n\n"

@@ -6,10 +6,20 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 
 from safe_rope.scan.engine import dtypes, integers, tensors
-from safe_rope.scan.engine.names import Argument, Call, Names
-from safe_rope.scan.engine.scopes import Binding, Function, Place, Scope, Site, Walk
+from safe_rope.scan.engine.names import Argument, Call, Names, arguments_of
+from safe_rope.scan.engine.scopes import (
+    WRITES_ITEMS,
+    Binding,
+    Function,
+    Place,
+    Scope,
+    Site,
+    Walk,
+    targets_of,
+)
 from safe_rope.scan.engine.values import (
     COMPLEX,
     DEVICE,
@@ -172,8 +182,9 @@ class Inference:
         inner = self.value(node.operand, place)
         if isinstance(node.op, ast.USub) and inner.constant is not None:
             return number(-inner.constant)
-        if isinstance(node.op, ast.Invert) and inner.sort in ("tensor", "unknown"):
-            return tensors.BOOL  # or integers: nothing else has a complement
+        if isinstance(node.op, ast.Invert):
+            # Of tensors, none but booleans and integers have a complement.
+            return tensors.BOOL if inner.sort in ("tensor", "unknown") else INT
         return _TRUTH if isinstance(node.op, ast.Not) else inner
 
     def _subscript(self, node: ast.Subscript, place: Place) -> Value:
@@ -191,26 +202,27 @@ class Inference:
         return inner if inner.sort in ("tensor", "numbers", "device") or inner is _MASK_BY_NAME else UNKNOWN
 
     def _attribute(self, node: ast.Attribute, place: Place) -> Value:
+        own = getattr(node.value, "id", "") in ("self", "cls")  # which is no tensor
         function = self.names.qualify(node, place)
-        if (dtype := dtypes.named(function)) is not None:
+        dtype = dtypes.named(function)
+        if dtype is not None and not own:
             return dtype
         if function in _FLOATS:
             return FLOAT
         if node.attr in _ATTRIBUTES:
             known = _ATTRIBUTES[node.attr]
-            own = getattr(node.value, "id", "") in ("self", "cls")  # which is no tensor
             return assume(known) if own or self.defines(node.attr) else known
+        if own:
+            bindings = self.names.attributes(node.attr, place)
+            value = self._joined(bindings)
+            if value.sort not in ("unknown", "none") and (dtype is not None or node.attr != "dtype"):
+                others = self._joined([*bindings, *self.names.inherited(node.attr, place)])
+                written = self.names.writes(node.attr, place.scope.owner)
+                return value if others == value and not others.assumed and not written else assume(value)
         if node.attr == "dtype":
             return dtypes.of_attribute(self, node, place)
         if node.attr in ("T", "mT", "data", "real"):
             return self.value(node.value, place)
-        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-            bindings = self.names.attributes(node.attr, place)
-            value = self._joined(bindings)
-            if value.sort not in ("unknown", "none"):
-                others = self._joined([*bindings, *self.names.inherited(node.attr, place)])
-                written = self.names.writes(node.attr, place.scope.owner)
-                return value if others == value and not others.assumed and not written else assume(value)
         if integers.known_integer(node.attr):
             return INT_BY_NAME
         if node.attr in ("weight", "bias") or "inv_freq" in node.attr:
@@ -270,8 +282,9 @@ class Inference:
             return False
         calls = self._call_sites.of_class(scope)
         calls += [site for name in ("replace", "_replace") for site in self.walk.calls.get(name, ())]
-        given = [(word, one.place) for one in calls for word in _given(one.node)]
-        return any(_is_fraction(self.value(*one)) for one in given)
+        made = [self.names.call(one.node, one.place) for one in calls if isinstance(one.node, ast.Call)]
+        given = [one for call in made for one in (*call.positional, *call.keywords.values(), *call.unpacked)]
+        return any(_is_fraction(self.of(one)) for one in given)
 
     def _item(self, binding: Binding) -> Value:
         """Return what a loop takes from its iterable."""
@@ -291,9 +304,12 @@ class Inference:
         """Return what a parameter is: by annotation, else by its calls in this file and its default."""
         annotated = self._annotated(binding.annotation)
         default = UNKNOWN if binding.value is None else self.value(binding.value, binding.place)
-        if annotated.floating is False or annotated.is_int:
-            calls = self._call_sites.arguments(binding.place.scope, binding.parameter, indirect=True)
-            if any(map(_is_fraction, (default, *map(self.of, calls)))):
+        if annotated.sort in ("number", "numbers") or annotated.is_int:
+            of = binding.place.scope, binding.parameter
+            values = [default, *map(self.of, self._call_sites.arguments(*of, indirect=True))]
+            # A tensor may be for another function.
+            supposed = [one for one in map(self.of, self._call_sites.supposed(*of)) if one.sort != "tensor"]
+            if any(_contradicts(value, annotated) for value in values + supposed):
                 return assume(annotated)
         if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
             return annotated
@@ -372,23 +388,29 @@ class Inference:
         annotated = self._annotated(scopes[0].node.returns)
         returned = [self.value(*one) for one in scopes[0].returns]
         if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not returned:
-            shown = all(one.sort == annotated.sort and not one.is_float for one in returned)
+            shown = all(
+                one.sort == annotated.sort and one.floating is annotated.floating and not one.is_float
+                for one in returned
+            )
             shown = shown and not self.names.is_overridden(scopes[0])
             return annotated if shown else assume(annotated)
         computed = assume(join(returned))
         return computed if computed.sort in ("tensor", "dtype") else annotated
 
 
+def _contradicts(value: Value, annotated: Value) -> bool:
+    """Say whether what is given is another kind of number than the annotation says, or a tensor."""
+    if annotated.floating is True:
+        return value.sort == "tensor" or value.dtype == "complex"
+    return _is_fraction(value)
+
+
 def _is_fraction(value: Value) -> bool:
-    """Say whether it is surely no whole number, or holds something else than those."""
+    """Say whether it is surely no whole number, or may be something else than those."""
     if value.sort == "numbers":
         return value.floating is not False
-    return value.is_float or (value.sort == "tensor" and not value.is_int)
-
-
-def _given(call: ast.AST) -> list[ast.expr]:
-    assert isinstance(call, ast.Call)
-    return [*call.args, *(word.value for word in call.keywords)]
+    mixed = value.sort == "number" and value.floating is None and not value.assumed
+    return value.is_float or mixed or (value.sort == "tensor" and not value.is_int)
 
 
 def _by_name(name: str) -> Value:
@@ -415,6 +437,8 @@ class CallSites:
         self._walk = walk
         self._names = names
         self._known: dict[int, list[Call]] = {}
+        # Of a function, the calls with something unpacked, and those that may be of it.
+        self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
 
     def arguments(self, scope: Scope, parameter: str, *, indirect: bool = False) -> list[Argument]:
         """Return the arguments that calls give to a parameter.
@@ -422,10 +446,40 @@ class CallSites:
         Args:
             scope: the function.
             parameter: its name.
-            indirect: also by ``partial``, by ``super().__init__``, and by a class that inherits it.
+            indirect: also by what is given the function, as ``partial`` is, by ``super().__init__``, and by a
+                class that inherits it.
         """
         if not isinstance(scope.node, Function) or scope.name in FORWARDS:
             return []
+        calls = self._calls(scope)
+        if indirect:
+            calls = [*calls, *self._indirect(scope)]
+        position = self._position(scope, parameter)
+        found = (call.argument(position, parameter) for call in calls)
+        return [argument for argument in found if argument is not None]
+
+    def supposed(self, scope: Scope, parameter: str) -> list[Argument]:
+        """Return what calls may give to a parameter besides.
+
+        By a sequence or a mapping that is unpacked, under another name of the function, or through what an
+        expression gives.
+        """
+        if not isinstance(scope.node, Function) or scope.name in FORWARDS:
+            return []
+        position = self._position(scope, parameter)
+        if id(scope) not in self._supposed:
+            named = [*self._calls(scope), *self._indirect(scope)]
+            names = ("", *self._names_of(scope)[1:])
+            others = self._made(site for name in names for site in self._walk.calls.get(name, ()))
+            self._supposed[id(scope)] = ([one for one in named if not one.complete], others)
+        named, others = self._supposed[id(scope)]
+        found = (call.argument(position, parameter) for call in others)
+        given = [argument for argument in found if argument is not None]
+        given += [one for call in named + others if len(call.positional) <= position for one in call.unpacked]
+        return given + (self._items.get(parameter, []) if any(call.mapped for call in named) else [])
+
+    def _position(self, scope: Scope, parameter: str) -> int:
+        assert isinstance(scope.node, Function)
         arguments = [*scope.node.args.posonlyargs, *scope.node.args.args]
         position = next((n for n, argument in enumerate(arguments) if argument.arg == parameter), 10**6)
         if scope.parent is not None and scope.parent.kind == "class":
@@ -433,11 +487,7 @@ class CallSites:
                 isinstance(decorator, ast.Name) and decorator.id == "staticmethod"
                 for decorator in scope.node.decorator_list
             )
-        calls = self._calls(scope)
-        if indirect:
-            calls = [*calls, *self._indirect(scope)]
-        found = (call.argument(position, parameter) for call in calls)
-        return [argument for argument in found if argument is not None]
+        return position
 
     def of_class(self, scope: Scope) -> list[Site]:
         """Return the calls of a class, and of those of the file that derive from it."""
@@ -461,11 +511,99 @@ class CallSites:
         if owner is not None:
             sites = [*self.of_class(owner), *self._walk.calls.get("__init__", ())]
         calls = self._made(sites)
-        for call in self._made(self._walk.calls.get("partial", ())):
-            first = call.positional[0].value if call.positional else None
-            if getattr(first, "attr", getattr(first, "id", "")) == (owner or scope).name:
-                calls.append(replace(call, positional=call.positional[1:]))
+        names = self._names_of(scope)
+        for call in self._made(site for name in names for site in self._given.get(name, ())):
+            at = [_last(one.value) in names for one in call.positional]
+            after = at.index(True) + 1 if True in at else 0
+            calls.append(replace(call, positional=call.positional[after:]))
         return calls
+
+    def _names_of(self, scope: Scope) -> list[str]:
+        """Return the name of a function, or of the class that it constructs, then its other names."""
+        owner = scope.parent if scope.name == "__init__" else None
+        names = [(owner or scope).name]
+        for name in names:
+            names += [one for one in self._aliases.get(name, ()) if one not in names]
+        return names
+
+    @cached_property
+    def _given(self) -> dict[str, list[Site]]:
+        """The calls that are given something, by the last part of its name."""
+        given: dict[str, list[Site]] = {}
+        for site in self._walk.sites:
+            if isinstance(site.node, ast.Call):
+                for name in {_last(one) for one in arguments_of(site.node)} - {""}:
+                    given.setdefault(name, []).append(site)
+        return given
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        """What functions and classes are called as well: what is assigned them, and what takes them."""
+        aliases: dict[str, list[str]] = {}
+        for statement, _ in self._walk.statements:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.Name | ast.Attribute):
+                aliases.setdefault(_last(value), []).extend(map(_last, targets_of(statement)))
+        for name in {*self._walk.functions, *self._walk.classes} & self._given.keys():
+            for site in self._given[name]:
+                assert isinstance(site.node, ast.Call)
+                at = next((n for n, one in enumerate(site.node.args) if _last(one) == name), None)
+                words = [word.arg for word in site.node.keywords if word.arg and _last(word.value) == name]
+                takes = self._parameters(_last(site.node.func), at) if at is not None else []
+                aliases.setdefault(name, []).extend([*words, *takes])
+        for scopes in self._walk.functions.values():
+            for scope in scopes:
+                for one in scope.node.decorator_list:  # type: ignore[attr-defined]
+                    made_by = one.func if isinstance(one, ast.Call) else one
+                    aliases.setdefault(scope.name, []).extend(self._parameters(_last(made_by), None))
+        return aliases
+
+    def _parameters(self, name: str, at: int | None) -> list[str]:
+        """Return what the functions of a name, or a constructor, call an argument; all of them for None.
+
+        Of decorators, also what the functions in them do.
+        """
+        scopes = [*self._walk.functions.get(name, ())]
+        if name in self._walk.classes:
+            owner = self._walk.classes[name]
+            scopes += [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
+        if at is None:
+            inner = [one for some in self._walk.functions.values() for one in some if one.parent in scopes]
+            return [one for scope in [*scopes, *inner] for one in _named(scope)]
+        return [one for scope in scopes for one in _named(scope)[at + (scope.owner is not None) :][:1]]
+
+    @cached_property
+    def _items(self) -> dict[str, list[Argument]]:
+        """What mappings are given, by its key."""
+        given: list[tuple[ast.expr | None, ast.expr, Place]] = []
+        for node, place in self._walk.mappings:
+            given += [(key, value, place) for key, value in zip(node.keys, node.values, strict=True)]
+        for statement, place in self._walk.statements:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.expr):
+                targets = targets_of(statement)
+                given += [(one.slice, value, place) for one in targets if isinstance(one, ast.Subscript)]
+        for site in (site for name in ("dict", *WRITES_ITEMS) for site in self._walk.calls.get(name, ())):
+            match site.node:
+                case ast.Call(args=[key, value]):
+                    given.append((key, value, site.place))
+                case ast.Call(keywords=words):
+                    given += [(ast.Constant(word.arg), word.value, site.place) for word in words]
+        items: dict[str, list[Argument]] = {}
+        for name, value, place in given:
+            if isinstance(name, ast.Constant):
+                items.setdefault(str(name.value), []).append(Argument(value, place, False))
+        return items
 
     def _made(self, sites: Iterable[Site]) -> list[Call]:
         return [self._names.call(site.node, site.place) for site in sites if isinstance(site.node, ast.Call)]
+
+
+def _last(node: ast.expr) -> str:
+    """Return a name, or the last part of a dotted one."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _named(scope: Scope) -> list[str]:
+    arguments = scope.node.args  # type: ignore[attr-defined]
+    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]

@@ -8,7 +8,16 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Scope, Walk
+from safe_rope.scan.engine.scopes import (
+    LOOP,
+    WRITES_ITEMS,
+    Binding,
+    Path,
+    Place,
+    Scope,
+    Walk,
+    targets_of,
+)
 from safe_rope.scan.engine.vocabulary import STARRED
 
 _DEPTH = 8
@@ -36,6 +45,8 @@ class Call:
     keywords: dict[str, Argument] = field(default_factory=dict)
     complete: bool = True  # nothing unknown was unpacked into it
     floats: bool = False  # a list of a range's numbers as Python floats
+    unpacked: list[Argument] = field(default_factory=list)  # sequences, after the positional arguments
+    mapped: bool = False  # a mapping was unpacked of which not all is known
 
     @property
     def bounds(self) -> list[Argument]:
@@ -113,9 +124,17 @@ class Names:
         return found
 
     def writes(self, attribute: str, owner: Scope | None = None) -> bool:
-        """Say whether another object than self, or a computed name, may give a class an attribute."""
-        return attribute in self.walk.written or any(
-            re.fullmatch(names, attribute) and self._is_related(owner, of) for names, of in self.walk.computed
+        """Say whether another object than self, a computed name or a method may give a class an attribute."""
+        methods = (one.parent for one in self.walk.functions.get(attribute, ()))
+        return (
+            attribute in self.walk.written
+            or any(
+                one is not None and one.kind == "class" and self._is_related(owner, one) for one in methods
+            )
+            or any(
+                re.fullmatch(names, attribute) and self._is_related(owner, of)
+                for names, of in self.walk.computed
+            )
         )
 
     def _is_related(self, one: Scope | None, other: Scope | None) -> bool:
@@ -227,14 +246,30 @@ class Names:
 
     def is_certain(self, node: ast.expr, place: Place) -> bool:
         """Say whether what stands for torch, or a part of it, stands for nothing else as well."""
-        if self.qualify(node, place).partition(".")[0] != "torch":
+        full = self.qualify(node, place)
+        if full.partition(".")[0] != "torch":
             return True
+        if full.rpartition(".")[2] in self.walk.written:
+            return False
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
             return self.is_certain(node.value, place)
+        if isinstance(node, ast.Attribute):
+            bindings = self.attributes(node.attr, place)
+        else:
+            bindings = self.bindings(getattr(node, "id", ""), place)
+        others = [one.value for one in bindings if not isinstance(one.value, ast.Constant)]
         name = getattr(node, "id", "")
-        values = [one.value for one in self.bindings(name, place)] if name else []
-        others = [one for one in values if not isinstance(one, ast.Constant)]
-        return name not in self.walk.varied and len(others) <= 1
+        # What the last star brings is not known.
+        starred = name in STARRED and 0 < self.walk.stars < self.walk.starred
+        starred = starred and not bindings and name not in self.walk.imports
+        return not starred and name not in self.walk.varied and not self._defines(name) and len(others) <= 1
+
+    def _defines(self, name: str) -> bool:
+        """Say whether the file has a function, but no method, or a class of a name."""
+        methods = (
+            one.parent is not None and one.parent.kind == "class" for one in self.walk.functions.get(name, ())
+        )
+        return name in self.walk.classes or not all(methods)
 
     def call(self, node: ast.Call, place: Place, depth: int = 0) -> Call:
         """Return a call with what partial and ``**kwargs`` put into it."""
@@ -242,23 +277,42 @@ class Names:
         inner = None if call.function or depth > _DEPTH else self._partial(node.func, place, depth)
         if inner is not None:
             call.function, call.complete = inner.function, inner.complete
+            call.unpacked, call.mapped = [*inner.unpacked], inner.mapped
             call.positional = [Argument(item.value, item.place, False) for item in inner.positional]
             call.keywords = {
                 name: Argument(item.value, item.place, False) for name, item in inner.keywords.items()
             }
         for value in node.args:
             if isinstance(value, ast.Starred):
-                call.complete = False
-                break
-            call.positional.append(Argument(value, place))
+                call.unpacked.append(Argument(value.value, place, False))
+            elif not call.unpacked:
+                call.positional.append(Argument(value, place))
         for keyword in node.keywords:
             if keyword.arg is not None:
                 call.keywords[keyword.arg] = Argument(keyword.value, place)
-            elif (unpacked := self._mapping(keyword.value, place)) is not None:
-                call.keywords.update(unpacked)
             else:
-                call.complete = False
+                unpacked = self._mapping(keyword.value, place)
+                call.keywords.update(unpacked or {})
+                call.mapped |= unpacked is None or (
+                    isinstance(keyword.value, ast.Name) and keyword.value.id in self._changed
+                )
+        call.complete &= not call.unpacked and not call.mapped
         return call
+
+    @cached_property
+    def _changed(self) -> set[str]:
+        """The variables whose items are assigned, or that a call is given, which may do so."""
+        changed: set[str] = set()
+        for site in self.walk.sites:
+            if isinstance(site.node, ast.Call):
+                changed.update(getattr(one, "id", "") for one in arguments_of(site.node))
+                if getattr(site.node.func, "attr", "") in WRITES_ITEMS:
+                    changed.add(getattr(site.node.func.value, "id", ""))  # type: ignore[attr-defined]
+        for statement, _ in self.walk.statements:
+            for target in targets_of(statement):
+                if isinstance(target, ast.Subscript):
+                    changed.add(getattr(target.value, "id", ""))
+        return changed
 
     def counted(self, call: Call) -> Call | None:
         """Return the arange that a call is, or that gives what its tensor of a ``range`` holds; else None."""
@@ -336,6 +390,11 @@ class Names:
         if not all(isinstance(key, str) for key, _ in entries):
             return None
         return {str(key): Argument(value, place, False) for key, value in entries}
+
+
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Return what a call is given, but for mappings that it unpacks."""
+    return [*call.args, *(word.value for word in call.keywords if word.arg is not None)]
 
 
 def _is_new_tensor(call: Call) -> bool:

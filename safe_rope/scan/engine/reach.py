@@ -11,7 +11,7 @@ from typing import TypeVar
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
 from safe_rope.scan.engine.inference import FORWARDS, Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Walk
+from safe_rope.scan.engine.scopes import Place, Scope, Walk, pattern
 
 _OWN = ("self", "cls")
 _MOST = 4000  # expressions on the ways of one value
@@ -62,16 +62,10 @@ class _Named:
     """The name of an attribute: as it is, or as what an expression can make."""
 
     def __init__(self, name: ast.expr | str) -> None:
-        match name:
-            case str() | ast.Constant():
-                parts = [str(name.value if isinstance(name, ast.Constant) else name)]
-            case ast.JoinedStr(values=values):
-                parts = [str(one.value) if isinstance(one, ast.Constant) else "" for one in values]
-            case _:
-                parts = [""]
-        self.literal = not isinstance(name, ast.JoinedStr) and parts != [""]
-        self.part = max(parts, key=len)
-        self.pattern = "".join(re.escape(part) or r"\w*" for part in parts)
+        known = name.value if isinstance(name, ast.Constant) else name
+        self.literal = isinstance(known, str)
+        self.part = known if isinstance(known, str) else ""
+        self.pattern = re.escape(self.part) if isinstance(name, str) else pattern(name)
 
     def may_be(self, name: str) -> bool:
         """Say whether this can be a name."""

@@ -16,8 +16,14 @@ Path = tuple[tuple[int, int], ...]
 Kind = Literal["constructor", "forward", "script", "unknown"]
 # What a tensor is asked for.
 ASKED = {"device", "dtype", "shape", "size", "ndim"}
+# Methods that write items of a mapping.
+WRITES_ITEMS = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__"}
 # The arm that is a loop's body: what is bound in it reaches what stands before, too.
 LOOP = 0
+
+
+_CONVERSION = re.compile(r"%(?:\(\w+\))?[-#0 +]*[\d*]*(?:\.[\d*]+)?[a-zA-Z]")
+_FIELD = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(slots=True, eq=False)
@@ -107,11 +113,12 @@ class Walk:
         self.functions: dict[str, list[Scope]] = {}
         self.statements: list[tuple[ast.AST, Place]] = []
         self.varied: set[str] = set()  # names for which one scope imports one thing or another
-        self.stars = False  # whether all names of torch are imported
+        self.stars = 0  # the order of the statement that imports all names of torch, if any does
         self.starred = 0  # the order of the last such import of another module
         self.written: set[str] = set()  # attributes that are assigned to others than self
         # Patterns of attributes that are assigned by names that are made: of a class, or of any with None.
         self.computed: list[tuple[str, Scope | None]] = []
+        self.mappings: list[tuple[ast.Dict, Place]] = []
         self._order = 0
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
@@ -130,13 +137,16 @@ class Walk:
                     self._computes(pattern(name), ast.unparse(of), site.place)
                 case ast.Call(args=[of, name, _]):
                     self._computes(pattern(name), ast.unparse(of), site.place)
-        for site in self.calls.get("update", ()):
-            match site.node:
-                case (
-                    ast.Call(func=ast.Attribute(value=ast.Attribute(value=of, attr="__dict__")))
-                    | ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="vars"), args=[of])))
-                ):
-                    self._computes(r"\w*", ast.unparse(of), site.place)
+                case ast.Call(func=ast.Name()):
+                    self.computed.append((r"\w*", None))
+        for site in (site for name in WRITES_ITEMS for site in self.calls.get(name, ())):
+            self._writes(getattr(getattr(site.node, "func", None), "value", None), site.place)
+
+    def _writes(self, held: ast.AST | None, place: Place, name: ast.expr | None = None) -> None:
+        """Note what an item of an object's dictionary, or of some other mapping, makes of its attributes."""
+        match held:
+            case ast.Attribute(value=of, attr="__dict__") | ast.Call(func=ast.Name(id="vars"), args=[of]):
+                self._computes(r"\w*" if name is None else pattern(name), ast.unparse(of), place)
 
     def _computes(self, names: str, of: str, place: Place) -> None:
         if "config" not in of:  # no module's
@@ -161,6 +171,8 @@ class Walk:
                 _bind_inner(node, place)
             elif kind is ast.NamedExpr:
                 _bind_named(node, place)
+            elif kind is ast.Dict:
+                self.mappings.append((node, place))
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
@@ -203,7 +215,7 @@ class Walk:
             self.varied.add(local)
         self.imports[local] = holder.imports[local] = name
         if name == "torch.*":
-            self.stars = True
+            self.stars = place.order
         elif local == "*":
             self.starred = place.order
         if place.scope is self.module and not place.path:
@@ -219,10 +231,15 @@ class Walk:
             if holder is not place.scope:  # when the function is called, if it is
                 binding.place = Place(place.scope, place.order, _aside(binding, place), place.contexts)
             holder.bindings.setdefault(target.id, []).append(binding)
+        elif isinstance(target, ast.Subscript):
+            self._writes(target.value, place, target.slice)
         elif isinstance(target, ast.Attribute):
             owner = place.scope.owner
+            self._writes(target, place)
             if owner is not None and getattr(target.value, "id", "") in ("self", "cls"):
                 owner.attributes.setdefault(target.attr, []).append(binding)
+            elif target.attr == "data":
+                self._bind_target(target.value, None, place)  # it is another tensor, of another dtype
             else:
                 self.written.add(target.attr)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -250,6 +267,8 @@ class Walk:
             loaded.ctx = ast.Load()
             value = ast.copy_location(ast.BinOp(loaded, node.op, node.value), node)
             self._bind_target(node.target, value, place)
+        else:
+            self._bind_target(node.target, None, place)
         self.statements.append((node, place))
 
     def _expr(self, node: ast.Expr, place: Place) -> None:
@@ -371,8 +390,28 @@ class Walk:
 
 def pattern(name: ast.expr) -> str:
     """Return a regular expression of the names that an expression can make."""
-    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
-    return "".join(re.escape(str(one.value)) if isinstance(one, ast.Constant) else r"\w*" for one in parts)
+    match name:
+        case ast.Constant(value=str(text)):
+            return re.escape(text)
+        case ast.JoinedStr(values=parts):
+            return "".join(pattern(part) for part in parts)
+        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()):
+            return r"\w*".join(map(re.escape, _CONVERSION.split(text)))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return pattern(left) + pattern(right)
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
+            return r"\w*".join(map(re.escape, _FIELD.split(text)))
+    return r"\w*"
+
+
+def targets_of(statement: ast.AST) -> list[ast.expr]:
+    """Return what a statement assigns to, or deletes."""
+    match statement:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return targets
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+            return [target]
+    return []
 
 
 def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:

@@ -121,6 +121,13 @@ def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
 
 def of_call(evaluator: Evaluator, call: Call, place: Place) -> Value:
     """Return what is known of a call's result, if it is a tensor."""
+    value = _of_call(evaluator, call, place)
+    # A dtype may be unpacked into it.
+    casts = call.mapped or (call.unpacked and getattr(call.node.func, "attr", "") in ("to", "type"))
+    return assume(value) if casts and value is not UNKNOWN else value
+
+
+def _of_call(evaluator: Evaluator, call: Call, place: Place) -> Value:
     module, _, name = call.function.rpartition(".")
     if module in ("torch", "torch.nn.functional", "torch.special", "torch.Tensor"):
         return _function(evaluator, call, name)
@@ -218,7 +225,8 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
         limits = [evaluator.of(limit) for limit in (*call.positional, *call.keywords.values())]
         if any(limit.sort not in ("number", "none") or limit.is_float for limit in limits):
             return UNKNOWN  # another tensor's dtype, or a float's, may be that of the result
-    if name == "view" and any(evaluator.of(shape).sort == "dtype" for shape in call.positional):
+    given_to = (*call.positional, *call.keywords.values())
+    if name == "view" and any(evaluator.of(shape).sort == "dtype" for shape in given_to):
         return UNKNOWN
     return _operation(of, name)
 
