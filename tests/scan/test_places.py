@@ -49,3 +49,16 @@ def test_a_call_is_found_wherever_it_stands(place: str) -> None:
     start = sum(map(len, lines[: found.line - 1])) + found.column - 1
     assert found.rule == "SR001"
     assert source[start:].startswith("torch.arange(")
+
+
+@pytest.mark.parametrize(("asks", "severity"), [("", "error"), ("    n = index.shape[0]\n", "note")])
+def test_a_function_of_tensors_is_no_constructors_because_a_helpers_name_calls_it(
+    asks: str, severity: str
+) -> None:
+    source = (
+        f"import torch\ndef offsets(index, n=900):\n{asks}    table = torch.zeros(n, n)\n"
+        "    table[0] = torch.arange(n)\n    return table\n"
+        "def relpos(batch):\n    return offsets(batch['index'])\n"
+    )
+    (found,) = analyze(source.encode(), "relpos.py")
+    assert (found.rule, found.severity) == ("SR013", severity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import PurePath
 
-from safe_rope.scan.engine.scopes import Function, Kind, Scope, Walk
+from safe_rope.scan.engine.scopes import Function, Kind, Run, Scope, Walk
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -32,10 +32,11 @@ def kind(scope: Scope, path: str, walk: Walk, *, script: bool = False, main: boo
     if script or is_script(path):
         return "script"
     functions = [around for around in scope.upward() if around.kind == "function"]
-    return _kind(functions, walk, _DEPTH, main=main)
+    run = _kind(functions, walk, _DEPTH, main=main)
+    return "constructor" if run == "helper" else run
 
 
-def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind:
+def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Run:
     """Return where a function runs, given it and those around it; or, without one, the module's body."""
     if not functions:
         return "script" if main else "constructor"
@@ -46,7 +47,7 @@ def _kind(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind
     return walk.kinds[key]
 
 
-def _kind_of(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Kind:
+def _kind_of(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> Run:
     outermost = functions[-1]
     plain = outermost.name == "__init__" and _is_plain(outermost.owner)
     for function in functions:
@@ -66,12 +67,14 @@ def _kind_of(functions: list[Scope], walk: Walk, depth: int, *, main: bool) -> K
     if depth and callers:
         known = {_kind(some, walk, depth - 1, main=main) for some in callers if some != functions}
         if known:
-            return next(kind for kind in ("constructor", "forward", "unknown", "script") if kind in known)
+            order: tuple[Run, ...] = ("constructor", "helper", "forward", "unknown", "script")
+            run = next(kind for kind in order if kind in known)
+            return "unknown" if run == "helper" and outermost.takes_tensors else run
     if outermost.takes_tensors:
         return "unknown"
     if not plain and any(CONSTRUCTING.match(function.name) for function in functions):
         return "constructor"
-    return "constructor" if _is_helper(outermost) else "unknown"
+    return "helper" if _is_helper(outermost) else "unknown"
 
 
 def _is_helper(function: Scope) -> bool:

@@ -14,6 +14,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 # The branches that lead to a statement: pairs of a compound statement's id and its arm.
 Path = tuple[tuple[int, int], ...]
 Kind = Literal["constructor", "forward", "script", "unknown"]
+Run = Kind | Literal["helper"]  # what only its name, or its caller's, says that a constructor calls
 # What a tensor is asked for.
 ASKED = {"device", "dtype", "shape", "size", "ndim"}
 # Methods that write items of a mapping.
@@ -122,7 +123,7 @@ class Walk:
         self._order = 0
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
-        self.kinds: dict[tuple[int, int], Kind] = {}  # where functions run, as far as it was asked
+        self.kinds: dict[tuple[int, int], Run] = {}  # where functions run, as far as it was asked
         self.sites = [site for statement in self.statements for site in self._expressions(*statement)]
         self.calls: dict[str, list[Site]] = {}  # by the last part of the name that is called
         for site in self.sites:
