@@ -111,16 +111,22 @@ class Inference:
 
     def _is_field(self, name: str) -> bool:
         """Say whether a class of another file is given it by name, or a named tuple has it."""
+        named, texts = self._fields
+        return name in named or any(re.search(rf"\b{name}\b", text) for text in texts)
+
+    @cached_property
+    def _fields(self) -> tuple[set[str], list[str]]:
+        """What classes are given by name, and the texts of what else may name their fields."""
+        named: set[str] = set()
+        texts: list[str] = []
         for called, sites in self.walk.calls.items():
             for site in sites if called[:1].isupper() or called in _MAKES_FIELDS else ():
                 assert isinstance(site.node, ast.Call)
-                if any(word.arg == name for word in site.node.keywords):
-                    return True
+                named.update(word.arg for word in site.node.keywords if word.arg is not None)
                 unpacked: list[ast.expr] = [word.value for word in site.node.keywords if word.arg is None]
                 searched = [site.node] if called in _MAKES_FIELDS else unpacked
-                if any(re.search(rf"\b{name}\b", ast.unparse(one)) for one in searched):
-                    return True
-        return False
+                texts += [ast.unparse(one) for one in searched]
+        return named, texts
 
     def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
         """Return what the calls in this file give to a parameter of a function."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
 from safe_rope.scan.engine.inference import FORWARDS, Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Walk, pattern
+from safe_rope.scan.engine.scopes import Place, Scope, Walk, children, pattern
 
 _OWN = ("self", "cls")
 _MOST = 4000  # expressions on the ways of one value
@@ -143,10 +143,9 @@ class Reach:
         while waiting:
             node = waiting.pop()
             nodes[id(node)] = node
-            for child in ast.iter_child_nodes(node):
-                if not isinstance(child, ast.expr_context):
-                    self._parents[id(child)] = node
-                    waiting.append(child)
+            for child in children(node):
+                self._parents[id(child)] = node
+                waiting.append(child)
             match node:
                 case ast.Name(id=name, ctx=ast.Load()):
                     self._loads.setdefault(name, []).append(node)

@@ -448,6 +448,21 @@ _PLAIN = {"arg", "attr", "ctx", "id", "kind", "level", "lineno", "module", "n", 
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes right below one, but for contexts and operators."""
+    kind = type(node)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
+    below: list[ast.AST] = []
+    for name in _FIELDS[kind]:
+        child = getattr(node, name, None)
+        if isinstance(child, list):
+            below += [item for item in child if isinstance(item, ast.AST)]
+        elif isinstance(child, ast.AST):
+            below.append(child)
+    return below
+
+
 def within(statement: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
     """Yield the nodes of a statement but constants, each with those around it, from the statement inwards."""
     stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
