@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from safe_rope._audit.around import surround
 from safe_rope._audit.reference import CosSinTable, PhaseReference
 from safe_rope._base import originals
+from safe_rope._base.tensors import is_given_back
 from safe_rope._protection.pinned import PinnedState
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.shown import STATE
@@ -76,6 +77,8 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
         return _isolated(value, memo)
     if isinstance(value, types.MethodType) and id(value.__self__) in memo:
         return types.MethodType(value.__func__, memo[id(value.__self__)])
+    if isinstance(value, Tensor) and is_given_back(value):
+        raise UnansweredError("its weights are sharded, and not here")
     if isinstance(value, Tensor) and not value.is_leaf:
         return memo.setdefault(id(value), value.detach().clone())  # a view of FSDP's flat parameter
     if isinstance(value, Tensor | RotaryState | PinnedState):

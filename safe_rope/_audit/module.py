@@ -490,8 +490,9 @@ def _as_settled(module: nn.Module) -> nn.Module:
 def _as_cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     try:
         duplicate = isolated(module)
-    except UnansweredError:
-        return module
+    except UnansweredError:  # it holds weights, which it shares: only its buffers are read
+        duplicate = object.__new__(type(module))
+        vars(duplicate).update(vars(module), _buffers=dict(module._buffers))
     for name, buffer in duplicate._buffers.items():
         if buffer is not None and buffer.is_floating_point():
             duplicate._buffers[name] = buffer.to(dtype)

@@ -1,4 +1,4 @@
-"""The tensors in a value, an operator's arguments or a function's result; and whether two are one memory."""
+"""The tensors in a value, an operator's arguments or a result, and whether they share memory or have none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn, view_as_real
+from torch import Tensor, nn, strided, view_as_real
 
 from safe_rope._base.torch_private import pytree
 
@@ -51,6 +51,16 @@ def is_shared(one: Any, other: Tensor) -> bool:
     if type(one) not in (Tensor, nn.Parameter) or one.is_meta or one.device != other.device:
         return False
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def is_given_back(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor has been given back, as FSDP does: reading it would end the process."""
+    if tensor.is_meta or tensor.layout is not strided or tensor.numel() == 0:
+        return False
+    try:
+        return tensor.untyped_storage().nbytes() == 0
+    except (NotImplementedError, RuntimeError):  # a wrapper without memory of its own
+        return False
 
 
 def are_leaves(values: Iterable[Any]) -> bool:

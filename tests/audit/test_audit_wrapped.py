@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rotary_models import build, first_rotary, rotary_modules
-from support import two_ranks
+from support import small_models, two_ranks
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
@@ -65,6 +65,25 @@ def test_fsdp_that_casts_buffers_is_found_before_it_does_it(guarded: bool) -> No
 def test_views_of_a_flat_parameter_end_no_audit() -> None:
     assert safe_rope.audit(fsdp(made(guarded=False), torch.bfloat16, own=False)).verdict == "damaged"
     assert safe_rope.audit(fsdp(made(guarded=False), None, own=False)).ok
+
+
+def test_views_of_a_flat_parameter_without_memory_end_no_audit() -> None:
+    model = fsdp(made(guarded=False), torch.bfloat16, own=False)
+    model(input_ids=IDS, use_cache=False)
+    view = model.module.model.layers[0].mlp.up_proj.weight
+    assert view.untyped_storage().nbytes() == 0, "FSDP has given it back"
+    assert safe_rope.audit(model).verdict == "damaged"
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own parameters", "flat"])
+def test_what_fsdp_will_cast_beside_weights_is_found_before_it_does_it(own: bool) -> None:
+    model = fsdp(small_models.build("gptj"), torch.bfloat16, own)
+    before = safe_rope.audit(model)
+    model(IDS)
+    after = safe_rope.audit(model)
+    assert before.verdict == after.verdict == "damaged", f"{before}\n{after}"
+    errors = [[found.cos_error for found in report.damaged] for report in (before, after)]
+    assert errors[0] == errors[1], "what was foretold is what came"
 
 
 def test_fsdp_that_leaves_buffers_alone_is_ok() -> None:
