@@ -1,26 +1,31 @@
-"""Rounded frequencies in modules of torch's own: traced, exported or scripted ones, and bare ones."""
+"""Rounded positions in modules of torch's own: traced, exported or scripted ones, and bare ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, fx, nn
 
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit
 from safe_rope._audit.tables import damaged_in_itself
-from safe_rope._base.dtypes import dtype_name
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.text import class_name
 from safe_rope._recognition.reference import own_class
 from safe_rope._recognition.tables import is_frequency, is_readable
 from safe_rope.rotation import plain
 
 _SINES = ("sin", "cos", "polar")
+_FEWEST, _ENOUGH = 8, 1024
+"""Rows that show whether columns turn."""
+_ROUNDING = max(torch.finfo(dtype).eps for dtype in LOW)
 
 
 def add_rounded(report: AuditReport, path: str, module: nn.Module) -> None:
     """Add what the numbers alone show of a module that torch has made: no constructor gives it again.
 
-    Frequencies by name are damaged; other numbers that a graph may take sines of are unknown.
+    Frequencies by name are damaged; other numbers that a graph may take sines of, and sines and cosines of
+    successive positions, are unknown.
     """
     if not own_class(type(module)).__module__.startswith("torch."):
         return
@@ -30,7 +35,8 @@ def add_rounded(report: AuditReport, path: str, module: nn.Module) -> None:
         whole = f"{path}.{name}".removeprefix(".")
         if whole in known or tensor.is_meta or not is_readable(tensor):
             continue
-        said = damaged_in_itself(name, plain(tensor).detach().cpu(), is_turned=_takes_sines(module))
+        values = plain(tensor).detach().cpu()
+        said = damaged_in_itself(name, values, is_turned=_takes_sines(module)) or _rounded_rows(values)
         if said is not None:
             severity = "damaged" if is_frequency(name) else "unknown"
             kind = class_name(type(module))
@@ -42,10 +48,30 @@ def add_rounded(report: AuditReport, path: str, module: nn.Module) -> None:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    is_turned = _takes_sines(module)
     for name, tensor in module.named_buffers(recurse=False):
-        if (is_frequency(name) or is_turned) and tensor.is_floating_point() and tensor.dim() > 0:
+        if tensor.is_floating_point() and tensor.dim() > 0:
             yield name, tensor
+
+
+def _rounded_rows(table: Tensor) -> str | None:
+    """Say that a table is one of rounded sines or cosines of successive positions, or None."""
+    rows = table.squeeze()
+    if rows.dim() < 2 or len(rows) < _FEWEST or (low := low_dtype_of(rows)) is None or not _turns(rows):
+        return None
+    return f"{dtype_name(low)}-rounded sines or cosines of positions"
+
+
+def _turns(rows: Tensor) -> bool:
+    """Whether each column of rows [n, ...] turns by one angle at each step, and one of them clearly does.
+
+    Of cos(n·a) and sin(n·a) the sum of both neighbours is 2·cos(a) times what stands between them.
+    """
+    values = rows[:_ENOUGH].flatten(1).double()
+    between, around = values[1:-1], values[:-2] + values[2:]
+    factors = (between * around).sum(0) / between.square().sum(0)
+    left = (around - factors * between).abs().amax(0)
+    is_turning = left <= 4 * _ROUNDING * values.abs().amax(0)
+    return bool((is_turning | (values == 0).all(0)).all()) and bool((factors.abs() < 2 - _ROUNDING).any())
 
 
 def _takes_sines(module: nn.Module) -> bool:

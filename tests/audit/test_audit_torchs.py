@@ -63,3 +63,31 @@ def test_what_torch_has_made_is_judged_by_its_numbers(how: str, cls: type[nn.Mod
         wrong = "unknown" if loses_its_name else "damaged"
         assert report.verdict == ("ok" if dtype == torch.float32 else wrong), str(report)
         assert len(report.findings) == (dtype == BF16)
+
+
+class Rows(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        phases = torch.outer(torch.arange(600.0), 1e4 ** (-torch.arange(0, DIM, 2) / DIM))
+        made = {
+            "cos": phases.cos(),
+            "both": torch.stack((phases.sin(), phases.cos()), -1).flatten(-2)[None],
+            "drawn": torch.randn(600, DIM),
+            "smooth": torch.outer(torch.arange(600.0), torch.rand(DIM)),
+        }
+        self.register_buffer("rows", made[kind])
+
+    def forward(self, p: Tensor) -> Tensor:
+        return self.rows.squeeze()[p] * 2
+
+
+@pytest.mark.parametrize("how", ["fx", "export", "trace", "script"])
+@pytest.mark.parametrize("kind", ["cos", "both", "drawn", "smooth"])
+def test_rounded_sines_and_cosines_are_not_ok(how: str, kind: str) -> None:
+    for dtype in (torch.float32, BF16):
+        model = Rows(kind).to(dtype).float()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = safe_rope.audit(MADE[how](model))
+        rounded = dtype == BF16 and kind in ("cos", "both")
+        assert report.verdict == ("unknown" if rounded else "ok"), str(report)
