@@ -237,6 +237,26 @@ def put_function_modes(modes: list[Any]) -> None:
         _push_function_mode(mode)
 
 
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Leave nothing of what runs inside in a graph that torch.export makes; without the names, it stays."""
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    recorder: Any = getattr(proxies, "PreDispatchTorchFunctionMode", None)
+    untraced: Any = getattr(proxies, "disable_proxy_modes_tracing", None)
+    is_known = recorder is not None and untraced is not None
+    if not is_known or not any(isinstance(one, recorder) for one in _function_modes()):
+        yield
+        return
+    modes = take_function_modes()
+    put_function_modes([one for one in modes if not isinstance(one, recorder)])
+    try:
+        with untraced():
+            yield
+    finally:
+        take_function_modes()
+        put_function_modes(modes)
+
+
 def default_device_type() -> str:
     """The type of the device that constructors use, which only a mode makes another one than the CPU.
 

@@ -18,7 +18,7 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import are_leaves, flattened, in_real_numbers, is_shared, mapped
-from safe_rope._base.torch_private import pytree
+from safe_rope._base.torch_private import pytree, unrecorded
 from safe_rope._protection.shown import STATE, seen, seen_cache, show, warn_rounded
 from safe_rope._protection.stand_ins import (
     Call,
@@ -71,8 +71,12 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
         return _run_unasked(call)
     origins: dict[int, Origin] = {}
     learned = None if call.watched else runner.results.get(key)
+    given: Any = None
+    stock: nn.Module | None = None
     try:
-        given, stock = (None, None) if learned is not None else _as_stock(call)
+        if learned is None:
+            with unrecorded():
+                given, stock = _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
         if not call.watched:
@@ -140,7 +144,7 @@ def _makes_counts(call: Call, held: list[str]) -> bool:
         if isinstance(table, torch.Tensor) and table.numel() > 1:
             provenance.note(table, Origin.GIVEN)
     try:
-        with provenance:
+        with unrecorded(), provenance:
             given, _ = _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
