@@ -1,4 +1,4 @@
-"""Hear of modules and parameters as they are registered, while other threads build modules too.
+"""Hear of modules, buffers and parameters as they are registered, while other threads build modules too.
 
 torch's own functions for that write to a dictionary that every thread iterates over while it builds a module,
 and such a thread then raises. Here a new dictionary takes the place of the old one.
@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.modules.module as torchs
 from torch.utils.hooks import RemovableHandle
 
-from safe_rope._base.torch_private import MODULE_HOOKS, PARAMETER_HOOKS
+from safe_rope._base.torch_private import BUFFER_HOOKS, MODULE_HOOKS, PARAMETER_HOOKS
 
 _lock = threading.RLock()
 
@@ -52,6 +52,7 @@ class _Hooks:
 
 
 _MODULES = _Hooks(MODULE_HOOKS)
+_BUFFERS = _Hooks(BUFFER_HOOKS)
 _PARAMETERS = _Hooks(PARAMETER_HOOKS)
 
 
@@ -59,6 +60,12 @@ def on_module(hook: Callable[..., Any]) -> Callable[[], None]:
     """Call ``hook(parent, name, child)`` before a module is registered; return what ends that."""
     key = _MODULES.add(hook)
     return lambda: _MODULES.remove(key)
+
+
+def on_buffer(hook: Callable[..., Any]) -> Callable[[], None]:
+    """Call ``hook(module, name, buffer)`` before a buffer is registered or set; return what ends that."""
+    key = _BUFFERS.add(hook)
+    return lambda: _BUFFERS.remove(key)
 
 
 @contextmanager

@@ -64,11 +64,12 @@ try:
     is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
     _unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
     _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    MODULE_HOOKS, PARAMETER_HOOKS = (
+    MODULE_HOOKS, PARAMETER_HOOKS, BUFFER_HOOKS = (
         "_global_module_registration_hooks",
         "_global_parameter_registration_hooks",
+        "_global_buffer_registration_hooks",
     )
-    for _name in (MODULE_HOOKS, PARAMETER_HOOKS):
+    for _name in (MODULE_HOOKS, PARAMETER_HOOKS, BUFFER_HOOKS):
         getattr(torch.nn.modules.module, _name)
     _LEVEL = "_current_level"
     getattr(forward_ad, _LEVEL)  # it changes, and is read each time

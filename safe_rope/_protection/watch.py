@@ -26,7 +26,7 @@ from torch.jit import ScriptModule
 from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.by_identity import ByIdentity
-from safe_rope._base.registrations import on_module
+from safe_rope._base.registrations import on_buffer, on_module
 from safe_rope._base.torch_private import between_compilations
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
@@ -121,7 +121,7 @@ class ConstructionWatch:
         self._parents = ByIdentity[nn.Module, tuple[weakref.ref[nn.Module], str]]()
         # As they were when they were last told: what outlives its model keeps its name.
         self._paths = ByIdentity[nn.Module, str]()
-        self._stop_hearing: Callable[[], None] = lambda: None
+        self._stop_hearing: list[Callable[[], None]] = []
         # When the constructor of each module had got to that of nn.Module.
         self._numbers = ByIdentity[nn.Module, int]()
         self._begun = itertools.count(1)
@@ -131,7 +131,7 @@ class ConstructionWatch:
     def open(self) -> None:
         """Start watching."""
         with between_compilations(_COMPILATION), watches_lock:
-            self._stop_hearing = on_module(self._on_registration)
+            self._stop_hearing = [on_module(self._on_registration), on_buffer(self._on_buffer)]
             watches.append(self)
             constructors.before_exit.append(self._before_exit)
             if len(watches) == 1:
@@ -147,7 +147,8 @@ class ConstructionWatch:
                 state_of(module).replays = None
         finally:
             with between_compilations(_COMPILATION), watches_lock:
-                self._stop_hearing()
+                for stop in self._stop_hearing:
+                    stop()
                 watches.remove(self)
                 constructors.before_exit.remove(self._before_exit)
                 if not watches:
@@ -309,6 +310,22 @@ class ConstructionWatch:
             self._see(child)
         elif watch_of_this_thread() is self:
             self._consider(child)
+
+    def _on_buffer(self, module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
+        """Protect what is complete before another tensor takes the place of a table on meta.
+
+        Nobody could tell the other one from the constructor's, which has no values either.
+        """
+        current = module._buffers.get(name)
+        if current is None or not current.is_meta or current is buffer:
+            return
+        if torch.compiler.is_dynamo_compiling() or rebuilding():
+            return
+        building = self._building.get(module)
+        if building is None or building.thread != threading.get_ident():
+            return
+        if not _is_under_construction(module, sys._getframe(1)):
+            self._consider(module)
 
     def _consider(
         self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
@@ -495,6 +512,17 @@ def _under_construction(frame: Any) -> Iterator[nn.Module]:
         if isinstance(owner, nn.Module):
             yield owner
         frame = frame.f_back
+
+
+def _is_under_construction(module: nn.Module, frame: Any) -> bool:
+    """Whether a module's constructor runs in ``frame`` or its callers, or its metaclass, which calls that."""
+    owners = {"__init__": module, "__call__": type(module)}
+    while frame is not None:
+        owner = owners.get(frame.f_code.co_name)
+        if owner is not None and first_argument(frame) is owner:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _key(cls: type, arguments: Arguments, conditions: Conditions | None) -> Hashable | None:

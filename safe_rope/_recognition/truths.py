@@ -207,9 +207,11 @@ def _made(reference: Reference, name: str) -> Any:
 
 
 def _was_written_to(current: torch.Tensor | None, reference: Reference, name: str) -> bool:
-    """Whether more has been written to a tensor on meta than its constructor writes."""
+    """Whether a tensor on meta has another shape than its constructor's, or more has been written to it."""
     made = _made(reference, name)
-    return isinstance(made, torch.Tensor) and current is not None and current._version > made._version
+    if not isinstance(made, torch.Tensor) or current is None:
+        return False
+    return current.shape != made.shape or current._version > made._version
 
 
 def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:

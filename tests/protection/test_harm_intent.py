@@ -86,6 +86,71 @@ def test_what_a_parent_changes_on_meta_is_right_or_named(write: str) -> None:
     no_harm.assert_right_or_named(said, "rope", model.rope, truth.rope)
 
 
+# ---- by a script, once it is built ---------------------------------------------------------------------
+
+
+class Extendable(nn.Module):
+    """Has a method that makes its tables, of as many rows as that is asked for."""
+
+    def __init__(self, length: int = 64, base: float = 1e4) -> None:
+        super().__init__()
+        self.base = base
+        self.extend(length)
+
+    def extend(self, length: int) -> None:
+        phase = torch.arange(length).float()[:, None] * no_harm.frequencies(base=self.base)
+        self.register_buffer("cos", phase.cos(), persistent=False)
+        self.register_buffer("sin", phase.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = position_ids.clamp(max=63)
+        return self.cos[rows].to(x.dtype), self.sin[rows].to(x.dtype)
+
+
+def longer(rope: Extendable) -> None:
+    rope.extend(640)
+
+
+def of_another_base(rope: Extendable) -> None:
+    rope.base = 1e6
+    rope.extend(64)
+
+
+def assigned(rope: Extendable) -> None:
+    rope.cos, rope.sin = rope.cos * 2, rope.sin * 2
+
+
+def changed(write: Callable[[Any], None]) -> Extendable:
+    rope = Extendable()
+    write(rope)
+    return rope
+
+
+@pytest.mark.parametrize("write", [longer, of_another_base, assigned])
+def test_what_a_script_changes_stays_changed(write: Callable[[Any], None]) -> None:
+    truth = changed(write)
+    for load in no_harm.FILLED:
+        model, _ = no_harm.guarded(lambda: changed(write), load)
+        assert model.cos.shape == truth.cos.shape
+        no_harm.assert_right(model, truth, ("cos", "sin"))
+
+
+@pytest.mark.parametrize("write", [longer, of_another_base, assigned])
+@pytest.mark.parametrize("is_registered", [False, True])
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")
+@pytest.mark.contract
+def test_what_a_script_changes_on_meta_is_named(write: Callable[[Any], None], is_registered: bool) -> None:
+    with safe_rope.guard() as session:
+        with torch.device("meta"):
+            rope = changed(write)
+            model = nn.Sequential(rope) if is_registered else rope
+        model.to_empty(device="cpu")
+    named = " ".join(str(entry) for entry in session.report.unprotected)
+    assert "cos: it was written to while it stood on meta" in named, session.report
+    assert "sin: it was written to while it stood on meta" in named, session.report
+    assert rope.cos.shape == changed(write).cos.shape
+
+
 # ---- by a constructor that nobody saw ------------------------------------------------------------------
 
 
