@@ -179,6 +179,8 @@ class _Following:
         return (of - modules) | word | (called - {None})
 
     def _call(self, of: _Made, function: types.FunctionType, variables: dict[str, _Made]) -> _Made:
+        # ``torch.relu`` has torch itself on the stack, beside what is called.
+        of = frozenset(one for one in of if not isinstance(one, types.ModuleType))
         held = {one for one in of if isinstance(one, _Held)}
         if _SINE in of or {_EXP, _IMAGINARY} <= of:
             self._found |= held

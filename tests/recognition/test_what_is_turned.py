@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import safe_rope
-from safe_rope._base.turned import turned_at_random
+from safe_rope._base.turned import turned_at_random, turned_when_called
 
 BF16 = torch.bfloat16
 TIMES = torch.arange(0, 1024.0, 4)  # BF16 has each of them
@@ -318,3 +318,38 @@ def test_only_what_reaches_a_sine_is_turned() -> None:
     assert _names(RandomFeatures) == {"B"}
     assert _names(Noisy) == set()
     assert _names(TimeEncoding) == set(), "its constructor draws nothing"
+
+
+class FrozenLayer(nn.Module):
+    """Cosines of what a frozen layer makes of times that it counts itself (random Fourier features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(1, 32)
+        self.proj.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        times = torch.linspace(0, 1, x.shape[1])[:, None]
+        return torch.cos(self.proj(times))
+
+
+class FrozenLayerOfRectified(FrozenLayer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(F.relu(x)).cos()
+
+
+@pytest.mark.parametrize("cls", [FrozenLayer, FrozenLayerOfRectified])
+def test_what_a_layer_is_given_may_come_from_a_function_of_torch(cls: type[nn.Module]) -> None:
+    assert turned_when_called(cls) == {"proj"}
+
+
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")
+def test_a_frozen_layer_whose_times_are_counted_is_named_and_unknown() -> None:
+    with safe_rope.guard() as session:
+        module = FrozenLayer()
+    said = {entry.reason.split()[0] for entry in session.report.left}
+    assert {"proj.weight", "proj.bias"} <= said, session.report
+    report = safe_rope.audit(FrozenLayer().half().float())
+    assert report.verdict == "unknown"
+    assert {finding.what for finding in report.findings} == {"proj.weight", "proj.bias"}
+    del module
