@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.applications import Applications
@@ -275,6 +276,30 @@ class Keeper:
             module._buffers.update(aside)
             self._placed.update({name: Placed.of(b) for name, b in aside.items() if b is not None})
         self._place_anew(module, device)
+
+    @contextlib.contextmanager
+    def caches_sent(
+        self, module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """Note of what its forward has made which dtype ``fn`` gives it in the stock model.
+
+        Yields ``fn``, to be applied meanwhile.
+        """
+        before = {name: get_table(module, name) for name in self.caches}
+        applied = set[int]()
+
+        def noticed(tensor: torch.Tensor) -> torch.Tensor:
+            applied.add(id(tensor))
+            return fn(tensor)
+
+        yield noticed if before else fn
+        for name, cache in before.items():
+            if id(cache) in applied:
+                dtype, origin = self.caches[name]
+                sent = sent_by(fn, torch.empty(1, dtype=dtype, device=device_of(cache))).dtype
+                self.caches[name] = sent, origin
+                if sent not in LOW:
+                    del self.caches[name]  # the stock model's is in full precision, too
 
     def _place_anew(self, module: nn.Module, device: torch.device | None) -> None:
         placed, self._placed = self._placed, {}

@@ -378,12 +378,12 @@ class ProtectedModule(_Module):
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
             state.show(self)
-            result = _as_stock(self)._apply(fn)
+            with state.caches_sent(self, fn) as applied:
+                result = _as_stock(self)._apply(applied)
             state.follow(self)
-            keep_up(self)
-            return result
-        with state.buffers_aside(self, fn):
-            result = _as_stock(self)._apply(fn, *(() if recurse else (False,)))
+        else:
+            with state.caches_sent(self, fn) as applied, state.buffers_aside(self, fn):
+                result = _as_stock(self)._apply(applied, *(() if recurse else (False,)))
         keep_up(self)
         return result
 

@@ -114,7 +114,7 @@ def _run(call: Call) -> Any:
         return on_twin(call, marked_anew if call.watched and call.is_faked else marked)
     if state.how == "results" and not _has_low_weights(module):
         return in_fp32.run_in_fp32(call, applied=True)
-    low = any(state.differs(name) for name in state.pins)
+    low = any(state.differs(name) for name in state.pins) or bool(state.caches)
     if not low and not (_is_lowered_by_its_call(call) or in_fp32.counts_low(call)):
         with products.noticed(call):
             return _run_as_it_is(call)

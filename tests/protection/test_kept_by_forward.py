@@ -110,6 +110,40 @@ def test_a_file_holds_the_stock_dtype() -> None:
     assert {n: t.dtype for n, t in saved.items()} == {n: t.dtype for n, t in expected.items()}
 
 
+class MapsWhatItKeeps(PhasesInATuple):
+    """Casts its own attribute."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.kept = tuple(map(fn, self.kept))
+        return self
+
+
+class CosInAnAttribute(PhasesInATuple):
+    """Cosines in an attribute, which no cast reaches."""
+
+    cos: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cos is None:
+            self.cos = super().forward(x).cos()
+        return self.cos[: x.shape[1]]
+
+
+@pytest.mark.parametrize("cast", ["float", "half", "double"])
+@pytest.mark.parametrize("make", [*MODELS, MapsWhatItKeeps, CosInAnAttribute])
+def test_a_later_cast_reaches_what_it_reaches_in_stock(make: Any, cast: str) -> None:
+    model, stock = guarded(make), make().to(torch.bfloat16)
+    for one in (model, stock):
+        one(sequence(300))
+        getattr(one, cast)()
+    x = sequence(300).to(stock.state_dict()["inv_freq"].dtype if hasattr(stock, "dim") else torch.float32)
+    for _ in range(2):
+        saved, expected = model.state_dict(), stock.state_dict()
+        assert {n: t.dtype for n, t in saved.items()} == {n: t.dtype for n, t in expected.items()}
+        assert model(x).dtype == stock(x).dtype
+
+
 class MapsAttributes(nn.Module):
     """Casts its own attribute, and computes in its dtype."""
 
