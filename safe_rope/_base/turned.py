@@ -63,7 +63,12 @@ _CALLED = {
 def turned_at_random(cls: type) -> frozenset[str]:
     """Names of what a class takes sines or cosines of products with, if its constructor draws numbers."""
     drawn = any(not _DRAWING.isdisjoint(bytecode.names_in(one)) for one in bytecode.constructing(cls))
-    return _turned(cls).multiplied if drawn and bytecode.facts(cls).turns else frozenset()
+    return turned_when_multiplied(cls) if drawn else frozenset()
+
+
+def turned_when_multiplied(cls: type) -> frozenset[str]:
+    """Names of what a class takes sines or cosines of products with."""
+    return _turned(cls).multiplied if bytecode.facts(cls).turns else frozenset()
 
 
 def turned_when_called(cls: type) -> frozenset[str]:

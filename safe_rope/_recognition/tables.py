@@ -13,6 +13,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._recognition.holdings import (
     entries,
     has_no_shape,
@@ -322,10 +323,18 @@ def _is_progression(tensor: torch.Tensor) -> bool:
     return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
 
 
-def rises_or_falls(tensor: torch.Tensor) -> bool:
+def is_multiplied_and_turned(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
+    """Whether ``module`` takes sines of products with a buffer that may hold frequencies, or nothing yet."""
+    if name not in module._buffers or name not in turned_when_multiplied(_stock(module)):
+        return False
+    is_empty = tensor.is_meta or bool(tensor.isnan().any())
+    return not is_no_position(name) and (is_empty or rises_or_falls(tensor, fewest=_FEWEST_ROWS))
+
+
+def rises_or_falls(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
     """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall."""
     values = tensor.squeeze()
-    if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < FEWEST:
+    if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < fewest:
         return False
     if values.dim() == 1 and bool(values[0] == values[-1]):
         return False

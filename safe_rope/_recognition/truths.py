@@ -20,6 +20,7 @@ from safe_rope._recognition.tables import (
     has_position_name,
     is_empty_table,
     is_frequency,
+    is_multiplied_and_turned,
     is_no_position,
     is_state,
     is_table_of,
@@ -227,7 +228,12 @@ def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:
     """Names of the tables of a module that cannot be built again, and whether they are ready for use."""
     return {
-        name: tensor.numel() > 1 and not (is_frequency(name) or _may_be_phases(name, tensor))
+        name: tensor.numel() > 1
+        and not (
+            is_frequency(name)
+            or _may_be_phases(name, tensor)
+            or is_multiplied_and_turned(module, name, tensor)
+        )
         for name, tensor in own_tensors(module)
         if is_told_alone(module, name, tensor)
     }
@@ -236,6 +242,8 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
 def is_told_alone(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor of a module that cannot be built again is a position table: by name or by values."""
     if is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor):
+        return True
+    if is_multiplied_and_turned(module, name, tensor):
         return True
     is_wave = not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED))
     return is_wave or _may_be_phases(name, tensor)

@@ -353,3 +353,57 @@ def test_a_frozen_layer_whose_times_are_counted_is_named_and_unknown() -> None:
     assert report.verdict == "unknown"
     assert {finding.what for finding in report.findings} == {"proj.weight", "proj.bias"}
     del module
+
+
+class ScalesOfCoordinates(nn.Module):
+    """Scales of coordinates between -1 and 1, as vit-pytorch has them, by a name that says nothing."""
+
+    def __init__(self, count: int) -> None:  # which it does not keep
+        super().__init__()
+        self.register_buffer("scales", torch.linspace(1.0, 5.0, count))
+
+    def forward(self, coords: torch.Tensor) -> torch.Tensor:
+        theta = (coords[..., None] * self.scales * math.pi).flatten(-2)
+        return torch.cat([wave(theta) for wave in (torch.sin, torch.cos)], -1)
+
+
+class GainBeforeALayer(nn.Module):
+    """Multiplies by a buffer that rises, and takes no sines of it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.linspace(1.0, 5.0, count))
+        self.shift = nn.Parameter(torch.ones(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain + torch.sin(x + self.shift) + torch.cos(x)
+
+
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")
+@pytest.mark.contract
+def test_what_is_turned_is_named_where_no_constructor_gives_it_again() -> None:
+    coords = torch.linspace(-1, 1, 30).view(10, 3)
+    true = ScalesOfCoordinates(7)(coords)
+    for count in (7, 10):
+        module = nn.Sequential(ScalesOfCoordinates(count)).half().float()
+        assert not torch.equal(module[0].scales, ScalesOfCoordinates(count).scales)
+        assert [f.what for f in safe_rope.audit(module).findings] == ["scales"]
+        assert safe_rope.audit(module).verdict == "unknown"
+        assert "scales: its constructor cannot be run again" in str(safe_rope.protect(module).unprotected)
+    low = nn.Sequential(ScalesOfCoordinates(7)).to(BF16)
+    assert safe_rope.audit(low).verdict == "unknown"
+    with torch.device("meta"):
+        empty = nn.Sequential(ScalesOfCoordinates(7))
+    empty = empty.to_empty(device="cpu")
+    empty[0].scales.fill_(torch.nan)
+    assert safe_rope.audit(empty).verdict == "damaged"
+    kept = ScalesOfCoordinates(7)
+    safe_rope.protect(kept)
+    assert torch.equal(kept.to(BF16)(coords), true)
+
+
+@pytest.mark.contract
+def test_what_is_multiplied_and_not_turned_is_not_named() -> None:
+    module = nn.Sequential(GainBeforeALayer(10)).to(BF16)
+    assert safe_rope.audit(module).ok
+    assert not safe_rope.protect(module).unprotected
