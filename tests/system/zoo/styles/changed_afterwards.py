@@ -97,6 +97,30 @@ class CacheResetByTheParent(nn.Module):
         return self.rope(x)
 
 
+class Extendable(nn.Module):
+    """Has a method that makes its tables, of as many rows as that is asked for."""
+
+    def __init__(self, dim: int = DIM, length: int = 64) -> None:
+        super().__init__()
+        self.dim = dim
+        self.extend(length)
+
+    def extend(self, length: int) -> None:
+        phase = torch.arange(length).float()[:, None] * frequencies(self.dim)
+        self.register_buffer("cos", phase.cos(), persistent=False)
+        self.register_buffer("sin", phase.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.cos[: x.shape[1]].to(x.dtype), self.sin[: x.shape[1]].to(x.dtype)
+
+
+@style("changed", "longer")
+def extended_afterwards() -> nn.Module:
+    model = Extendable()
+    model.extend(LONGEST)
+    return model
+
+
 class Unfilled(nn.Module):
     """Its buffer is memory as it came."""
 
