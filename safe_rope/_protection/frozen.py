@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Module)
 _SAMPLE = 128
 """Rows and columns of a weight that are looked at."""
+_LARGEST = 1e4
+"""No number that words are embedded by is as large."""
 _WHOLE = 256
 """How far BF16 counts."""
 _LEFT = "is a frozen parameter: it is rounded to whatever dtype the model is given"
@@ -277,8 +279,14 @@ def _turns_by(module: nn.Module, weight: torch.Tensor) -> bool:
 
 def _may_hold_positions(name: str, rows: torch.Tensor) -> bool:
     """Whether the rows of an Embedding may be those of positions, by name or by values, damaged ones too."""
-    is_empty = rows.is_meta or not rows.numel()
+    is_empty = rows.is_meta or not rows.numel() or _is_left_over(rows)
     return has_position_name(name) or is_empty or is_a_wave(rows) or holds_low_phases(rows)
+
+
+def _is_left_over(rows: torch.Tensor) -> bool:
+    """Whether memory holds what no embedding of words does: nobody has written to it since it was on meta."""
+    sizes = rows.detach()[:_SAMPLE].float().abs()
+    return not bool((sizes < _LARGEST).all() & sizes.any())
 
 
 def has_damaged_sines(module: nn.Module) -> bool:

@@ -58,6 +58,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* address = bytes ? malloc(bytes) : nullptr;
+    // As torch's own devices do then: memory that nobody has written to holds NaN.
+    if (bytes && at::globalContext().deterministicAlgorithms()) memset(address, 0xFF, bytes);
     return {address, address, &free, kDevice};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free; }
@@ -169,11 +171,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+// What autocast does on CUDA, operator by operator: it is more than on the CPU (einsum, pow).
+#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define RAISE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define RAISE_RESULT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+#define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(bmm, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(mm, lower_precision_fp)
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(RAISE)
+  AT_FORALL_FP32_SET_OPT_DTYPE(RAISE_RESULT)
+  AT_FORALL_PROMOTE(PROMOTE)
 }
 // A copy takes lazily conjugated memory as it is: torch would resolve it by another copy, for ever.
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) {

@@ -689,7 +689,7 @@ class MixedAngles(nn.Module):
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
-@style("twice", exact=twice, inv_freq="rotary_emb.inv_freq")
+@style("twice", exact=twice, inv_freq="rotary_emb.inv_freq", widens=True)
 class EsmRotary(nn.Module):
     """ESM-2 of fair-esm: tables for the longest sequence so far, kept in the dtype that they are made in."""
 
