@@ -23,6 +23,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=512,
+        pad_token_id=None,  # 5.0.0 asks for it, and has no default
     ),
     "gptj": lambda: transformers.GPTJConfig(
         vocab_size=97, n_embd=64, n_layer=2, n_head=2, rotary_dim=16, n_positions=512
