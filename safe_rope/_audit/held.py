@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.tables import Held, frozen, rounded_lists
+from safe_rope._base.dtypes import dtype_name, low_dtype_of
+from safe_rope._base.forwards import reads_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.frozen import turns_in_script, unkept_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import copied
-from safe_rope._recognition.explained import UNKNOWN
+from safe_rope._recognition.explained import UNKNOWN, is_cast
 from safe_rope._recognition.holdings import get_table, nested
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.tables import is_empty_table, is_finished, is_frequency, is_table_of
 from safe_rope._recognition.truths import is_told_alone, tables_of
 from safe_rope.registry import RopePatch
+from safe_rope.rotation import plain
 
 KEPT = " (kept)"
 """Follows the name of a table whose values the guard keeps, beside what stands in the module."""
@@ -39,6 +42,26 @@ def held_tables(module: nn.Module, reference: Reference, patch: RopePatch | None
     kept = _kept_or_built(module, reference, patch)
     every = (*kept, *_out_of_reach(module, reference), *_nested(module, reference))
     return {held.name: held for held in every}
+
+
+def fill_as_loaded(module: nn.Module, built: nn.Module, tables: Container[str]) -> Iterator[tuple[str, str]]:
+    """Give what a constructor makes the values of what files fill and ``forward`` reads beside ``tables``.
+
+    A rotary module of Mistral Large 4 learns what its frequencies are multiplied by; the constructor only
+    makes room for it. Yield the name of each that is rounded, and what its numbers say.
+    """
+    for name in sorted(reads_of(stock_class(module)).attributes & built._buffers.keys()):
+        mine, made = module._buffers.get(name), built._buffers[name]
+        if name in tables or name in module._non_persistent_buffers_set or mine is None or made is None:
+            continue
+        values = plain(mine).detach()
+        if values.is_meta or values.shape != made.shape or not values.is_floating_point():
+            continue
+        values = values.to("cpu", copy=True)
+        if not is_cast(values, made) and bool(values.isfinite().all()):
+            built._buffers[name] = values
+            if (low := low_dtype_of(values)) is not None:
+                yield name, f"{dtype_name(low)}-rounded values, which its constructor does not give again"
 
 
 def _kept_or_built(module: nn.Module, reference: Reference, patch: RopePatch | None) -> Iterator[Held]:

@@ -15,7 +15,7 @@ from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
-from safe_rope._audit.held import KEPT, held_tables
+from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
@@ -106,6 +106,9 @@ class ModuleAuditor:
         untold = {name: said for name, said in left if name not in tables}
         told = self._told_in_each_dtype()
         noted = dict(self._told_by_forward())
+        built = self.reference.module
+        if convention is not None and built is not None and built is not self.module:
+            noted.update(fill_as_loaded(self.module, built, tables))
         left_out = unread or lazy or untold or noted
         if not (tables or named or left_out) and told is None and convention is None:
             return

@@ -7,11 +7,15 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from safe_rope._base import bytecode, instructions
 
 _OF_ROPE_TYPES = ("_dynamic_frequency_update", "_longrope_frequency_update")
 """Methods of transformers from 4.43 on: they hand a config to the function of a rope type, or read it."""
 _PLAIN = (bool, int, float, str, list, dict, set)
+A_TENSOR = "a tensor"
+"""What `setting` returns for what holds values that change without being replaced."""
 
 
 class Reads(NamedTuple):
@@ -48,9 +52,18 @@ def _reads_of(cls: type) -> Reads:
 
 
 def setting(module: Any, name: str) -> Any:
-    """Return what a module or its class has under a name if that is a number, a text, a switch or several."""
+    """Return what a module or its class has under a name if that is a number, a text, a switch or several.
+
+    `A_TENSOR` stands for a tensor or a module, whatever it holds.
+    """
     value = module.__dict__.get(name)  # Dynamo before torch 2.8 takes no ``vars`` of a module
-    value = getattr(type(module), name, None) if value is None else value
+    if value is None:
+        for held in ("_buffers", "_parameters", "_modules"):
+            if module.__dict__[held].get(name) is not None:
+                return A_TENSOR
+        value = getattr(type(module), name, None)
+    if isinstance(value, torch.Tensor):
+        return A_TENSOR
     if isinstance(value, (list, tuple)):
         value = tuple(value)
     return value if isinstance(value, (bool, int, float, str, tuple)) else None  # nor before 2.7 a union

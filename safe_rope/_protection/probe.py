@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
-from safe_rope._base.forwards import functions_of, reads_of
+from safe_rope._base.forwards import A_TENSOR, functions_of, reads_of
 from safe_rope._protection.plain_forwards import computes_alone
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications
@@ -104,6 +104,8 @@ def full_state(
     )
     if state.is_set_otherwise(reference):
         return None  # the reference has not been asked for that
+    if A_TENSOR in state.settings.values():
+        return None  # a checkpoint may fill it with other values than those that the reference was asked with
     state.channels, state.follows_x, state.remembers_length = answer
     state.applied = found
     there = {module for module, name in found.places if _installed.exists(module, name)}
