@@ -83,6 +83,17 @@ def _rotation(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {shape} | {1e6 * row['ours']:.1f} | {ratios} |"
 
 
+def _lookups(found: dict[str, Any]) -> Iterator[str]:
+    """Rows of `tools/lab bench tables`."""
+    yield "### Looking positions up"
+    yield ""
+    ratios = [row["ratio"] for row in found["tables"] if "positions" in row["what"]]
+    yield _prose(
+        f"Cos and sin of one position to 32,768, contiguous, packed and at random, take {min(ratios):.2f} to "
+        f"{max(ratios):.2f} of the time of transformers' rotary forward, which launching takes most of."
+    )
+
+
 def _launches(found: dict[str, Any]) -> Iterator[str]:
     yield "### Kernels that a forward launches"
     yield ""
@@ -92,6 +103,16 @@ def _launches(found: dict[str, Any]) -> Iterator[str]:
     for name in _models(found):
         stock, guarded = (found[f"{name}, {kind}"]["kernels"] for kind in ("stock", "guarded"))
         yield f"| {name} | {stock} | {guarded} |"
+
+
+def _memory(found: dict[str, int]) -> Iterator[str]:
+    yield "### Memory"
+    yield ""
+    most = max(found[f"{name}, guarded"] - found[f"{name}, stock"] for name in _models(found))
+    yield _prose(
+        f"{', '.join(_models(found))}: a guarded forward takes {max(most, 0) / 1e6:.1f} MB more than the "
+        "stock one at most. These are the tables of a frequency on the device, which all layers share."
+    )
 
 
 def _models(found: dict[str, Any]) -> list[str]:
@@ -207,7 +228,9 @@ def _damage(found: dict[str, Any]) -> Iterator[str]:
 SECTIONS = {
     "tests": _tests,
     "application": _rotation,
+    "tables": _lookups,
     "launches": _launches,
+    "memory": _memory,
     "decode": _decoding,
     "training": _training,
     "waits": _waits,
