@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.modules.module as torchs
 from torch.utils.hooks import RemovableHandle
 
@@ -28,13 +29,13 @@ class _Hooks:
         self.ours: dict[int, Callable[..., Any]] = {}
         self.original: OrderedDict[int, Callable[..., Any]] | None = None
 
-    def add(self, hook: Callable[..., Any]) -> int:
+    def add(self, hook: Callable[..., Any], key: int | None = None) -> int:
         with _lock:
             live = getattr(torchs, self.name)
             if not self.ours:
                 self.original = live
             changed = OrderedDict(live)
-            key = RemovableHandle(changed).id
+            key = RemovableHandle(changed).id if key is None else key
             changed[key] = self.ours[key] = hook
             setattr(torchs, self.name, changed)
         return int(key)
@@ -55,6 +56,16 @@ _MODULES = _Hooks(MODULE_HOOKS)
 _BUFFERS = _Hooks(BUFFER_HOOKS)
 _PARAMETERS = _Hooks(PARAMETER_HOOKS)
 
+_KEY_OF_BUFFERS = RemovableHandle(OrderedDict()).id
+_hear_buffers: list[Callable[..., Any]] = []
+
+
+def _tell_of_buffer(module: Any, name: str, buffer: Any) -> None:
+    # Dynamo compiles this with a forward that sets a buffer, and anew for what else is read here.
+    if not torch.compiler.is_dynamo_compiling():
+        for hook in tuple(_hear_buffers):
+            hook(module, name, buffer)
+
 
 def on_module(hook: Callable[..., Any]) -> Callable[[], None]:
     """Call ``hook(parent, name, child)`` before a module is registered; return what ends that."""
@@ -63,9 +74,22 @@ def on_module(hook: Callable[..., Any]) -> Callable[[], None]:
 
 
 def on_buffer(hook: Callable[..., Any]) -> Callable[[], None]:
-    """Call ``hook(module, name, buffer)`` before a buffer is registered or set; return what ends that."""
-    key = _BUFFERS.add(hook)
-    return lambda: _BUFFERS.remove(key)
+    """Call ``hook(module, name, buffer)`` before a buffer is registered or set; return what ends that.
+
+    Not where Dynamo compiles. All hooks have one place among torch's, which compiled code knows.
+    """
+    with _lock:
+        if not _hear_buffers:
+            _BUFFERS.add(_tell_of_buffer, _KEY_OF_BUFFERS)
+        _hear_buffers.append(hook)
+
+    def stop() -> None:
+        with _lock:
+            _hear_buffers.remove(hook)
+            if not _hear_buffers:
+                _BUFFERS.remove(_KEY_OF_BUFFERS)
+
+    return stop
 
 
 @contextmanager

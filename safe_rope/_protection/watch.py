@@ -316,10 +316,9 @@ class ConstructionWatch:
 
         Nobody could tell the other one from the constructor's, which has no values either.
         """
-        current = module._buffers.get(name)
-        if current is None or not current.is_meta or current is buffer:
-            return
-        if torch.compiler.is_dynamo_compiling() or rebuilding():
+        held = module._buffers  # what TorchScript has in its place knows no ``get``
+        current = held[name] if name in held else None  # noqa: SIM401
+        if current is None or not current.is_meta or current is buffer or rebuilding():
             return
         building = self._building.get(module)
         if building is None or building.thread != threading.get_ident():

@@ -151,6 +151,38 @@ def test_what_a_script_changes_on_meta_is_named(write: Callable[[Any], None], is
     assert rope.cos.shape == changed(write).cos.shape
 
 
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return x * self.calls
+
+
+@pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")
+def test_a_compiled_forward_that_sets_a_buffer_is_not_compiled_for_each_guard() -> None:
+    torch._dynamo.reset()
+    model = Counted()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(torch._dynamo.config.recompile_limit + 2):
+        with safe_rope.guard(), safe_rope.guard():
+            result = compiled(torch.ones(3))
+    assert torch.equal(result, model.calls)
+    assert model.calls[0] == torch._dynamo.config.recompile_limit + 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_sets_a_buffer_of_what_torchscript_has_compiled() -> None:
+    model = nn.Module()
+    model.register_buffer("held", torch.ones(3))
+    with safe_rope.guard():
+        scripted = torch.jit.script(model)
+        scripted.register_buffer("held", torch.zeros(3))
+    assert torch.equal(scripted.held, torch.zeros(3))
+
+
 # ---- by a constructor that nobody saw ------------------------------------------------------------------
 
 
