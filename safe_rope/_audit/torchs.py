@@ -35,8 +35,11 @@ def add_rounded(report: AuditReport, path: str, module: nn.Module) -> None:
         whole = f"{path}.{name}".removeprefix(".")
         if whole in known or tensor.is_meta or not is_readable(tensor):
             continue
-        values = plain(tensor).detach().cpu()
-        said = damaged_in_itself(name, values, is_turned=_takes_sines(module)) or _rounded_rows(values)
+        is_turned = _takes_sines(module)
+        values, said = plain(tensor).detach(), None
+        if is_turned or is_frequency(name):
+            said = damaged_in_itself(name, values.cpu(), is_turned=is_turned)
+        said = said or _rounded_rows(values)
         if said is not None:
             severity = "damaged" if is_frequency(name) else "unknown"
             kind = class_name(type(module))
@@ -56,22 +59,27 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _rounded_rows(table: Tensor) -> str | None:
     """Say that a table is one of rounded sines or cosines of successive positions, or None."""
     rows = table.squeeze()
-    if rows.dim() < 2 or len(rows) < _FEWEST or (low := low_dtype_of(rows)) is None or not _turns(rows):
+    if rows.dim() < 2 or len(rows) < _FEWEST:
+        return None
+    rows = rows[:_ENOUGH].cpu()
+    is_whole = torch.equal(rows, rows.round())  # no dtype rounds it
+    if is_whole or (low := low_dtype_of(rows)) is None or not _turns(rows.flatten(1).double()):
         return None
     return f"{dtype_name(low)}-rounded sines or cosines of positions"
 
 
-def _turns(rows: Tensor) -> bool:
-    """Whether each column of rows [n, ...] turns by one angle at each step, and one of them clearly does.
+def _turns(values: Tensor) -> bool:
+    """Whether each column of values [n, m] turns by one angle at each step, and one of them clearly does.
 
-    Of cos(n·a) and sin(n·a) the sum of both neighbours is 2·cos(a) times what stands between them.
+    Of cos(n·a) and sin(n·a) the sum of both neighbours is 2·cos(a) times what stands between them. Both have
+    both signs, which windows and kernels that only rise and fall have not.
     """
-    values = rows[:_ENOUGH].flatten(1).double()
     between, around = values[1:-1], values[:-2] + values[2:]
     factors = (between * around).sum(0) / between.square().sum(0)
     left = (around - factors * between).abs().amax(0)
     is_turning = left <= 4 * _ROUNDING * values.abs().amax(0)
-    return bool((is_turning | (values == 0).all(0)).all()) and bool((factors.abs() < 2 - _ROUNDING).any())
+    is_clear = (factors.abs() < 2 - _ROUNDING) & (values.amin(0) < 0) & (values.amax(0) > 0)
+    return bool((is_turning | (values == 0).all(0)).all()) and bool(is_clear.any())
 
 
 def _takes_sines(module: nn.Module) -> bool:

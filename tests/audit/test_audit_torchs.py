@@ -91,3 +91,30 @@ def test_rounded_sines_and_cosines_are_not_ok(how: str, kind: str) -> None:
             report = safe_rope.audit(MADE[how](model))
         rounded = dtype == BF16 and kind in ("cos", "both")
         assert report.verdict == ("unknown" if rounded else "ok"), str(report)
+
+
+QUARTERS = torch.tensor([0.0, 1.0, 0.0, -1.0]).repeat(8)
+WINDOW = torch.hann_window(32)
+NO_NUMBERS = torch.full((16,), float("nan"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [QUARTERS[:, None].repeat(1, 4), (WINDOW[:, None] * WINDOW).to(BF16), NO_NUMBERS],
+    ids=["whole numbers", "a window", "no numbers"],
+)
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_what_holds_no_rounded_positions_is_ok(values: Tensor, is_traced: bool) -> None:
+    module = nn.Module()
+    module.register_buffer("held", values)
+    if is_traced:
+        graph = torch.fx.Graph()
+        graph.output(graph.get_attr("held"))
+        module = torch.fx.GraphModule(module, graph)
+    assert safe_rope.audit(module).verdict == "ok"
+
+
+def test_statistics_that_are_no_numbers_are_no_positions() -> None:
+    norm = nn.BatchNorm1d(16)
+    norm.running_mean.copy_(NO_NUMBERS)
+    assert safe_rope.audit(nn.Sequential(nn.Linear(16, 16), norm)).verdict == "ok"
