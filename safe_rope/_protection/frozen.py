@@ -286,7 +286,7 @@ def _may_hold_positions(name: str, rows: torch.Tensor) -> bool:
 def _is_left_over(rows: torch.Tensor) -> bool:
     """Whether memory holds what no embedding of words does: nobody has written to it since it was on meta."""
     sizes = rows.detach()[:_SAMPLE].float().abs()
-    return not bool((sizes < _LARGEST).all() & sizes.any())
+    return not (bool((sizes < _LARGEST).all()) and bool(rows.detach().any()))
 
 
 def has_damaged_sines(module: nn.Module) -> bool:

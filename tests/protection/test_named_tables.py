@@ -266,6 +266,7 @@ def _few_rows() -> dict[str, torch.Tensor]:
     hadamard = torch.tensor([[1.0, 1], [1, -1]])
     return {
         "words": drawn,
+        "words behind rows of zeros": torch.cat((torch.zeros(200, 64), drawn)),
         "words as they are drawn first": 0.02 * drawn,
         "unit words": drawn / drawn.norm(dim=-1, keepdim=True),
         "words of the norm of sines": drawn / drawn.norm(dim=-1, keepdim=True) * 32**0.5,
