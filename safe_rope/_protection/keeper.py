@@ -301,7 +301,7 @@ class Keeper:
                 if sent not in LOW:
                     del self.caches[name]  # the stock model's is in full precision, too
 
-    def _place_anew(self, module: nn.Module, device: torch.device | None) -> None:
+    def _place_anew(self, module: nn.Module, device: torch.device | None = None) -> None:
         placed, self._placed = self._placed, {}
         try:
             self.restore(module, device)
@@ -319,16 +319,13 @@ class Keeper:
 
     def follow(self, module: nn.Module) -> None:
         """Put the tables back where the module's own ``_apply`` has moved or cast them; note the dtypes."""
-        device = None
         for name in self.names(module):
             current = get_table(module, name)
             if not isinstance(current, torch.Tensor) or is_learned(current):
                 continue
-            if name in module._buffers:
-                device = current.device
             if not self.make(module, name, torch.device("cpu")).is_complex():
                 self.nominal[name] = current.dtype
-        self._place_anew(module, device)
+        self._place_anew(module)
 
     def settle(self, module: nn.Module, prefix: str, loaded: Any) -> None:
         """After a load: a checkpoint's own values are kept, unless they are the known ones rounded."""
@@ -363,17 +360,18 @@ class Keeper:
         if getattr(type(module), "__getstate__", None) is not getattr(object, "__getstate__", None):
             own = module.__getstate__()  # type: ignore[no-untyped-call]
             state = {**own, STATE: self} if isinstance(own, dict) else state
-        attributes = {name: value for name, value in state.items() if name not in names}
+        attributes = {name: _place(v) if name in names else v for name, v in state.items()}
         buffers = module._buffers
-        attributes["_buffers"] = {name: None if name in names else v for name, v in buffers.items()}
-        attributes.update({name: None for name in names if name in vars(module)})
-        witness = next((b for name in names if (b := buffers.get(name)) is not None), torch.empty(0))
-        # A tensor, not a device: torch.load's map_location moves it along with the rest.
-        attributes["_safe_rope_device"] = witness.reshape(-1)[:0].clone()
+        attributes["_buffers"] = {name: _place(v) if name in names else v for name, v in buffers.items()}
         return attributes
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_placed": {}, "attributes": {}, "replays": None}
+
+
+def _place(table: Any) -> Any:
+    """Return a tensor without values where a table is: torch.load's map_location moves it with the rest."""
+    return table.reshape(-1)[:0].clone() if isinstance(table, torch.Tensor) else None
 
 
 def _holds_the_same(current: Any, table: torch.Tensor) -> bool:

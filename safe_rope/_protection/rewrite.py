@@ -423,11 +423,10 @@ class ProtectedModule(_Module):
         return replica
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
-        device = attributes.pop(f"{STATE}_device").device
         _as_stock(self).__setstate__(attributes)
         state = state_of(self)
         _acquire(self, state)
-        state.restore(self, device)
+        state.restore(self)
         _show_properties(self)
 
 

@@ -18,10 +18,11 @@ STYLES = HERE.parent / "zoo" / "test_styles_on_cuda.py"
     ("tests", "chosen"),
     [
         (HERE / "test_longrope.py", ""),
+        (HERE / "test_copies.py", ""),
         (STYLES, "moved-and-cast or built-there-then-cast"),
         (STYLES, "autocast or meta"),
     ],
-    ids=["longrope", "cast", "autocast and meta"],
+    ids=["longrope", "copies", "cast", "autocast and meta"],
 )
 def test_what_a_gpu_is_asked(tests: Path, chosen: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(tests)]
