@@ -276,6 +276,9 @@ def _note_caches(call: Call, stock: nn.Module | None, origins: dict[int, Origin]
             continue
         if value.dtype == torch.float32 and other.dtype in LOW:
             caches[name] = other.dtype, origins.get(id(value), Origin.NONE)
+            if value.is_inference():  # stock widens its own before it is used in FP32
+                with torch.inference_mode(False):
+                    set_table(call.module, name, value.clone())
             show(call.module, name, seen_cache)
         else:
             caches.pop(name, None)
