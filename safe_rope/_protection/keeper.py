@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.torch_private import is_learned
+from safe_rope._base.torch_private import is_learned, is_wrapped
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import is_blank, is_damage
@@ -147,7 +147,7 @@ class Keeper:
 
         """
         placed = self._placed
-        if device is None and len(placed) == self._count:
+        if device is None and len(placed) == self._count and not (self.awaited and self._comes_to(module)):
             buffers = module._buffers
             for name, right in placed.copy().items():  # another thread may put a table there meanwhile
                 if not right.is_right(buffers[name] if name in buffers else get_table(module, name)):
@@ -161,8 +161,13 @@ class Keeper:
             if is_learned(current):
                 self.yield_to(module, name, current)
                 continue
-            if current is None and name in self.awaited:
-                continue
+            if name in self.awaited:
+                if current is None:
+                    if name not in module._buffers:
+                        self.attributes.setdefault(name, None)
+                    continue
+                # Somebody else has put it there, or the forward where nothing was kept.
+                known = placed[name] = Placed.of(self.make(module, name, device_of(current)))
             if current is None and known is not None:
                 self.drop(module, name)
             else:
@@ -179,6 +184,10 @@ class Keeper:
             self.put(module, name, current if stays else table)
         self._count = len(placed)
         return True
+
+    def _comes_to(self, module: nn.Module) -> bool:
+        """Whether any awaited table is there."""
+        return any(get_table(module, name) is not None for name in tuple(self.awaited))
 
     def put(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
         """Put ``table`` into the module, and know it from here on."""
@@ -366,7 +375,11 @@ class Keeper:
         return attributes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": {}, "attributes": {}, "replays": None}
+        return {**self.__dict__, "_placed": {}, "attributes": self._attributes_of_copy(), "replays": None}
+
+    def _attributes_of_copy(self) -> dict[str, Any]:
+        """Return ``attributes`` of a copy, which has no tables yet: the awaited ones are None there, too."""
+        return dict.fromkeys(self.awaited & self.attributes.keys())
 
 
 def _place(table: Any) -> Any:
@@ -376,7 +389,7 @@ def _place(table: Any) -> Any:
 
 def _holds_the_same(current: Any, table: torch.Tensor) -> bool:
     """Whether a plain tensor holds what ``table`` does, where and as it does."""
-    if type(current) is not torch.Tensor or current.is_meta or current.is_inference():
+    if type(current) is not torch.Tensor or current.is_meta or current.is_inference() or is_wrapped(current):
         return False
     is_alike = (current.device, current.dtype, current.shape) == (table.device, table.dtype, table.shape)
     return is_alike and torch.equal(current, table)

@@ -166,7 +166,8 @@ class PinnedState(Keeper):
         self.pins[name] = Pin(buffer, finished=False)  # phases, for all that is known
         self.nominal[name] = buffer.dtype
         self.adopt(module, name, buffer)
-        self.put(module, name, buffer)
+        # No write to an inference tensor is counted.
+        self.put(module, name, self.make(module, name, buffer.device) if buffer.is_inference() else buffer)
 
     # ------------------------------------------------------------------ forward
 
@@ -188,7 +189,7 @@ class PinnedState(Keeper):
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
         duplicate.caches = dict(self.caches)
         duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
-        duplicate.attributes, duplicate.awaited = {}, set(self.awaited)
+        duplicate.attributes, duplicate.awaited = self._attributes_of_copy(), set(self.awaited)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def seen_cache(module: Any, name: str, cache: Any) -> Any:
 
 
 def _seen(module: Any, name: str, table: Any) -> Any:
+    if table is None:
+        return None  # it is awaited
     if torch.compiler.is_compiling():
         return _seen_in_graph(module, name, table)
     state = vars(module).get(STATE)

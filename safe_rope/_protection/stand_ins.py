@@ -253,7 +253,7 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
     result = call.forward(stand_in, *call.args, **call.kwargs) if run is None else run(stand_in)
     if not call.watched:
         _adopt(call, stand_in, before, shown, versions)
-    elif any([get_table(stand_in, name) is not table for name, table in shown.items()]):
+    elif any(get_table(stand_in, name) is not shown.get(name) for name in state.pins):
         return result  # tables that are made under a transformation are not kept, nor what says that they are
     take_back(module, stand_in, state.pins)
     return result
