@@ -70,6 +70,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     if runner.is_opaque or key in runner.refused:
         return _run_unasked(call)
     origins: dict[int, Origin] = {}
+    is_refused = False
     learned = None if call.watched else runner.results.get(key)
     given: Any = None
     stock: nn.Module | None = None
@@ -79,9 +80,12 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
                 given, stock = _as_stock(call)
     except UnansweredError:
         logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
+        is_refused = True
+    if is_refused:
+        result = _run_unasked(call)
         if not call.watched:
-            runner.refuse(key)
-        return _run_unasked(call)
+            runner.refuse(key)  # a call that raises says nothing of the next
+        return result
     if any(map(_is_opaque, flattened(given)[0])):
         runner.is_opaque = not call.watched
         return _run_unasked(call)
