@@ -443,6 +443,7 @@ class CallSites:
         self._walk = walk
         self._names = names
         self._known: dict[int, list[Call]] = {}
+        self._calls_made: dict[int, Call] = {}
         # Of a function, the calls with something unpacked, and those that may be of it.
         self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
 
@@ -602,7 +603,14 @@ class CallSites:
         return items
 
     def _made(self, sites: Iterable[Site]) -> list[Call]:
-        return [self._names.call(site.node, site.place) for site in sites if isinstance(site.node, ast.Call)]
+        made = []
+        for site in sites:
+            if isinstance(site.node, ast.Call):
+                call = self._calls_made.get(id(site.node))
+                if call is None:
+                    call = self._calls_made[id(site.node)] = self._names.call(site.node, site.place)
+                made.append(call)
+        return made
 
 
 def _last(node: ast.expr) -> str:

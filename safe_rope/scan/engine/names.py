@@ -80,6 +80,7 @@ class Names:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self._loops: dict[int, Loops] = {}
+        self._computed_of: dict[str, list[Scope | None]] = {}
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
         """Return the bindings that can reach a use, the last first; [] for an import or a builtin."""
@@ -131,11 +132,20 @@ class Names:
             or any(
                 one is not None and one.kind == "class" and self._is_related(owner, one) for one in methods
             )
-            or any(
-                re.fullmatch(names, attribute) and self._is_related(owner, of)
-                for names, of in self.walk.computed
-            )
+            or any(self._is_related(owner, of) for of in self._computed(attribute))
         )
+
+    def _computed(self, attribute: str) -> list[Scope | None]:
+        """Return the classes of which something gives an attribute by a name that is computed."""
+        found = self._computed_of.get(attribute)
+        if found is None:
+            found = [of for names, of in self._patterns if names.fullmatch(attribute)]
+            self._computed_of[attribute] = found
+        return found
+
+    @cached_property
+    def _patterns(self) -> list[tuple[re.Pattern[str], Scope | None]]:
+        return [(re.compile(names), of) for names, of in dict.fromkeys(self.walk.computed)]
 
     def _is_related(self, one: Scope | None, other: Scope | None) -> bool:
         if one is None or other is None or one is other:

@@ -1,0 +1,58 @@
+"""What a scan of a long file asks grows with the file and not with its square."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safe_rope.scan.engine.names import Names
+
+FUNCTIONS = """
+def f{0}(n: int):
+    return torch.arange(n) / 2
+reg['a{0}']({0})
+f{0}({0})
+"""
+ATTRIBUTES = """
+        self.n{0}: int = n
+        self.__dict__['x{0}'] = 3
+        setattr(self, 'p%d' % {0}, 0.5)
+        self.y{0} = torch.arange(self.n{0}) / 3
+"""
+
+
+def counted(function: Callable[..., Any], counts: list[int]) -> Callable[..., Any]:
+    def count(*args: Any, **kwargs: Any) -> Any:
+        counts[-1] += 1
+        return function(*args, **kwargs)
+
+    return count
+
+
+def asked(project: Path, scan: Any, text: str, counts: list[int]) -> int:
+    (project / "long.py").write_text(text)
+    counts.append(0)
+    result = scan("long.py", "--jobs", "1", "--no-cache")
+    assert result.exit_code in (0, 1), result.stderr
+    return counts[-1]
+
+
+def test_calls_are_looked_at_once(project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Names, "call", counted(Names.call, counts))
+    texts = ["import torch\n" + "".join(FUNCTIONS.format(i) for i in range(n)) for n in (100, 300)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_computed_names_are_compiled_once(project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(re, "fullmatch", counted(re.fullmatch, counts))
+    head = "import torch\nclass A:\n    def __init__(self, n: int):"
+    texts = [head + "".join(ATTRIBUTES.format(i) for i in range(n)) for n in (100, 300)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert many <= 4 * max(few, 10)
