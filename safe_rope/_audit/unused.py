@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -36,10 +36,19 @@ def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
     reads = [one for function in own for one in _reads(name, function)]
     if not (reads and all(reads)) or any(_EVERYTHING & bytecode.names_in(one) for one in own):
         return False
+    if any(name in bytecode.names_in(one) for one in _of_torch(cls)):
+        return False
     beside = (one for other in others if other is not cls for one in bytecode.methods_of(other))
     return not any(
         name in bytecode.names_in(one) for one in beside if one.__name__ not in bytecode.INITIALISING
     )
+
+
+def _of_torch(cls: type) -> Iterator[types.FunctionType]:
+    """Yield the methods that a class has from a module of torch, as those of an Embedding."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("torch.") and base is not nn.Module:
+            yield from (one for one in vars(base).values() if isinstance(one, types.FunctionType))
 
 
 def _reads(name: str, function: types.FunctionType) -> Iterable[bool]:

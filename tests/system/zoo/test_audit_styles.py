@@ -73,12 +73,15 @@ HIDDEN = {
     "FrequenciesInAClosure",
     "InAReadOnlyMapping",
     "InADataclassWithAList",
+    "InADictOfDicts",
 }
 
 # The audit looks into no module of torch's own or of TorchScript; the guard's report names such tables.
 IN_A_MODULE_OF_TORCH = {"InABareModule", "Traced", "ScriptedRope", "EmbeddingOfABuffer"}
 # No positions, but counted: the guard keeps them, and what a cast rounds is told.
 COUNTED = {"ExpectedValue"}
+# A table that code asks for its dtype alone, in a model whose weights are cast as well.
+ASKED_FOR_ITS_DTYPE = {"ChatGLM"}
 
 
 # Every sixth style: a sample for the older releases.
@@ -103,7 +106,7 @@ def test_a_style_gets_a_right_verdict_on_every_load_path(
         lost = {text for text in seen.lost.values() if text != UNFILLED}
         state = "lost" if lost else "unfilled" if seen.lost else "right"
         SEEN[f"{state}: {seen.verdict}"] += 1
-        if seen.problem is not None and name not in IN_A_MODULE_OF_TORCH | COUNTED:
+        if seen.problem is not None and name not in IN_A_MODULE_OF_TORCH | COUNTED | ASKED_FOR_ITS_DTYPE:
             wrong.append(seen.problem)
         elif seen.verdict == "unknown" and not _is_named(name, state):
             wrong.append(f"{name}, {path.name}: unknown, {seen.lost or 'right'}\n{seen.report}")
