@@ -20,7 +20,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
-from safe_rope._base.torch_private import set_compiler
+from safe_rope._base.torch_private import is_dispatched, is_transformed, is_wrapped, set_compiler
 from safe_rope._protection import in_fp32, in_graphs, products
 from safe_rope._protection.shown import STATE, sees
 from safe_rope._protection.stand_ins import (
@@ -55,6 +55,8 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside
     if not isinstance(first, torch.Tensor) and is_traced((*args, *kwargs.values())):
         state.restore(module)
         return run_traced(module, lambda: _run(call), lambda: call.on(module))
+    if call.watched and state.awaited and is_transformed() and not is_dispatched():
+        _place_awaited(call)
     if not call.watched:
         state.restore(module)
         if not state.pins and state.applied is None:
@@ -94,6 +96,15 @@ def run_beside(
     has_forward = stock_class(module).forward is not nn.Module.forward
     is_part |= has_forward and _does_more(module)
     return called(module, *args, **kwargs) if is_part else run(module, called, args, dict(kwargs), True)
+
+
+def _place_awaited(call: Call) -> None:
+    """Put tables there before a first call under a transform: what is made there is not kept."""
+    device = call.leaves[0].device if call.leaves else torch.device("cpu")
+    for name in tuple(call.state.awaited):
+        table = call.state.make(call.module, name, device)
+        if get_table(call.module, name) is None and not is_wrapped(table):
+            call.state.put(call.module, name, table)
 
 
 def _restore_inside(module: Any) -> None:

@@ -157,3 +157,24 @@ def test_tables_may_be_made_in_inference_mode() -> None:
     for _ in range(2):
         assert torch.equal(module(X, IDS), LazyTable()(X, IDS))
         module.bfloat16()
+
+
+class LazyUntilItIsThere(Lazy):
+    """No flag says whether the buffer has been made."""
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        if self.inv_freq is None:
+            self.build()
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        return torch.cat((phases.cos(), phases.sin()), dim=-1).to(x.dtype)
+
+
+def test_a_first_call_under_vmap_leaves_what_stock_keeps() -> None:
+    stock = LazyUntilItIsThere()
+    with safe_rope.guard():
+        module = LazyUntilItIsThere()
+    for one in (module, stock):
+        one.bfloat16()
+        torch.func.vmap(lambda x, one=one: one(x, IDS[0]))(X.bfloat16())
+    assert torch.equal(module.inv_freq, stock.inv_freq)  # type: ignore[arg-type]
+    assert torch.equal(module(X, IDS), stock(X, IDS))
