@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import safe_rope
 from safe_rope._base import bytecode
 from safe_rope._protection.rewrite import ProtectedModule
+
+pytestmark = pytest.mark.fresh  # other tests leave hooks and modules, which a guard looks at as well
 
 
 class Rotary(nn.Module):
