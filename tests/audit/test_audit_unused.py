@@ -1,12 +1,120 @@
-"""A table is excused where code asks for its dtype alone, and not where torch's own code reads it."""
+"""Frequencies whose dtype alone a forward reads do no damage; what anything reads does."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 import safe_rope
+
+DIM, LENGTH = 32, 1500
+
+
+class AsksForTheDtype(nn.Module):
+    """ChatGLM's: frequencies are made anew from the dtype of those that are kept."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim)))
+        self.dim = dim
+
+    def made(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        theta = 1.0 / (10000 ** (torch.arange(0, self.dim, 2, dtype=dtype) / self.dim))
+        phases = torch.outer(torch.arange(length, dtype=dtype), theta).float()
+        return torch.stack((phases.cos(), phases.sin()), dim=-1).to(dtype)
+
+    def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
+        return self.made(max_seq_len, self.inv_freq.dtype)
+
+
+class ReadsThemToo(AsksForTheDtype):
+    def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
+        return self.made(max_seq_len, self.inv_freq.dtype) * (1 + 0 * self.inv_freq[:, None])
+
+
+class TurnedBeside(AsksForTheDtype):
+    def phases(self, length: int) -> torch.Tensor:
+        return torch.outer(torch.arange(length), self.inv_freq)
+
+
+class Parent(nn.Module):
+    """It reads what its child's forward does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = AsksForTheDtype(DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]), self.rotary.inv_freq).cos()
+
+
+class Further(nn.Module):
+    """What stands in between does not read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"block": Holder()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]), self.inner["block"].rotary.inv_freq).cos()
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = AsksForTheDtype(DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rotary(x.shape[1])
+
+
+def test_frequencies_of_which_only_the_dtype_is_read_are_a_note() -> None:
+    true = AsksForTheDtype(DIM)(LENGTH)
+    rotary = AsksForTheDtype(DIM).bfloat16().float()
+    assert torch.equal(rotary(LENGTH), true)
+    report = safe_rope.audit(nn.Sequential(rotary))
+    assert report.ok, str(report)
+    assert [(found.what, found.severity) for found in report.findings] == [("inv_freq", "note")]
+    assert safe_rope.audit(Holder().bfloat16().float()).ok
+    low = AsksForTheDtype(DIM).bfloat16()
+    assert (low(LENGTH).float() - true).abs().max() > 1
+    assert safe_rope.audit(nn.Sequential(low)).verdict == "damaged"
+
+
+@pytest.mark.parametrize("make", [lambda: ReadsThemToo(DIM), lambda: TurnedBeside(DIM), Parent, Further])
+def test_what_is_read_is_damaged(make: Callable[[], nn.Module]) -> None:
+    assert safe_rope.audit(nn.Sequential(make())).ok
+    report = safe_rope.audit(nn.Sequential(make().bfloat16().float()))
+    assert report.verdict == "damaged", str(report)
+
+
+@pytest.mark.parametrize("alibi", [True, False])
+def test_a_rotary_module_beside_alibi_does_no_damage(alibi: bool) -> None:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    sizes: dict[str, int] = {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+    }
+    torch.manual_seed(0)
+    model = FalconForCausalLM(FalconConfig(**sizes, alibi=alibi)).eval().to(torch.bfloat16)
+    tables = [(module, name, table) for module in model.modules() for name, table in module._buffers.items()]
+    ids = torch.arange(50)[None]
+    with torch.no_grad():
+        cast = model(ids).logits
+        verdict = safe_rope.audit(model)
+        for module, name, table in tables:
+            if table is not None and "inv_freq" in name:
+                module._buffers[name] = torch.zeros_like(table)
+        without = model(ids).logits
+    assert torch.equal(cast, without) == alibi
+    assert verdict.ok == alibi
+    assert ("ALiBi" in str(verdict)) == alibi
 
 
 class Sinusoids(nn.Embedding):
