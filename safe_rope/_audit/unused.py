@@ -36,9 +36,8 @@ def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
     reads = [one for function in own for one in _reads(name, function)]
     if not (reads and all(reads)) or any(_EVERYTHING & bytecode.names_in(one) for one in own):
         return False
-    if any(name in bytecode.names_in(one) for one in _of_torch(cls)):
-        return False
-    beside = (one for other in others if other is not cls for one in bytecode.methods_of(other))
+    beside = [*_of_torch(cls)]
+    beside += (one for other in others if other is not cls for one in bytecode.methods_of(other))
     return not any(
         name in bytecode.names_in(one) for one in beside if one.__name__ not in bytecode.INITIALISING
     )
