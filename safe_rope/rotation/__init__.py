@@ -209,8 +209,11 @@ def _as_stock(value: Any) -> Any:
 
 
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:
-    """Return where among the arguments of ``stock`` the position_ids are, if it needs any."""
-    parameters = list(inspect.signature(stock).parameters.values())
+    """Return where among the arguments of ``stock`` the position_ids are, if it needs any that are known."""
+    try:
+        parameters = list(inspect.signature(stock).parameters.values())
+    except (TypeError, ValueError):  # of a compiled extension: nothing says what it takes
+        return None
     needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]
     return [p.name for p in parameters].index("position_ids") if "position_ids" in needed else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from support.own_rotary import Rotary, rotate_half
 from torch import Tensor, nn
 
 import safe_rope
+from safe_rope.rotation import fp32_application, marked
 
 
 def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,6 +164,14 @@ def test_a_helper_that_is_replaced_later_counts(monkeypatch: pytest.MonkeyPatch)
     model(q, k)
     monkeypatch.setitem(globals(), "rotate_half", lambda x: x.flip(-1) * 3)
     assert all(map(torch.equal, Attention(call)(q, k), model(q, k)))
+
+
+def test_a_function_of_a_compiled_extension_which_says_nothing_of_its_arguments_runs_as_in_stock() -> None:
+    compiled = ctypes.PYFUNCTYPE(*[ctypes.py_object] * 5)(plain)
+    q, k, cos, sin = torch.randn(4, 2, 2, 50, 16, dtype=torch.bfloat16)
+    cos, sin = cos[:, 0], sin[:, 0]
+    tables = (marked(table.float(), torch.bfloat16) for table in (cos, sin))
+    assert all(map(torch.equal, fp32_application(compiled)(q, k, *tables), compiled(q, k, cos, sin)))
 
 
 def test_other_libraries_can_read_a_table() -> None:
