@@ -120,7 +120,8 @@ def in_place_of_deepspeeds(module: Any) -> None:
 
     @functools.wraps(stock)
     def initialized(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(initialize).bind(*args, **kwargs).arguments
+        # Not bound: what a newer DeepSpeed takes besides, it gets.
+        given = dict(zip(inspect.signature(initialize).parameters, args, strict=False)) | kwargs
         found = find_config(*(given.get(name) for name in ("args", "config", "config_params")))
         section = read_config(found).get(SECTION) if found is not None else None
         if not section:

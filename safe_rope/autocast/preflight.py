@@ -195,7 +195,7 @@ def _whole(value: Any, where: str) -> int:
 
 def _accumulation_steps(config: Mapping[str, Any]) -> int:
     """The steps that the config names, or that follow from its batch sizes once the world is known."""
-    if "gradient_accumulation_steps" in config:
+    if config.get("gradient_accumulation_steps") is not None:
         return _whole(config["gradient_accumulation_steps"], "gradient_accumulation_steps")
     if config.get("train_batch_size") is None or config.get("train_micro_batch_size_per_gpu") is None:
         return 1

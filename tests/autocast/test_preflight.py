@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.config import DeepSpeedConfig
 from torch import nn
 
 import safe_rope
@@ -109,6 +110,19 @@ def test_what_is_asked_for_is_read(check: Any) -> None:
         reduce_dtype=torch.float32,
         reduce_bucket_size=500_000_000,
     )
+
+
+@pytest.mark.parametrize("sizes", [{}, {"train_batch_size": 4}], ids=["one", "of sizes"])
+def test_a_key_that_is_null_is_not_given(sizes: dict[str, int], check: Any) -> None:
+    given = config(gradient_accumulation_steps=None, **sizes)
+    assert check(given).accumulation_steps == DeepSpeedConfig(given).gradient_accumulation_steps
+
+
+def test_an_argument_of_a_newer_deepspeed_reaches_it() -> None:
+    known = types.SimpleNamespace(initialize=lambda args=None, **given: given)
+    safe_rope.autocast.in_place_of_deepspeeds(known)
+    given = {"config": {"bf16": {"enabled": True}}, "something_new": 1}
+    assert known.initialize(None, **given) == given
 
 
 @pytest.mark.parametrize("off", [{}, {"torch_autocast": {"enabled": False}}, {"torch_autocast": {}}])
