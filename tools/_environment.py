@@ -41,6 +41,7 @@ STEPS = {
     "library": "installing safe_rope, editable",
     "helper": "building DeepSpeed's C++ helper",
 }
+EXTENSIONS = "torch_extensions"
 _building = threading.Lock()
 # Bytecode is made when a module is imported: that of all that is installed takes two thirds of an install.
 PIP = ("-m", "pip", "install", "--no-compile", "--no-input", "--disable-pip-version-check")
@@ -102,6 +103,18 @@ def newest_pair() -> Pair:
     raise ToolError(f"no file in requirements/ is for Python {version}; name another one with --python")
 
 
+def variables(folder: Path) -> dict[str, str]:
+    """Return the environment variables for a program that runs in the virtual environment of a folder."""
+    return {
+        **DEFAULTS,
+        **os.environ,
+        # All environments of a user share DeepSpeed's own folder; two versions in it break each other.
+        "TORCH_EXTENSIONS_DIR": str(folder / EXTENSIONS),
+        "VIRTUAL_ENV": str(folder),
+        "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)]),
+    }
+
+
 class Environment:
     """One version pair's virtual environment. ``with environment.ready():`` makes and holds it.
 
@@ -114,20 +127,13 @@ class Environment:
         self.folder = main if pair == newest_pair() else main.with_name(f"{main.name}-{pair.name}")
         self.python = self.folder / "bin" / "python"
         self._log = self.folder / "install.log"
-        self._extensions = self.folder / "torch_extensions"
+        self._extensions = self.folder / EXTENSIONS
         self._lock = self.folder / ".safe-rope-lock"
         self._record = self.folder / "safe-rope-steps.json"
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for a program that runs in here."""
-        return {
-            **DEFAULTS,
-            **os.environ,
-            # All environments of a user share DeepSpeed's own folder; two versions in it break each other.
-            "TORCH_EXTENSIONS_DIR": str(self._extensions),
-            "VIRTUAL_ENV": str(self.folder),
-            "PATH": os.pathsep.join([str(self.folder / "bin"), os.environ.get("PATH", os.defpath)]),
-        }
+        return variables(self.folder)
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from _environment import BUILD_HELPER, BUILD_REQUIREMENTS, DEFAULTS, LIMIT, PIP, REQUIREMENTS, ROOT
+from _environment import BUILD_HELPER, BUILD_REQUIREMENTS, LIMIT, PIP, REQUIREMENTS, ROOT, variables
 from _process import ToolError, end_running, run, say
 
 TABLE = REQUIREMENTS / "wide.txt"
@@ -33,17 +33,8 @@ MARK = "<!-- tools/lab matrix --wide -->\n"
 NEWEST = ["torch", "transformers", "deepspeed", "numpy", "accelerate", "peft", "matplotlib"]
 BESIDE = ("accelerate", "peft", "matplotlib", "kernels", "triton")
 NAMED = ("torch", "transformers", "deepspeed", "numpy")
-NEEDED = [
-    "wrapt",
-    "click",
-    "rich",
-    "tomli",
-    "hypothesis",
-    "mpmath",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-]
+TESTING = ("hypothesis", "mpmath", "pytest", "pytest-timeout", "pytest-xdist")
+NEEDED = ("wrapt", "click", "rich", "tomli", *TESTING)
 LEFT_OUT = (
     "tests/autocast/test_two_ranks.py",
     "tests/cli",
@@ -224,16 +215,6 @@ def make(one: Wanted) -> float:
         helper: list[str | Path] = [inside, "-c", BUILD_HELPER]
         run(helper, env=variables(one.folder), cwd=one.folder, limit=LIMIT, output=output)
     return time.monotonic() - began
-
-
-def variables(folder: Path) -> dict[str, str]:
-    return {
-        **DEFAULTS,
-        **os.environ,
-        "TORCH_EXTENSIONS_DIR": str(folder / "torch_extensions"),
-        "VIRTUAL_ENV": str(folder),
-        "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)]),
-    }
 
 
 def measured(one: Wanted, output: Any, jobs: int) -> Row:

@@ -16,19 +16,8 @@ from typing import Any
 from _process import ToolError, exit_on_sigterm, say
 
 COMMANDS = (
-    *(
-        "autocast-fuzz",
-        "bench",
-        "chart",
-        "deepspeed-tests",
-        "docs",
-        "gpu",
-        "libraries",
-        "quality",
-        "scan-eval",
-        "soak",
-    ),
-    *("upstream", "verify-tables", "wheel", "zoo"),
+    *("autocast-fuzz", "bench", "chart", "deepspeed-tests", "docs", "gpu", "libraries", "quality"),
+    *("scan-eval", "soak", "upstream", "verify-tables", "wheel", "zoo"),
 )
 
 

@@ -21,9 +21,9 @@ def page(records: dict[str, dict[str, Any]]) -> str:
     lines = [TITLE]
     for name, record in records.items():
         lines += [*_machine(name, record), ""]
-        for part, write in SECTIONS.items():
+        for part, (title, write) in SECTIONS.items():
             if part in record:
-                lines += [*write(record[part]), ""]
+                lines += [f"### {title}", "", *write(record[part]), ""]
         if record.get("not ended"):
             lines += [
                 "### Not ended",
@@ -53,8 +53,6 @@ def _machine(name: str, record: dict[str, Any]) -> Iterator[str]:
 
 
 def _tests(found: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "### Tests"
-    yield ""
     yield from _columns("what", "passed", "failed")
     for name, counts in found.items():
         yield f"| {name} | {counts['tests'] - counts['failed']} | {counts['failed']} |"
@@ -62,8 +60,6 @@ def _tests(found: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _rotation(found: dict[str, Any]) -> Iterator[str]:
     """Rows of `tools/lab bench application`: the kernel, against a copy of the same bytes and the others."""
-    yield "### The rotation of q and k"
-    yield ""
     yield _prose(
         "Device time, the best of twenty turns, with the cache emptied before each. The copy is of the same "
         "bytes, and the target is 1.15 of it. Liger-Kernel rotates in BF16 and in place; the target is 1.00."
@@ -85,8 +81,6 @@ def _rotation(found: dict[str, Any]) -> Iterator[str]:
 
 def _lookups(found: dict[str, Any]) -> Iterator[str]:
     """Rows of `tools/lab bench tables`."""
-    yield "### Looking positions up"
-    yield ""
     ratios = [row["ratio"] for row in found["tables"] if "positions" in row["what"]]
     yield _prose(
         f"Cos and sin of one position to 32,768, contiguous, packed and at random, take {min(ratios):.2f} to "
@@ -95,8 +89,6 @@ def _lookups(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _launches(found: dict[str, Any]) -> Iterator[str]:
-    yield "### Kernels that a forward launches"
-    yield ""
     yield "Four layers, BF16, twelve tokens."
     yield ""
     yield from _columns("model", "stock", "guarded")
@@ -106,8 +98,6 @@ def _launches(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _memory(found: dict[str, int]) -> Iterator[str]:
-    yield "### Memory"
-    yield ""
     most = max(found[f"{name}, guarded"] - found[f"{name}, stock"] for name in _models(found))
     yield _prose(
         f"{', '.join(_models(found))}: a guarded forward takes {max(most, 0) / 1e6:.1f} MB more than the "
@@ -121,23 +111,17 @@ def _models(found: dict[str, Any]) -> list[str]:
 
 def _waits(found: dict[str, str]) -> Iterator[str]:
     waiting = [name for name, said in found.items() if said != "no"]
-    yield "### Waiting for the device"
-    yield ""
     said = ", ".join(waiting) or "none of them"
     yield _prose(f"{', '.join(_models(found))}: a forward waits for the device in {said}.")
 
 
 def _graphs(found: dict[str, Any]) -> Iterator[str]:
     differing = [name for name, same in found.items() if same is not True]
-    yield "### CUDA graphs"
-    yield ""
     said = f"all but {', '.join(differing)}" if differing else ", ".join(found)
     yield f"A captured forward gives the bits of the forward itself: {said}."
 
 
 def _outputs(found: dict[str, Any]) -> Iterator[str]:
-    yield "### Outputs"
-    yield ""
     yield _prose(
         "How far outputs are from those of the stock model in FP32 on the CPU, as a share of the largest. "
         "Random weights, two layers."
@@ -155,8 +139,6 @@ def _outputs(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _decoding(found: dict[str, Any]) -> Iterator[str]:
-    yield "### Whole models"
-    yield ""
     yield _prose(
         "Times as ratios to the stock model, medians over turns; in brackets those of a second stock model. "
         "The layers are a few hundred elements wide: what the program takes to launch is all there is."
@@ -177,8 +159,6 @@ def _decoding(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _training(found: dict[str, Any]) -> Iterator[str]:
-    yield "### A training step"
-    yield ""
     row, *controls = found["training"]
     others = ", ".join(f"{control['ratio']:.3f}" for control in controls)
     yield _prose(
@@ -188,8 +168,6 @@ def _training(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _zero(found: dict[str, Any]) -> Iterator[str]:
-    yield "### ZeRO"
-    yield ""
     stages = {name: row for name, row in found.items() if name.startswith("stage")}
     losses = {tuple(row["losses"]) for row in stages.values() if isinstance(row, dict)}
     same = "the same losses" if len(losses) == 1 else f"losses {sorted(losses)}"
@@ -201,8 +179,6 @@ def _zero(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _autocast(found: dict[str, Any]) -> Iterator[str]:
-    yield "### torch.autocast on ZeRO"
-    yield ""
     stages = {name: row for name, row in found.items() if name.startswith("stage")}
     yield _prose(
         "The engine of `safe_rope.initialize`, three steps in BF16 of the same Llama: how far the loss and "
@@ -216,8 +192,6 @@ def _autocast(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _damage(found: dict[str, Any]) -> Iterator[str]:
-    yield "### Position tables after a load"
-    yield ""
     yield "Models with position tables that the load path damages, without the guard and with it."
     yield ""
     yield from _columns("load path", "models", "damaged", "with the guard")
@@ -226,18 +200,18 @@ def _damage(found: dict[str, Any]) -> Iterator[str]:
 
 
 SECTIONS = {
-    "tests": _tests,
-    "application": _rotation,
-    "tables": _lookups,
-    "launches": _launches,
-    "memory": _memory,
-    "decode": _decoding,
-    "training": _training,
-    "waits": _waits,
-    "graphs": _graphs,
-    "zero": _zero,
-    "autocast": _autocast,
-    "loads": _damage,
-    "outputs": _outputs,
+    "tests": ("Tests", _tests),
+    "application": ("The rotation of q and k", _rotation),
+    "tables": ("Looking positions up", _lookups),
+    "launches": ("Kernels that a forward launches", _launches),
+    "memory": ("Memory", _memory),
+    "decode": ("Whole models", _decoding),
+    "training": ("A training step", _training),
+    "waits": ("Waiting for the device", _waits),
+    "graphs": ("CUDA graphs", _graphs),
+    "zero": ("ZeRO", _zero),
+    "autocast": ("torch.autocast on ZeRO", _autocast),
+    "loads": ("Position tables after a load", _damage),
+    "outputs": ("Outputs", _outputs),
 }
-"""What writes each part, in the order of the page."""
+"""The heading of each part and what writes it, in the order of the page."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +46,30 @@ def _pair(name: str, device: str) -> tuple[Any, Any, dict[str, Any]]:
     return stock, guarded, inputs
 
 
+def _each(device: str) -> Iterator[tuple[str, int, Any, dict[str, Any]]]:
+    """Yield both models of each family: a name, which it is (1 is guarded), itself and its input."""
+    for name in FAMILIES:
+        *both, inputs = _pair(name, device)
+        for which, kind in enumerate(("stock", "guarded")):
+            yield f"{name}, {kind}", which, both[which], inputs
+
+
 @torch.no_grad()
 def waits(device: str) -> dict[str, Any]:
     """Whether a forward of a guarded model ever waits for the device where the stock one does not."""
     found: dict[str, Any] = {}
-    for name in FAMILIES:
-        stock, guarded, inputs = _pair(name, device)
-        for kind, model in (("stock", stock), ("guarded", guarded)):
+    for name, _, model, inputs in _each(device):
+        model(**inputs)
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
             model(**inputs)
+            found[name] = "no"
+        except RuntimeError as error:
+            found[name] = str(error).splitlines()[0]
+        finally:
             if device == "cuda":
-                torch.cuda.set_sync_debug_mode("error")
-            try:
-                model(**inputs)
-                found[f"{name}, {kind}"] = "no"
-            except RuntimeError as error:
-                found[f"{name}, {kind}"] = str(error).splitlines()[0]
-            finally:
-                if device == "cuda":
-                    torch.cuda.set_sync_debug_mode("default")
+                torch.cuda.set_sync_debug_mode("default")
     return found
 
 
@@ -73,20 +79,18 @@ def launches(device: str) -> dict[str, Any]:
     from laboratory.bench.decode import WARM_UP, as_it_is_alone, operators
 
     found: dict[str, Any] = {}
-    for name in FAMILIES:
-        stock, guarded, inputs = _pair(name, device)
-        for which, (kind, model) in enumerate((("stock", stock), ("guarded", guarded))):
-            with as_it_is_alone(which):
-                for _ in range(WARM_UP):
+    for name, which, model, inputs in _each(device):
+        with as_it_is_alone(which):
+            for _ in range(WARM_UP):
+                model(**inputs)
+            row: dict[str, Any] = {"operators": operators(partial(model, **inputs))[0]}
+            if device == "cuda":
+                activities = [torch.profiler.ProfilerActivity.CUDA]
+                with torch.profiler.profile(activities=activities) as profiler:
                     model(**inputs)
-                row: dict[str, Any] = {"operators": operators(functools.partial(model, **inputs))[0]}
-                if device == "cuda":
-                    activities = [torch.profiler.ProfilerActivity.CUDA]
-                    with torch.profiler.profile(activities=activities) as profiler:
-                        model(**inputs)
-                        torch.cuda.synchronize()
-                    row["kernels"] = sum("CUDA" in str(e.device_type) for e in profiler.events())
-            found[f"{name}, {kind}"] = row
+                    torch.cuda.synchronize()
+                row["kernels"] = sum("CUDA" in str(e.device_type) for e in profiler.events())
+        found[name] = row
     return found
 
 
@@ -96,15 +100,13 @@ def memory(device: str) -> dict[str, Any]:
     import resource
 
     found: dict[str, Any] = {}
-    for name in FAMILIES:
-        stock, guarded, inputs = _pair(name, device)
-        for kind, model in (("stock", stock), ("guarded", guarded)):
-            model(**inputs)
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            model(**inputs)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-            found[f"{name}, {kind}"] = torch.cuda.max_memory_allocated() if device == "cuda" else peak
+    for name, _, model, inputs in _each(device):
+        model(**inputs)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        model(**inputs)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        found[name] = torch.cuda.max_memory_allocated() if device == "cuda" else peak
     return found
 
 
@@ -191,12 +193,7 @@ def _stages(what: str, device: str) -> dict[str, Any]:
         for stage in range(4):
             out = Path(folder, str(stage))
             try:
-                run_ranks(
-                    functools.partial(_rank, what, stage, device, out),
-                    ranks=ranks,
-                    limit=100,
-                    env=env,
-                )
+                run_ranks(partial(_rank, what, stage, device, out), ranks=ranks, limit=100, env=env)
                 found[f"stage {stage}"] = json.loads(out.read_text())
             except Exception as error:  # one stage says why, the others go on
                 found[f"stage {stage}"] = f"{type(error).__name__}: {str(error)[-300:]}"

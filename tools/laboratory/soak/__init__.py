@@ -77,11 +77,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run a part in a process that is rank 0 of 1, and return what it counted."""
     from laboratory.report import versions
 
-    paths = [
-        ROOT / "tests",
-        ROOT / "tools",
-        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
-    ]
+    before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [ROOT / "tests", ROOT / "tools", *before]
     env = {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "HF_HUB_OFFLINE": "1",
@@ -91,14 +88,8 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result")
-        worker: list[str | Path] = [
-            "-m",
-            "laboratory.soak.worker",
-            name,
-            str(options.seed),
-            str(options.scale),
-            result,
-        ]
+        draws = str(options.seed), str(options.scale)
+        worker: list[str | Path] = ["-m", "laboratory.soak.worker", name, *draws, result]
         run_ranks(lambda rank: worker, limit=PARTS[name], env=env)
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found | {"date": datetime.date.today().isoformat(), "versions": versions()}
