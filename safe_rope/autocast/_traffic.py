@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safe_rope._base.dtypes import dtype_name
 from safe_rope._base.tensors import tensors
 from safe_rope.autocast._operators import Operator, Watch, named_arguments, packet
-from safe_rope.autocast.safety.report import short, table
+from safe_rope.autocast.safety.report import table
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _COLLECTIVES = re.compile(
@@ -84,7 +85,7 @@ class Traffic:
         return sum(
             row.bytes
             for row in self.rows
-            if (dtype is None or row.dtype == short(dtype)) and (op is None or row.op == op)
+            if (dtype is None or row.dtype == dtype_name(dtype)) and (op is None or row.op == op)
         )
 
     def share(self, dtype: torch.dtype) -> float:
@@ -120,11 +121,11 @@ class Traffic:
 
     def _add(self, op: str, payload: list[Tensor]) -> None:
         with self._lock:
-            dtypes = list(dict.fromkeys(short(tensor.dtype) for tensor in payload)) or [_NOTHING]
+            dtypes = list(dict.fromkeys(dtype_name(tensor.dtype) for tensor in payload)) or [_NOTHING]
             for place, dtype in enumerate(dtypes):
                 counts = self._counts.setdefault((op, dtype), [0, 0])
                 counts[0] += place == 0  # one call, even where it coalesces several dtypes
-                counts[1] += sum(t.nbytes for t in payload if short(t.dtype) == dtype)
+                counts[1] += sum(t.nbytes for t in payload if dtype_name(t.dtype) == dtype)
 
 
 @contextlib.contextmanager

@@ -64,11 +64,8 @@ class Body:
     is_tuple: bool
 
     def __post_init__(self) -> None:
-        self._count, self._cos_at, self._sin_at = (
-            len(self.names),
-            self.names.index("cos"),
-            self.names.index("sin"),
-        )
+        self._count = len(self.names)
+        self._cos_at, self._sin_at = self.names.index("cos"), self.names.index("sin")
         known = {*self.names[: self.states], "cos", "sin", "position_ids", "unsqueeze_dim"}
         self._others = [at for at, name in enumerate(self.names) if name not in known]
         self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None

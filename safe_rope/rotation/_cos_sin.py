@@ -109,7 +109,7 @@ class CosSin(torch.Tensor):
         if self.dtype == self.table.dtype:
             return self.table
         if self.lowered is None or self.lowered[0] != _writes:
-            self.lowered = _writes, _with_memory(self.table, self)
+            self.lowered = _writes, _with_memory(self.table, self.dtype)
         return self.lowered[1]
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -492,10 +492,10 @@ def _plain(value: CosSin) -> torch.Tensor:
     return value.table
 
 
-def _with_memory(table: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the values of ``table`` in new memory, in the dtype and with the strides of ``like``."""
+def _with_memory(table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of ``table`` in new memory of another dtype, with the strides that they have."""
     reach = 1 + sum((n - 1) * step for n, step in zip(table.size(), table.stride(), strict=True))
-    flat = table.as_strided((reach if table.numel() else 0,), (1,)).to(like.dtype, copy=True)
+    flat = table.as_strided((reach if table.numel() else 0,), (1,)).to(dtype, copy=True)
     return flat.as_strided(table.size(), table.stride(), 0)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from safe_rope._base.dtypes import dtype_name
 from safe_rope._base.text import counted
 from safe_rope.autocast import _deepspeed
 from safe_rope.autocast.safety.derive import derive_safe_parameters
 from safe_rope.autocast.safety.inputs import ExampleInputs, example_inputs
 from safe_rope.autocast.safety.parameters import Shared, shared_parameters
 from safe_rope.autocast.safety.ranks import Agree
-from safe_rope.autocast.safety.report import SafetyReport, short
+from safe_rope.autocast.safety.report import SafetyReport
 from safe_rope.autocast.safety.verdicts import by_dtype, make_entries
 from safe_rope.autocast.settings import AutocastSettings
 from safe_rope.errors import PrecisionWarning
@@ -96,7 +97,7 @@ def default_safe_parameters(
         PrecisionWarning: always, with how to do better, which the report says too.
 
     """
-    low = short(dtype)
+    low = dtype_name(dtype)
     advice = _ADVICE.format(dtype=low)
     warnings.warn(advice, PrecisionWarning, stacklevel=2)
     layers = of_classes(model, DEFAULT_CLASSES, inherited_forward=True) | of_classes(model, listed)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safe_rope._base.random_states import random_states_kept
+
 _MOST = 100_000
 """Objects, up to which what they hold in turn is looked into."""
 _OTHERS = (
@@ -43,15 +45,8 @@ def contents_kept(values: Iterable[Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def random_state_kept(cuda: bool) -> Iterator[None]:
     """On exit, put back the states that Python, numpy and torch draw from, on every CUDA device if asked."""
-    numpy = sys.modules.get("numpy")
-    python, arrays = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    try:
-        with torch.random.fork_rng(list(range(torch.cuda.device_count())) if cuda else []):
-            yield
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(arrays)
+    with random_states_kept(), torch.random.fork_rng(range(torch.cuda.device_count()) if cuda else []):
+        yield
 
 
 def reached(values: Iterable[Any]) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safe_rope._base.functions import filled_cells
 from safe_rope._base.tensors import tensors
 from safe_rope._base.torch_private import is_composite, pytree
 from safe_rope.autocast._operators import Operator, Watch, is_operator, packet
@@ -194,14 +195,11 @@ def _within(value: Any) -> Iterator[Tensor]:
             if isinstance(leaf, nn.Module):
                 yield from (*leaf.parameters(), *leaf.buffers())
             elif id(leaf) not in seen:
-                left += [*_closed_over(leaf), getattr(leaf, "__self__", None)]
+                left += [
+                    *(cell.cell_contents for cell in filled_cells(leaf)),
+                    getattr(leaf, "__self__", None),
+                ]
             seen.add(id(leaf))
-
-
-def _closed_over(function: Any) -> Iterator[Any]:
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # nothing has been assigned to the variable yet
-            yield cell.cell_contents
 
 
 def _is_composite(func: Any) -> bool:

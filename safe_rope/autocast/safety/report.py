@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from safe_rope._base.text import Report, aligned, shortened, wrapped
 
 SCHEMA = "safe_rope.autocast-safety/1"
@@ -123,8 +121,3 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numbers: Col
     ]
     first, *others = zip(*columns, strict=True)
     return aligned(others, first)
-
-
-def short(dtype: torch.dtype) -> str:
-    """Return ``bfloat16`` for ``torch.bfloat16``."""
-    return str(dtype).removeprefix("torch.")

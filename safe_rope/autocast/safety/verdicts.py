@@ -10,10 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from safe_rope._base.dtypes import dtype_name
 from safe_rope._base.text import counted
 from safe_rope.autocast.safety.flow import Flow, Uses
 from safe_rope.autocast.safety.parameters import Shared, full_shape
-from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport, short
+from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
 
 _EXPERTS = re.compile(r"expert|grouped_mm|moe", re.IGNORECASE)
 _SHOWN = 2
@@ -34,8 +35,8 @@ def report_on_flow(model: nn.Module, groups: list[Shared], flow: Flow, notes: li
         return safe, reason, None if safe else next(iter(uses.reads), None)
 
     entries = make_entries(model, groups, verdict)
-    warnings = (*_about_experts(experts, short(dtype)), *dict.fromkeys(notes))
-    return SafetyReport(entries, warnings, short(dtype))
+    warnings = (*_about_experts(experts, dtype_name(dtype)), *dict.fromkeys(notes))
+    return SafetyReport(entries, warnings, dtype_name(dtype))
 
 
 def make_entries(
@@ -58,9 +59,9 @@ def by_dtype(group: Shared, dtype: torch.dtype) -> tuple[bool, str] | None:
     """Return the verdict on a parameter that is not FP32, and its reason; None for one that is."""
     own = group.parameters[0].dtype
     if own == dtype:
-        return True, f"already {short(own)}"
+        return True, f"already {dtype_name(own)}"
     if own != torch.float32:
-        return False, f"{short(own)}, which autocast does not cast to {short(dtype)}"
+        return False, f"{dtype_name(own)}, which autocast does not cast to {dtype_name(dtype)}"
     return None
 
 
@@ -71,7 +72,7 @@ def _by_uses(uses: Uses, dtype: torch.dtype) -> tuple[bool, str]:
         forward = [text for text in uses.reads if not text.endswith("in the backward")] or uses.reads
         more = f"; and {len(forward) - _SHOWN} more" if len(forward) > _SHOWN else ""
         return False, f"read in float32 by {'; '.join(forward[:_SHOWN])}{more}"
-    return True, f"every use goes through a cast to {short(dtype)}"
+    return True, f"every use goes through a cast to {dtype_name(dtype)}"
 
 
 def _about_experts(experts: dict[str, list[str]], low: str) -> list[str]:
