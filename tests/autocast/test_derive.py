@@ -153,21 +153,17 @@ def test_a_partitioned_model_gives_the_same_report_and_nothing_is_gathered(
     model = architectures.build(name)
     inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs)
-    linear = torch.nn.functional.linear
-    try:
-        deepspeed.zero.Init(
-            module=model,
-            config_dict_or_path={
-                "train_batch_size": 1,
-                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-            },
-        )
-        assert all(parameter.numel() == 0 for parameter in model.parameters())
-        assert derive_safe_parameters(model, **inputs).parameters == report.parameters
-        status = partition_parameters.ZeroParamStatus.NOT_AVAILABLE
-        assert all(p.numel() == 0 and p.ds_status == status for p in model.parameters())
-    finally:
-        torch.nn.functional.linear = linear
+    deepspeed.zero.Init(
+        module=model,
+        config_dict_or_path={
+            "train_batch_size": 1,
+            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+        },
+    )
+    assert all(parameter.numel() == 0 for parameter in model.parameters())
+    assert derive_safe_parameters(model, **inputs).parameters == report.parameters
+    status = partition_parameters.ZeroParamStatus.NOT_AVAILABLE
+    assert all(p.numel() == 0 and p.ds_status == status for p in model.parameters())
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -177,28 +173,24 @@ def test_a_model_inside_an_engine_gives_the_same_report(stage: int, deepspeed_gr
     model = architectures.build("llama tied").train()
     inputs = architectures.inputs(model)
     report = derive_safe_parameters(model, **inputs)
-    linear = torch.nn.functional.linear
-    try:
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            model_parameters=model.parameters(),
-            config={
-                "train_batch_size": 1,
-                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-                "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-                "zero_allow_untested_optimizer": True,
-                "zero_force_ds_cpu_optimizer": False,
-            },
-        )
-        hooks = [len(module._forward_pre_hooks) for module in model.modules()]
-        assert derive_safe_parameters(model, **inputs).safe == report.safe
-        assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
-        loss = engine(**inputs, labels=inputs["input_ids"]).loss
-        engine.backward(loss)
-        engine.step()
-        engine.destroy()
-    finally:
-        torch.nn.functional.linear = linear
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config={
+            "train_batch_size": 1,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    )
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    assert derive_safe_parameters(model, **inputs).safe == report.safe
+    assert hooks == [len(module._forward_pre_hooks) for module in model.modules()]
+    loss = engine(**inputs, labels=inputs["input_ids"]).loss
+    engine.backward(loss)
+    engine.step()
+    engine.destroy()
 
 
 @pytest.mark.parametrize("kind", ["torch", "deepspeed"])

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import transformers
+from _process import free_port
 from support import two_ranks
-from support.one_rank import free_port
 
 from safe_rope.autocast import _deepspeed, releases
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
+from support.default_dtype import default_dtype
 from support.zero_init import zero_init
 from torch import nn
 
@@ -71,16 +71,6 @@ def in_thread(*work: Callable[[], object]) -> None:
     assert not thread.is_alive(), "waits for ever"
     if errors:
         raise errors[0]
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def build_modules() -> None:

@@ -6,9 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
-import os
 import pickle
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +14,8 @@ import mpmath
 import pytest
 import torch
 from stock_frequencies import LLAMA3, NESTED, YARN, assert_same_bits, longrope
+from support.default_dtype import default_dtype
+from support.one_rank import environment
 
 from safe_rope.errors import ConfigError
 from safe_rope.frequencies import ROPE_TYPES, RopeSpec
@@ -24,42 +24,17 @@ from safe_rope.frequencies import ROPE_TYPES, RopeSpec
 
 
 @contextlib.contextmanager
-def default_dtype() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
 def zero_init() -> Iterator[None]:
     deepspeed = pytest.importorskip("deepspeed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings_of_one_rank = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-    }
-    before = {name: os.environ.get(name) for name in settings_of_one_rank}
-    os.environ.update(settings_of_one_rank)
-    deepspeed.init_distributed(dist_backend="gloo")
-    try:
+    with environment():
+        deepspeed.init_distributed(dist_backend="gloo")
         with deepspeed.zero.Init(dtype=torch.bfloat16, remote_device="cpu"):
             assert torch.tensor([1.5], dtype=torch.float32).dtype == torch.bfloat16, "nothing is intercepted"
             yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 SURROUNDINGS = {
-    "default dtype": default_dtype,
+    "default dtype": lambda: default_dtype(torch.bfloat16),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "meta device": lambda: torch.device("meta"),
     "inference mode": torch.inference_mode,

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from _process import free_port
 from running import DS_CONFIG, HERE
 from support.children import surroundings
 
@@ -14,9 +14,7 @@ from support.children import surroundings
 @pytest.fixture
 def port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import socket
 from collections.abc import Iterator
+
+from _process import free_port
 
 
 def set_imports_aside() -> None:
@@ -17,13 +18,6 @@ def set_imports_aside() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _process import free_port
+
 from support.children import with_our_modules
-from support.one_rank import free_port
 
 TESTS = Path(__file__).parents[1]
 RANKS = 2

@@ -8,13 +8,14 @@ import gc
 import importlib
 import io
 import pickle
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.default_dtype import default_dtype
+from support.one_rank import environment
 
 from safe_rope import tables
 from safe_rope.tables import RotaryTable, StockTable, shared_table
@@ -49,29 +50,12 @@ def start_anew() -> None:
 
 
 @pytest.fixture
-def zero_init(monkeypatch: pytest.MonkeyPatch) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def zero_init() -> Iterator[Callable[[], contextlib.AbstractContextManager[Any]]]:
     deepspeed = pytest.importorskip("deepspeed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0"}
-    for name, value in {**environment, "WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    return lambda: deepspeed.zero.Init(
-        config_dict_or_path={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}},
-        dtype=torch.bfloat16,
-    )
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(previous)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    with environment():
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        yield lambda: deepspeed.zero.Init(config_dict_or_path=config, dtype=torch.bfloat16)
 
 
 SURROUNDINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from _process import free_port
 from markdown import PAGES, ROOT, blocks
 from support.children import launch
 
@@ -32,12 +32,9 @@ def test_a_script_runs(name: str, reader: tuple[Path, dict[str, str]], tmp_path:
     home, environment = reader
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     begin = [sys.executable]
     if name in RANKED:
-        begin += ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
+        begin += ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     script = str(ROOT / "examples" / "guides" / f"{name}.py")
     command = ["env", "-C", str(home), *begin, script]
     status, output = launch(command, environment | {"LOCAL_SIZE": "2"}, tmp_path / "log", SECONDS)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _process import free_port
 from fsdp1_worker import POLICIES
 from support.children import launch, with_our_modules
-from support.one_rank import free_port
 from support.small_models import KINDS
 
 SECONDS = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from small_families import IDS, LATENT, MOE, TEXT, TWO_KINDS, VISION, Case, features, ids, image, several_axes
+from small_families import IDS, LATENT, MOE, TEXT, TINY, TWO_KINDS, Case, features, ids, image, several_axes
 
 AXES = {"rope_type": "default", "rope_theta": 10000.0}
 MEMORY = {
@@ -19,7 +19,7 @@ MEMORY = {
     "memory_encoder_output_channels": 64,
     "attn_implementation": "eager",
 }
-ENCODER = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION = {"hidden_size": 64, "depth": 1, "num_hidden_layers": 1, "num_heads": 2, "num_attention_heads": 2}
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -214,11 +214,11 @@ BODIES: dict[str, Case] = {
         {**TEXT, "head_dim": 32, "num_local_experts": 2, "num_experts_per_tok": 2},
         ids,
     ),
-    "clvp": ("clvp:ClvpEncoder:ClvpEncoderConfig", {**ENCODER, "vocab_size": 97, "projection_dim": 64}, ids),
+    "clvp": ("clvp:ClvpEncoder:ClvpEncoderConfig", {**TINY, "vocab_size": 97, "projection_dim": 64}, ids),
     "pe_audio": (
         "pe_audio:PeAudioEncoder",
         {
-            **ENCODER,
+            **TINY,
             "num_key_value_heads": 2,
             "head_dim": 32,
             "dac_config": {
@@ -236,26 +236,26 @@ BODIES: dict[str, Case] = {
         {**VISION, "embed_dim": 64, "hidden_size": 64},
         patches_of(3 * 2 * 14 * 14),
     ),
-    "glmasr": ("glmasr:GlmAsrEncoder", {**ENCODER, "num_mel_bins": 20}, mel),
+    "glmasr": ("glmasr:GlmAsrEncoder", {**TINY, "num_mel_bins": 20}, mel),
     "gemma4_vision": (
         "gemma4:Gemma4VisionModel",
-        {**ENCODER, "num_key_value_heads": 2, "head_dim": 32, "position_embedding_size": 64},
+        {**TINY, "num_key_value_heads": 2, "head_dim": 32, "position_embedding_size": 64},
         patches_at_positions,
     ),
     "minimax_m3_vl_vision": (
         "minimax_m3_vl:MiniMaxM3VLVisionModel",
-        {**ENCODER, "image_size": 64},
+        {**TINY, "image_size": 64},
         patches_of(3 * 2 * 14 * 14),
     ),
     "inkling2_vision": (
         "inkling2:Inkling2VisionModel",
-        {**ENCODER, "projection_hidden_dim": 32, "text_hidden_size": 32},
+        {**TINY, "projection_hidden_dim": 32, "text_hidden_size": 32},
         merged_patches,
     ),
-    "sapiens2": ("Sapiens2Model", {**ENCODER, "image_size": [64, 64], "patch_size": 16}, image),
+    "sapiens2": ("Sapiens2Model", {**TINY, "image_size": [64, 64], "patch_size": 16}, image),
     "sam3": (
         "sam3:Sam3ViTModel",
-        {**ENCODER, "image_size": 64, "patch_size": 16, "window_size": 2, "pretrain_image_size": 64},
+        {**TINY, "image_size": 64, "patch_size": 16, "window_size": 2, "pretrain_image_size": 64},
         image,
     ),
     "sam2_video": ("sam2_video:Sam2VideoMemoryAttention:Sam2VideoConfig", MEMORY, pictures_and_memory),

@@ -37,8 +37,8 @@ LATENT = {
     "n_group": 1,
     "topk_group": 1,
 }
+TINY = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 TWO_KINDS = ["sliding_attention", "full_attention"]
-VISION = {"hidden_size": 64, "depth": 1, "num_hidden_layers": 1, "num_heads": 2, "num_attention_heads": 2}
 IDS = torch.arange(40).view(2, 20) * 7 % 90 + 5
 Case = tuple[str, dict[str, Any], Callable[[Any], dict[str, Any]]]
 
@@ -97,11 +97,7 @@ FAMILIES: dict[str, Case] = {
         {**TEXT, "head_dim": 32, "num_local_experts": 2, "num_experts_per_tok": 2, "rope_scaling": None},
         ids,
     ),
-    "deepseek_v2": (
-        "DeepseekV2Model",
-        {**LATENT, "first_k_dense_replace": 2},
-        ids,
-    ),
+    "deepseek_v2": ("DeepseekV2Model", {**LATENT, "first_k_dense_replace": 2}, ids),
     "glm4": ("Glm4Model", {**TEXT, "head_dim": 32}, ids),
     "glm": ("GlmModel", {**TEXT, "head_dim": 32}, ids),
     "glm4v": (
@@ -164,10 +160,8 @@ FAMILIES: dict[str, Case] = {
     "llama4_vision": (
         "Llama4VisionModel",
         {
-            "hidden_size": 64,
+            **TINY,
             "intermediate_size": 256,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
             "image_size": 64,
             "patch_size": 16,
             "vision_output_dim": 64,
@@ -186,17 +180,7 @@ FAMILIES: dict[str, Case] = {
         {**TEXT, "sep_token_id": 2, "cls_token_id": 1, "global_attn_every_n_layers": 2},
         ids,
     ),
-    "dinov3": (
-        "DINOv3ViTModel",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 64,
-        },
-        image,
-    ),
+    "dinov3": ("DINOv3ViTModel", {**TINY, "image_size": 64}, image),
     "vjepa2": (
         "VJEPA2Model",
         {
@@ -213,23 +197,13 @@ FAMILIES: dict[str, Case] = {
     ),
     "wav2vec2_bert": (
         "Wav2Vec2BertModel",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "feature_projection_input_dim": 20,
-            "position_embeddings_type": "rotary",
-        },
+        {**TINY, "feature_projection_input_dim": 20, "position_embeddings_type": "rotary"},
         features,
     ),
     "wav2vec2_conformer": (
         "Wav2Vec2ConformerModel",
         {
-            "hidden_size": 64,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
+            **TINY,
             "conv_dim": (16, 16),
             "conv_kernel": (10, 3),
             "conv_stride": (5, 2),

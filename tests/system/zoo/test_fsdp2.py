@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import transformers
+from _process import free_port
 from support.children import launch, with_our_modules
-from support.one_rank import free_port
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 if not hasattr(fsdp, "fully_shard"):
