@@ -22,10 +22,11 @@ from torch import Tensor
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import check_arguments
-from safe_rope.rotation._bodies import Body, can_sample, recognise, returns_low
+from safe_rope.rotation._bodies import Body
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark, is_marked, marked, plain
 from safe_rope.rotation._plain_code import TRUSTED, Helper, helpers_of
+from safe_rope.rotation._samples import can_sample, recognise, returns_low
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
 __all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
@@ -94,7 +95,7 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
     Called with plain tensors only, it returns the stock function's result. Called with `CosSin` tables, it
     raises every floating argument of lower precision to FP32 (exact) and runs the stock function with
     autocast off. Each result is rounded once to the dtype of the argument that it was made from. A function
-    that `safe_rope.rotation._bodies` has recognised is not run at all then: a kernel gives the same bits.
+    that `safe_rope.rotation._samples` has recognised is not run at all then: a kernel gives the same bits.
     One whose code does more than compute runs as in stock, on tables rounded once, unless it is ``trusted``.
 
     Raises:

@@ -13,9 +13,9 @@ import torch
 from support import families, survival
 from torch import Tensor
 
-from safe_rope.rotation import CosSin, _bodies, fp32_application
-from safe_rope.rotation._bodies import recognise
+from safe_rope.rotation import CosSin, _samples, fp32_application
 from safe_rope.rotation._plain_code import is_plain
+from safe_rope.rotation._samples import recognise
 
 pytestmark = pytest.mark.contract
 
@@ -116,7 +116,7 @@ def test_the_fast_path_has_the_bits_of_the_stock_function_on_raised_inputs(
 ) -> None:
     stock = _stock(family)
     assert is_plain(inspect.unwrap(stock))
-    monkeypatch.setattr(_bodies, "is_plain", lambda function: True)  # what counts its calls is not
+    monkeypatch.setattr(_samples, "is_plain", lambda function: True)  # what counts its calls is not
     calls: list[str] = []
 
     @functools.wraps(stock)
@@ -283,7 +283,7 @@ def test_a_function_that_computes_anything_else_is_left_alone(function: Callable
 def test_an_unusual_call_of_a_known_function_is_answered_by_the_function_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_bodies, "is_plain", lambda function: True)  # what counts its calls is not
+    monkeypatch.setattr(_samples, "is_plain", lambda function: True)  # what counts its calls is not
     calls = []
 
     @functools.wraps(_llama)

@@ -13,8 +13,8 @@ import torch
 from support.rotary_cases import cases
 
 from safe_rope.rotation import _bodies, fp32_application
-from safe_rope.rotation._bodies import recognise
 from safe_rope.rotation._cos_sin import CosSin
+from safe_rope.rotation._samples import recognise
 from safe_rope.rotation.kernels import _eager, _operator, _triton
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import safe_rope
 from safe_rope.rotation import fp32_application, marked
-from safe_rope.rotation._bodies import recognise
 from safe_rope.rotation._plain_code import is_plain
+from safe_rope.rotation._samples import recognise
 
 
 class Attention(nn.Module):
