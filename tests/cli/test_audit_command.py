@@ -319,8 +319,8 @@ def test_an_interrupted_audit_leaves_no_process_and_no_file(number: signal.Signa
         assert err.strip() == "error: interrupted"
 
 
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.05)

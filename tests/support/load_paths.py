@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from laboratory.ranks import ds_config
 from torch import nn
 
 from support import families
@@ -19,30 +20,11 @@ from support import families
 LoadPath = Callable[[str, Path], Any]
 
 
-def ds_config(stage: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """A DeepSpeed config for ``dtype`` that takes any optimizer; its buckets are as small as the models."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": dtype == torch.bfloat16},
-        "fp16": {"enabled": dtype == torch.float16},
-        "zero_optimization": {
-            "stage": stage,
-            "reduce_bucket_size": 100_000,
-            "allgather_bucket_size": 100_000,
-            "sub_group_size": 1_000_000,
-            "stage3_prefetch_bucket_size": 100_000,
-            "stage3_param_persistence_threshold": 0,
-        },
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-
-
 def zero_init(dtype: torch.dtype = torch.bfloat16) -> Any:
     """A real zero.Init."""
     import deepspeed
 
-    return deepspeed.zero.Init(config_dict_or_path=ds_config(3, dtype))
+    return deepspeed.zero.Init(config_dict_or_path=ds_config(3, str(dtype).removeprefix("torch.")))
 
 
 def engine(model: nn.Module, stage: int) -> Any:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from _process import ToolError, free_port
 
@@ -37,6 +38,25 @@ def backend() -> str:
     from deepspeed.accelerator import get_accelerator
 
     return "cpu:gloo,cuda:nccl" if get_accelerator().device_name() == "cuda" else "gloo"
+
+
+def ds_config(stage: int, dtype: str = "bfloat16") -> dict[str, Any]:
+    """Return a DeepSpeed config that takes any optimizer; its buckets are as small as the models."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "fp16": {"enabled": dtype == "float16"},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": 100_000,
+            "allgather_bucket_size": 100_000,
+            "sub_group_size": 1_000_000,
+            "stage3_prefetch_bucket_size": 100_000,
+            "stage3_param_persistence_threshold": 0,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
 
 
 def run_ranks(

@@ -40,12 +40,9 @@ def pictures_and_small_memory(config: Any) -> dict[str, Any]:
     return pictures_and_memory(config) | memory | {"num_spatial_memory_tokens": 2}
 
 
-def patches_of(values: int) -> Any:
-    def patches(config: Any) -> dict[str, Any]:
-        name = "hidden_states" if config.model_type.startswith("qwen") else "pixel_values"
-        return {name: numbers(16, values), "grid_thw": torch.tensor([[1, 4, 4]])}
-
-    return patches
+def patches(config: Any) -> dict[str, Any]:
+    name = "hidden_states" if config.model_type.startswith("qwen") else "pixel_values"
+    return {name: numbers(16, 3 * 2 * 14 * 14), "grid_thw": torch.tensor([[1, 4, 4]])}
 
 
 def merged_patches(config: Any) -> dict[str, Any]:
@@ -153,7 +150,7 @@ BODIES: dict[str, Case] = {
     "qwen2_5_omni_vision": (
         "qwen2_5_omni:Qwen2_5OmniVisionEncoder:Qwen2_5OmniVisionEncoderConfig",
         {**VISION, "out_hidden_size": 64, "intermediate_size": 32, "fullatt_block_indexes": [0]},
-        patches_of(3 * 2 * 14 * 14),
+        patches,
     ),
     "neomme": (
         "neomme:NeoMMEModel",
@@ -234,7 +231,7 @@ BODIES: dict[str, Case] = {
     "qwen2_vl_vision": (
         "qwen2_vl:Qwen2VisionTransformerPretrainedModel:Qwen2VLVisionConfig",
         {**VISION, "embed_dim": 64, "hidden_size": 64},
-        patches_of(3 * 2 * 14 * 14),
+        patches,
     ),
     "glmasr": ("glmasr:GlmAsrEncoder", {**TINY, "num_mel_bins": 20}, mel),
     "gemma4_vision": (
@@ -242,11 +239,7 @@ BODIES: dict[str, Case] = {
         {**TINY, "num_key_value_heads": 2, "head_dim": 32, "position_embedding_size": 64},
         patches_at_positions,
     ),
-    "minimax_m3_vl_vision": (
-        "minimax_m3_vl:MiniMaxM3VLVisionModel",
-        {**TINY, "image_size": 64},
-        patches_of(3 * 2 * 14 * 14),
-    ),
+    "minimax_m3_vl_vision": ("minimax_m3_vl:MiniMaxM3VLVisionModel", {**TINY, "image_size": 64}, patches),
     "inkling2_vision": (
         "inkling2:Inkling2VisionModel",
         {**TINY, "projection_hidden_dim": 32, "text_hidden_size": 32},

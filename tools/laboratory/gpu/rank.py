@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import safe_rope
-from laboratory.zoo.worker import ds_config
+from laboratory.ranks import ds_config
 
 STEPS = 3
 

@@ -27,8 +27,8 @@ from laboratory.libraries.judge import (
     truth_of,
 )
 from laboratory.libraries.subject import Subject
+from laboratory.ranks import ds_config
 from laboratory.zoo.tables import stored
-from laboratory.zoo.worker import ds_config
 
 FP32, BF16 = torch.float32, torch.bfloat16
 HOW = ("guard", "protect")

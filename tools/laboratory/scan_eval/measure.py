@@ -223,14 +223,14 @@ def rope_sites(folder: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]
     return sites, common
 
 
-def speed(folder: Path, runs: int = 3) -> Rows:
+def speed(folder: Path) -> Rows:
     """Measure the command itself, start included: CPU seconds without a cache, and with the one it wrote.
 
-    The best of some runs counts: other programs on a machine add to a run's CPU time and take nothing off it.
+    The best of three counts: other programs on a machine add to a run's CPU time and take nothing off it.
     """
     command = [sys.executable, "-m", "safe_rope", "scan", "--jobs", "1", "--statistics", str(folder)]
     taken: dict[str, list[float]] = {"cold": [], "warm": []}
-    for _ in range(runs):
+    for _ in range(3):
         with tempfile.TemporaryDirectory() as cache:
             environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
             for times in taken.values():

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from laboratory.ranks import ds_config
 from laboratory.zoo.run import compare
 from laboratory.zoo.shrink import (
     build,
@@ -56,24 +57,6 @@ _IMPORTED_LATER = (
     "safe_rope._protection",
 )
 Guard = Callable[[], AbstractContextManager[Any]]
-
-
-def ds_config(stage: int) -> dict[str, Any]:
-    """BF16, any optimizer, buckets as small as the models."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": stage,
-            "reduce_bucket_size": 100_000,
-            "allgather_bucket_size": 100_000,
-            "sub_group_size": 1_000_000,
-            "stage3_prefetch_bucket_size": 100_000,
-            "stage3_param_persistence_threshold": 0,
-        },
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
 
 
 def prepare() -> None:
