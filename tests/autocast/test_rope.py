@@ -16,6 +16,16 @@ pytestmark = pytest.mark.usefixtures("deepspeed_group")
 LENGTH = 12
 
 
+def ds_config(dtype: str) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "torch_autocast": {"enabled": True, "dtype": dtype},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
 @pytest.mark.parametrize("family", families.FAMILIES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_tables_stay_exact_and_the_rotation_fp32_under_zero_init_and_autocast(
@@ -25,13 +35,7 @@ def test_tables_stay_exact_and_the_rotation_fp32_under_zero_init_and_autocast(
         pytest.skip("this DeepSpeed has no torch_autocast")
     import deepspeed
 
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "torch_autocast": {"enabled": True, "dtype": dtype},
-        "zero_optimization": {"stage": 3, "reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 0},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
+    config = ds_config(dtype)
     families.model_class(family)  # torch._dynamo, which this imports, cannot be imported inside zero.Init
     with safe_rope.guard() as session, deepspeed.zero.Init(config_dict_or_path=config):
         model = families.build(family, layers=2).train()
@@ -60,14 +64,7 @@ def test_adapters_on_a_low_base_train_and_a_guard_keeps_the_tables_exact(
     import deepspeed
     import peft
 
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3, "reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 0},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
+    config = ds_config("bfloat16") | {"bf16": {"enabled": True}}
     families.model_class("llama")
     with contextlib.ExitStack() as stack:
         if guarded:
