@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope.rotation import fp32_application
@@ -158,13 +159,15 @@ class _Name(_Replacement):
     """Whatever else can be called: another function stands under its name."""
 
     def __init__(self, owner: Any, attribute: str, stock: Callable[..., Any]) -> None:
-        self.owner, self.attribute, self.stock = owner, attribute, stock
+        self.owner, self.attribute = owner, attribute
         self.wrapper = fp32_application(stock)
-        setattr(owner, attribute, self.wrapper)
+        self._replaced = Replaced()
+        # What a class binds to itself, or to nothing, is bound already.
+        is_bound = isinstance(vars(owner).get(attribute), classmethod | staticmethod)
+        self._replaced.put(owner, attribute, staticmethod(self.wrapper) if is_bound else self.wrapper)
 
     def put_back(self) -> None:
-        if self.is_in_place():
-            setattr(self.owner, self.attribute, self.stock)
+        self._replaced.put_back()
 
     def is_in_place(self) -> bool:
         return getattr(self.owner, self.attribute, None) is self.wrapper
@@ -201,18 +204,18 @@ def _install(owner: Any, attribute: str) -> Any:
     if isinstance(current, nn.Module):
         replacement = _OwnClass(current)
     else:
-        replacement = _OwnCode(current) if key is current else _Name(owner, attribute, current)
+        is_plain = isinstance(key, types.FunctionType)
+        replacement = _OwnCode(key) if is_plain else _Name(owner, attribute, current)
     replacement.users = 0 if known is None else known.users
     _installed[key] = replacement
     return key
 
 
 def _key(owner: Any, attribute: str, current: Any) -> Any:
-    if isinstance(current, nn.Module) or (
-        isinstance(current, types.FunctionType) and not current.__closure__
-    ):
-        return current
-    return owner, attribute
+    """Return what tells a replacement: the module or the plain function that is called, or its place."""
+    called = current.__func__ if isinstance(current, types.MethodType) else current
+    is_plain = isinstance(called, types.FunctionType) and not called.__closure__
+    return called if is_plain or isinstance(called, nn.Module) else (owner, attribute)
 
 
 def _find(module_name: str, name: str) -> tuple[Any, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import safe_rope
 from safe_rope.rotation import fp32_application, marked
+from safe_rope.rotation._installed import acquire
 
 
 def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,6 +174,37 @@ def test_a_function_of_a_compiled_extension_which_says_nothing_of_its_arguments_
     cos, sin = cos[:, 0], sin[:, 0]
     tables = (marked(table.float(), torch.bfloat16) for table in (cos, sin))
     assert all(map(torch.equal, fp32_application(compiled)(q, k, *tables), compiled(q, k, cos, sin)))
+
+
+class Operations:
+    @classmethod
+    def of_a_class(cls, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return plain(q, k, cos, sin)
+
+    @classmethod
+    def naming_its_class(cls, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return plain(q, k, cos, sin) if __class__ else None  # type: ignore[name-defined]
+
+    @staticmethod
+    def naming_no_object(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return plain(q, k, cos, sin) if __class__ else None  # type: ignore[name-defined]
+
+
+@pytest.mark.parametrize("name", ["of_a_class", "naming_its_class", "naming_no_object"])
+def test_a_method_of_a_class_is_called_as_before_and_is_put_back(name: str) -> None:
+    class User:
+        pass
+
+    before, user, tables = vars(Operations)[name], User(), torch.randn(4, 2, 2, 50, 16)
+    tables = tables[0], tables[1], tables[2][:, 0], tables[3][:, 0]
+    stock = getattr(Operations, name)(*tables)
+    acquire(user, [(__name__, f"Operations.{name}")])
+    for owner in (Operations, Operations()):
+        assert all(map(torch.equal, getattr(owner, name)(*tables), stock))
+    del user
+    gc.collect()
+    assert vars(Operations)[name] is before
+    assert all(map(torch.equal, getattr(Operations(), name)(*tables), stock))
 
 
 def test_other_libraries_can_read_a_table() -> None:
