@@ -15,13 +15,14 @@ pytestmark = pytest.mark.skipif(
     reason="triton is not installed: only the environment of transformers 5.23.0 has it, on Linux",
 )
 WORKER = Path(__file__).with_name("triton_worker.py")
+INDUCTOR = Path(__file__).with_name("inductor_worker.py")
 
 
-def _run(what: str, **variables: str) -> str:
+def _run(what: str, worker: Path = WORKER, **variables: str) -> str:
     # A process of its own: Triton decides once whether it interprets.
     environment = with_our_modules() | variables
     done = subprocess.run(
-        [sys.executable, WORKER, what], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, worker, what], env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -41,3 +42,14 @@ def test_the_generated_code_has_no_fused_multiply_add(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_interpreted_lookup_has_the_bits_of_plain_torch() -> None:
     assert _run("look_up", TRITON_INTERPRET="1").startswith("6 agree")
+
+
+def test_inductors_loops_for_cuda_have_the_eager_bits(tmp_path: Path) -> None:
+    output = _run("run", INDUCTOR, TRITON_INTERPRET="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert output.startswith("32 agree")
+
+
+@pytest.mark.slow
+def test_inductors_loops_for_cuda_round_each_product(tmp_path: Path) -> None:
+    caches = dict.fromkeys(("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), str(tmp_path))
+    assert _run("ptx", INDUCTOR, TRITON_INTERPRET="0", **caches).startswith("68 agree")

@@ -1,8 +1,7 @@
 """The rotation of a few tokens as loops of inductor's own, which it fuses with what stands around them.
 
-Calling an operator costs more than such a rotation. On a CPU inductor keeps every product and every sum
-apart: its loops have the bits of the other kernels. On CUDA it makes multiply-adds, and the operator is
-called there.
+Calling an operator costs more than such a rotation. Each product is rounded before it is added to another:
+the loops have the bits of the other kernels.
 """
 
 from __future__ import annotations
@@ -44,9 +43,6 @@ def loops(call: Inductor, xs: list[Any], cos: Any, sin: Any, key: str, conjugate
         first = call(_aten.slice.Tensor, table, -1, 0, width // 2)
         return first, first if order == "first" else call(_aten.slice.Tensor, table, -1, width // 2, width)
 
-    def product(one: Any, other: Any) -> Any:
-        return call(_aten.mul.Tensor, one, other)
-
     add, subtract = _aten.add.Tensor, _aten.sub.Tensor
     of_first, of_second = (add, subtract) if conjugate else (subtract, add)
     (cos_first, cos_second), (sin_first, sin_second) = halves(cos, form.table), halves(sin, form.table)
@@ -56,8 +52,8 @@ def loops(call: Inductor, xs: list[Any], cos: Any, sin: Any, key: str, conjugate
     def rotated(x: Any) -> Any:
         first, second = (call.to(part, torch.float32) for part in halves(x, before))
         parts = (
-            call(of_first, product(first, cos_first), product(second, sin_first)),
-            call(of_second, product(second, cos_second), product(first, sin_second)),
+            call(of_first, call.product(first, cos_first), call.product(second, sin_first)),
+            call(of_second, call.product(second, cos_second), call.product(first, sin_second)),
         )
         low = [call.to(part, call.dtype(x)) for part in parts]
         if after == "interleaved":
@@ -68,6 +64,7 @@ def loops(call: Inductor, xs: list[Any], cos: Any, sin: Any, key: str, conjugate
             turned = call(_aten.view.default, turned, [*shape[:-1], width])
         if width == shape[-1]:
             return turned
-        return call.joined([turned, call(_aten.slice.Tensor, x, -1, width, shape[-1])])
+        rest = call(_aten.slice.Tensor, x, -1, width, shape[-1])
+        return call.joined([turned, call.to(rest, call.dtype(x))])
 
     return [rotated(x) for x in xs]

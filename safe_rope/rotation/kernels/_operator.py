@@ -18,7 +18,7 @@ from safe_rope._base.torch_private import (
     is_exporting_to_onnx,
     is_forward_mode,
     is_transformed,
-    lower_on_cpu,
+    lower,
     operator,
 )
 from safe_rope._base.triton import available
@@ -223,4 +223,4 @@ def _turn_back(ctx: Any, gradients: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 _rotary.register_autograd(_turn_back, setup_context=_keep_tables)
-lower_on_cpu(_rotary, loops)
+lower(_rotary, loops)
