@@ -219,7 +219,7 @@ def protect(
     Raises:
         UnsupportedModelError: ``model`` is no module; or ``strict`` and a position module in it cannot be
             protected.
-        ConfigError: an option, or a position module's configuration, contradicts itself.
+        ConfigError: an option is not one of those.
     """
     _check_options(tables, apply, strict, inv_freq)
     if not isinstance(model, nn.Module):

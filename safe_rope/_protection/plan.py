@@ -8,7 +8,6 @@ the module's computation stays, on tables that stay correct. Nothing is changed 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from safe_rope._recognition.explained import UNKNOWN, UNTOLD
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.numbers import rounded_numbers
 from safe_rope._recognition.reference import Reference, stock_class
-from safe_rope._recognition.specs import calling_convention, is_position_module, layer_types, read_spec
+from safe_rope._recognition.specs import is_position_module
 from safe_rope._recognition.tables import (
     LAZY,
     UNREAD,
@@ -41,7 +40,6 @@ from safe_rope._recognition.tables import (
     unreadable,
 )
 from safe_rope._recognition.truths import is_understood, truths_of
-from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import Bits
 from safe_rope.registry import find
 
@@ -131,11 +129,7 @@ def prepare(
             its own.
         options: what `safe_rope.guard` was asked for.
 
-    Raises:
-        ConfigError: a patch covers the module, and its configuration contradicts itself.
-
     """
-    _check_configuration(module)
     try:
         return _prepare(module, reference, namespaces, options)
     except Exception as error:
@@ -190,14 +184,6 @@ def _prepare(
 def _casts_otherwise(cls: type[nn.Module]) -> bool:
     """Whether a class overrides a cast, which may then reach what that of torch does not."""
     return any(getattr(cls, name) is not getattr(nn.Module, name) for name in _CASTS)
-
-
-def _check_configuration(module: nn.Module) -> None:
-    patch, holds_weights = find(module), next(module.parameters(), None) is not None
-    if patch is not None and not holds_weights and calling_convention(stock_class(module)) is not None:
-        for layer_type in layer_types(module):
-            with contextlib.suppress(UnsupportedModelError):
-                read_spec(module, patch, layer_type)
 
 
 def _follows_an_unknown_rule(state: RotaryState, reference: nn.Module, true: dict[str, torch.Tensor]) -> bool:
