@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from command_line import CONFIGS
 
@@ -175,6 +176,60 @@ def test_a_config_of_another_kind_is_made_small_or_refused_in_a_sentence(model_t
         return
     with pytest.raises(SafeRopeError, match=says):
         Skeleton(content)
+
+
+def skeleton_of(model_type: str, **values: Any) -> Any:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if model_type not in known:
+        pytest.skip("this release does not have it")
+    return Skeleton(json.loads(json.dumps(known[model_type](**values).to_dict(), default=str)))
+
+
+def frequencies(model: torch.nn.Module) -> set[tuple[float, ...]]:
+    return {tuple(buffer.tolist()) for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+
+
+def test_a_skeleton_has_the_kinds_of_layers_that_a_config_computes_from_their_numbers() -> None:
+    small = skeleton_of("recurrent_gemma", hidden_size=128, num_attention_heads=2, num_hidden_layers=6)
+    assert small.config.num_hidden_layers == 3
+    assert {len(row) for row in frequencies(small.build())} == {16}  # half of 64 is turned
+
+
+def test_the_encoder_of_a_skeleton_has_the_frequencies_of_the_encoder() -> None:
+    values = {"hidden_size": 72, "intermediate_size": 64, "encoder_num_hidden_layers": 1}
+    small = skeleton_of("moonshine", **values, decoder_num_hidden_layers=1, vocab_size=64)
+    config = transformers.MoonshineConfig(**values, decoder_num_hidden_layers=1, vocab_size=64)
+    assert frequencies(small.build()) == frequencies(transformers.MoonshineModel(config))
+
+
+def test_what_a_skeleton_does_not_have_is_told() -> None:
+    assert skeleton_of("qwen2_vl").left_out == ["vision_config of qwen2_vl, beside its text model"]
+    assert skeleton_of("mistral").left_out == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        ({"AutoModelForCausalLM": "modeling_x.X"}, ["the checkpoint's own code (auto_map), which "]),
+        ({"AutoTokenizer": ["tokenization_x.X", None]}, []),
+    ],
+)
+def test_code_that_comes_with_a_checkpoint_is_not_measured_and_told(
+    classes: dict[str, Any], said: list[str]
+) -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    left_out = Skeleton(load_model_config(LLAMA) | {"auto_map": classes}).left_out
+    assert [told[:44] for told in left_out] == said
+
+
+def test_a_kernel_that_is_not_installed_here_does_not_stop_an_audit() -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    content = load_model_config(LLAMA) | {"_attn_implementation": "flash_attention_2"}
+    assert Skeleton(content).build()
 
 
 def test_a_plot_of_a_format_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,14 @@ def test_the_report_begins_with_a_verdict_on_what_is_judged(
     assert len(found.to_dict()["paths"]) == 3
 
 
+def test_what_was_not_measured_is_named() -> None:
+    found = outcome(plain="ok")
+    found.left_out = ["vision_config of llava, beside its text model"]
+    said = "not measured: vision_config of llava, beside its text model; audit the model live"
+    assert said in found.text().replace("\n    ", " ")
+    assert found.to_dict()["left_out"] == found.left_out
+
+
 def test_a_path_on_which_a_model_cannot_be_loaded_is_unknown_not_ok() -> None:
     found = outcome(plain="ok")
     found.failed = {"zero.Init": "zero.Init (stock): TypeError: no"}

@@ -103,6 +103,7 @@ class Outcome(Report):
         versions: of the libraries that were measured with.
         audits: for each load path, the audits of the "stock" and of the "guarded" model.
         failed: for each load path on which the stock model cannot be loaded at all, why.
+        left_out: what of the model was not measured, in words.
     """
 
     job: Job
@@ -113,6 +114,7 @@ class Outcome(Report):
     versions: dict[str, str]
     audits: dict[str, dict[str, AuditReport]]
     failed: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -165,6 +167,7 @@ class Outcome(Report):
             "ok": self.verdict(guarded=False) == "ok",
             "guarded_ok": self.verdict(guarded=True) == "ok",
             "failed": self.failed,
+            "left_out": self.left_out,
             "paths": [
                 {
                     "path": entry.path,
@@ -191,6 +194,8 @@ class Outcome(Report):
             f"{self.environment}; {zero}, {self.job.dtype}; {skeleton}",
         ]
         lines = [*wrapped(self.summary(), ""), "", *(part for line in about for part in wrapped(line))]
+        for said in self.left_out:
+            lines += wrapped(f"not measured: {said}; audit the model live, with safe_rope.audit(model)")
         for said in self.failed.values():
             lines += ["", *wrapped(f"not measured, as the model cannot be loaded so: {said}")]
         if not self.entries:

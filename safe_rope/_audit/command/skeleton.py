@@ -38,7 +38,10 @@ _NARROWED = (
     "decoder_ffn_dim",
 )
 _COUNTS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim", "max_position_embeddings")
-_PARTS = {"encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"}
+_PARTS = {"encoder_layers", "decoder_layers"}
+_HEADS = ("attention_heads", "key_value_heads")
+# How attention is computed and how weights are stored change no position, and may not be installed here.
+_ELSEWHERE = ("quantization_config", "attn_implementation", "_attn_implementation")
 
 
 def read_config(content: Mapping[str, Any]) -> Any:
@@ -50,9 +53,8 @@ def read_config(content: Mapping[str, Any]) -> Any:
     """
     version = transformers.__version__
     model_type = content["model_type"]
-    values = {key: value for key, value in content.items() if key not in ("model_type", "auto_map")}
-    # Weights are not read, so it does not matter how they are stored.
-    values.pop("quantization_config", None)
+    left_out = ("model_type", "auto_map", *_ELSEWHERE)
+    values = {key: value for key, value in content.items() if key not in left_out}
     try:
         config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]
     except KeyError:
@@ -73,6 +75,7 @@ class Skeleton:
         config: the small config.
         announced: max_position_embeddings, or 2048 where nothing says so.
         description: the embedding in words, for the report.
+        left_out: what of the model it does not have, in words.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -82,6 +85,7 @@ class Skeleton:
             if text is whole and isinstance(content.get("text_config"), dict):
                 text = getattr(whole, "text_config", whole)  # before transformers 4.44
             self.model_type: str = text.model_type
+            self.left_out = _left_out(whole, text, content)
             self.config = _shrunk(text)
         except ConfigError:
             raise
@@ -123,6 +127,19 @@ class Skeleton:
         return model
 
 
+def _left_out(whole: Any, text: Any, content: Mapping[str, Any]) -> list[str]:
+    """Say which parts of a model, and which code of a checkpoint, a skeleton of ``text`` does not have."""
+    said = []
+    if text is not whole:
+        parts = [name for name, value in vars(whole).items() if hasattr(value, "model_type")]
+        others = [name for name in parts if getattr(whole, name) is not text]
+        said += [f"{', '.join(others)} of {whole.model_type}, beside its text model"] if others else []
+    own = content.get("auto_map")
+    if isinstance(own, Mapping) and any(str(name).startswith("AutoModel") for name in own):
+        said.append("the checkpoint's own code (auto_map), which trust_remote_code=True runs")
+    return said
+
+
 def _shrunk(whole: Any) -> Any:
     by_layer = _by_layer(whole)
     if by_layer:
@@ -137,8 +154,9 @@ def _shrunk(whole: Any) -> Any:
     head_dim = getattr(whole, "head_dim", None) or whole.hidden_size // heads
     kept = _keep_one_layer_of_each_kind(config, by_layer)
     config.num_attention_heads = 1
-    for name in _PARTS & vars(config).keys():
-        setattr(config, name, 1)
+    for name, value in list(vars(config).items()):
+        if name in _PARTS or (name.endswith(_HEADS) and type(value) is int):
+            setattr(config, name, 1)
     if getattr(whole, "num_key_value_heads", None):
         config.num_key_value_heads = 1
     config.hidden_size = head_dim
@@ -182,17 +200,26 @@ def _keep_one_layer_of_each_kind(config: Any, own: Mapping[int, Any]) -> list[in
     lists = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple)}
     numbers = {name: value for name, value in lists.items() if _numbers_layers(name, value, count)}
     by_layer = {name: value for name, value in lists.items() if len(value) == count and name not in numbers}
+    rules = _rules(config, count)
     kinds: dict[str, int] = {}
     for layer in range(count):
         said = [value[layer] for value in by_layer.values()], [layer in value for value in numbers.values()]
-        kinds.setdefault(repr((said, own.get(layer))), layer)
-    kept = list(kinds.values())
+        kinds.setdefault(repr((said, [rule[layer] for rule in rules], own.get(layer))), layer)
+    kept = list(range(max(kinds.values()) + 1)) if rules else list(kinds.values())
     for name, value in by_layer.items():
         setattr(config, name, [value[layer] for layer in kept])
     for name, value in numbers.items():
         setattr(config, name, [index for index, layer in enumerate(kept) if layer in value])
     config.num_hidden_layers = len(kept)
     return kept
+
+
+def _rules(config: Any, count: int) -> list[Sequence[Any]]:
+    """Lists of the kinds of layers that a config computes from their numbers, as RecurrentGemma's does."""
+    names = [n for n in dir(type(config)) if "layer" in n and isinstance(getattr(type(config), n), property)]
+    found = [getattr(config, name, None) for name in names]
+    lists = [value for value in found if isinstance(value, list | tuple) and len(value) == count]
+    return [value for value in lists if any(kind != value[0] for kind in value)]
 
 
 def _numbers_layers(name: str, value: Sequence[Any], count: int) -> bool:

@@ -121,6 +121,7 @@ def _audit(job: Job, folder: Path, out: IO[bytes]) -> Outcome:
         versions,
         audits,
         {path: str(error) for path, error in failed.items()},
+        skeleton.left_out,
     )
 
 
