@@ -243,7 +243,7 @@ def measured(one: Wanted, output: Any, jobs: int) -> Row:
     # One run for each mark: what a compiler keeps alive is nothing for tests of what is gone.
     for mark in ("contract", "torch and not contract"):
         reports.append(folder / f"{mark}.xml")
-        tests = ["-m", "pytest", "-v", "-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
+        tests = ["-m", "pytest", "-v", "-n", str(jobs), "--dist", "loadfile"]
         tests += ["-p", "no:cacheprovider", "-m", mark]
         tests += [f"--junit-xml={reports[-1]}", *(f"--ignore={path}" for path in LEFT_OUT)]
         run([inside, *tests], env=environment, cwd=ROOT, limit=LIMIT, output=output)
