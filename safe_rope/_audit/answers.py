@@ -93,11 +93,15 @@ class Answers:
 
     def errors(self) -> Errors:
         """How far the answers are off, by position; of a phase what the values tell."""
-        off = torch.stack([(a.double() - e.double()).abs().amax(-1) for a, e in self.pairs]).amax(0)
-        off = off.nan_to_num(nan=torch.inf)
-        scale = max(float(expected.abs().max()) for _, expected in self.pairs) or 1.0
+        off = torch.stack([_between(*pair).amax(-1) for pair in self.pairs]).amax(0)
+        finite = (e.masked_fill(~e.isfinite(), 0.0) for _, e in self.pairs)
+        scale = max(float(expected.abs().max()) for expected in finite) or 1.0
         allowed = TOLERANCE * scale * self.positions.double().clamp(min=1.0)
         return Errors(self.positions, (off / scale).clamp(max=torch.pi), off, off / allowed)
+
+    def is_told(self) -> bool:
+        """Whether what the answers should be are numbers: a constructor that makes NaN tells nothing."""
+        return not any(bool(expected.isnan().any()) for _, expected in self.pairs)
 
     def tables(self) -> dict[str, Tensor]:
         """What `AuditReport.tables` holds of it."""
@@ -108,6 +112,12 @@ class Answers:
         elif torch.equal(like[:, ::2], like[:, 1::2]):
             cos, sin = cos[:, ::2], sin[:, ::2]
         return {"positions": self.positions, "cos": cos.contiguous(), "sin": sin.contiguous()}
+
+
+def _between(actual: Tensor, expected: Tensor) -> Tensor:
+    """How far single values are apart: infinitely where one is no number, and not where both are none."""
+    off = (actual.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
+    return off.masked_fill((actual == expected) | (actual.isnan() & expected.isnan()), 0.0)
 
 
 def _forms(convention: Convention, positions: Tensor) -> Iterator[Tensor | int]:

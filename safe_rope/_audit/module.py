@@ -45,6 +45,8 @@ from safe_rope.errors import SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
 
+_GIVES_NAN = "its constructor gives NaN there by now, which tells nothing"
+
 
 class ModuleAuditor:
     """Measures one module and writes what it finds into the report.
@@ -309,7 +311,8 @@ class ModuleAuditor:
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
             said = "not what the same forward returns on the tables that its constructor makes"
-            severity: Severity = "unknown" if stands_around(self.module, built) else "damaged"
+            is_told = answers.is_told() and not stands_around(self.module, built)
+            severity: Severity = "damaged" if is_told else "unknown"
             self.add("forward", severity, said, "forward", **errors.measured())
         if errors.damaged or is_protected(self.module):
             return set()
@@ -396,6 +399,8 @@ class ModuleAuditor:
         elif (pair := aligned(plain(actual), expected)) is None:
             shapes = f"{list(actual.shape)}, and its constructor makes {list(expected.shape)}"
             self.add(name, "unknown", f"it has the shape {shapes}", dtype=actual.dtype)
+        elif bool((pair[1].isnan() & ~pair[0].isnan()).any()):
+            self.add(name, "unknown", _GIVES_NAN, dtype=actual.dtype)
         else:
             slack = is_protected(self.module) or actual.device.type != "cpu"
             found = difference(*pair, finished=held.finished, slack=slack)
@@ -404,7 +409,10 @@ class ModuleAuditor:
 
     def _why_untold(self, name: str) -> str:
         built = self.reference.module
-        return UNTOLD if built is None or get_table(built, name) is not None else UNMADE
+        made = None if built is None else get_table(built, name)
+        if isinstance(made, Tensor) and not made.is_meta and bool(made.isnan().any()):
+            return _GIVES_NAN
+        return UNTOLD if built is None or made is not None else UNMADE
 
     def _add_damage(self, held: Held, found: Any, actual: Tensor, expected: Tensor) -> None:
         cause = explain_table(actual, expected, held.replays or self.reference.replays(held.name))

@@ -67,6 +67,7 @@ def tables_of(
         if name in empty and (reference.early or current.numel() == 1) and not current._version:
             continue
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
+        by_another = by_another or bool(made.isnan().any())
         if name not in tables and by_another:
             tables[name] = None, is_finished  # filled by somebody else than the constructor
     for name, tensor in own_tensors(module):

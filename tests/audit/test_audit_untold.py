@@ -161,3 +161,24 @@ def test_integers_that_were_drawn_and_lost_on_meta_are_named() -> None:
     with safe_rope.guard():
         whole = Drawn()
     assert safe_rope.audit(whole.to(torch.bfloat16)).verdict == "ok"
+
+
+class Configured(nn.Module):
+    """A rotary module of a config that can be changed after it was built."""
+
+    def __init__(self, config: dict[str, float]) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("inv_freq", config["base"] ** -(torch.arange(4) / 4))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phase = position_ids[..., None] * self.inv_freq
+        return phase.cos(), phase.sin()
+
+
+def test_a_constructor_that_gives_no_numbers_tells_nothing() -> None:
+    module = Configured({"base": 1e4})
+    assert safe_rope.audit(module).ok
+    module.config["base"] = -1.0
+    module.inv_freq.mul_(1.5)
+    assert [one.verdict for one in safe_rope.audit(module).modules] == ["unknown"]
