@@ -27,6 +27,7 @@ from safe_rope._base.torch_private import (
 )
 from safe_rope._protection.shown import seen, warn_rounded
 from safe_rope._recognition.alone import copied_arguments, twin_alone
+from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
 from safe_rope._recognition.leads_back import Back, leads_back
 from safe_rope._recognition.reference import stock_class
@@ -390,9 +391,9 @@ def _made_in_fp32(
 ) -> dict[str, torch.Tensor]:
     module = call.module
     if before is None:
-        # A forward that does more than make tables, such as writing to a cache, is not run twice. What
-        # it made for the same positions is no better than what is there.
-        return {n: t for n, t in made.items() if t.shape != call.state.pins[n].values.shape}
+        # A forward that does more than make tables, such as writing to a cache, is not run twice. A mere
+        # cast of what is there is no better; whatever else it made is meant, as a running mean is.
+        return {n: t for n, t in made.items() if not _is_rounded(t, call.state.pins[n].values)}
     try:
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
         before = twin_alone(before, type(before), call.module)
@@ -403,6 +404,11 @@ def _made_in_fp32(
         logger.info("%s cannot be run in FP32", type(module).__name__, exc_info=True)
         return made
     return {name: table for name, table in again.items() if isinstance(table, torch.Tensor)}
+
+
+def _is_rounded(made: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether what a forward has made is a cast of what is there to 16 bits."""
+    return made.dtype in LOW and values.dtype not in LOW and is_cast(made, values.to(made.device))
 
 
 def _may_be_written_to(tensor: torch.Tensor) -> bool:

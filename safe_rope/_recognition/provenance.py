@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -118,14 +120,16 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         origin = _source(name)
+        if origin is Origin.EMPTY and not any(one.numel() for one in tensors_in(result)):
+            origin = Origin.LITERAL  # there is nothing to write to it
         if _is_overwritten(func, name, args):
             self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
-        if origin & Origin.GIVEN and not any(
-            self.origin(t) & Origin.GIVEN and not _is_truth(result) for t in _read(name, args, kwargs)
-        ):
-            origin &= ~Origin.GIVEN
+        if origin & (Origin.GIVEN | Origin.EMPTY):
+            read = functools.reduce(operator.or_, map(self.origin, _read(name, args, kwargs)), _source(name))
+            read &= ~Origin.GIVEN if _is_truth(result) else read
+            origin &= read | ~(Origin.GIVEN | Origin.EMPTY)
         if self._foreign and any(map(self._is_foreign, tensors_in((args, kwargs)))):
             origin |= self._foreign
         if name in _UNDOING and isinstance(result, torch.Tensor):

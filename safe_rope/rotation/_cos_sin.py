@@ -346,18 +346,18 @@ def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _called_with(
-    make: Callable[[CosSin], Any], func: Any, args: Any, kwargs: dict[str, Any], *, raises: bool = False
+    make: Callable[[CosSin], Any], func: Any, args: Any, kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
 ) -> Any:
     """Return what an operator gives for what ``make`` makes of the tables among its arguments.
 
-    ``raises``: other tensors of 16 bits are raised to FP32, which what is written to has.
+    ``targets``: what is written to; other tensors of 16 bits are raised to FP32, which a table has.
     """
 
     def made(value: Any) -> Any:
         if isinstance(value, CosSin):
             return make(value)
-        if raises and isinstance(value, torch.Tensor) and value.dtype in LOW:
-            return value.float()
+        if targets and isinstance(value, torch.Tensor) and value.dtype in LOW:
+            return value if any(value is target for target in targets) else value.float()
         return [made(one) for one in value] if isinstance(value, list | tuple) else value
 
     return func(*map(made, args), **{name: made(value) for name, value in kwargs.items()})
@@ -366,14 +366,17 @@ def _called_with(
 def _written(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tables: list[CosSin], *, meets_the_model: bool
 ) -> Any:
-    """Run an operator that writes: into the table's own memory, or into another tensor."""
+    """Run an operator that writes: into the memory of tables, or into other tensors."""
     target = kwargs.get("out", args[0] if args else None)
+    targets = tuple(_flat((target,)))  # the operators of ``torch._foreach_add_`` and its kin have lists
     for reference in list(_lents.values()):  # no allocation, and by that no callback, while it iterates
         if (copy := reference()) is not None:
             copy.own()
-    if isinstance(target, CosSin):
-        result = _called_with(_plain, func, args, kwargs, raises=True)
-        _note_write(target)
+    written = [one for one in targets if isinstance(one, CosSin)]
+    if written:
+        result = _called_with(_plain, func, args, kwargs, targets)
+        for table in written:
+            _note_write(table)
         return target if isinstance(result, torch.Tensor) else result
     if meets_the_model:
         _warn_of_phases(tables)

@@ -1,0 +1,46 @@
+"""A constructor that asks an empty tensor for its dtype has filled what it makes by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safe_rope
+
+HALF = 16
+RATES = [10000.0 ** (-i / HALF) for i in range(HALF)]
+MAKERS: dict[str, Callable[[], Tensor]] = {
+    "new_tensor": lambda: torch.empty(3).new_tensor(RATES),
+    "new_full": lambda: torch.empty(0).new_full((HALF,), 1e4) ** -(torch.arange(HALF) / HALF),
+    "full_like": lambda: torch.full_like(torch.empty(HALF), 1e4) ** -(torch.arange(HALF) / HALF),
+    "type_as": lambda: torch.tensor(RATES).type_as(torch.empty(1)),
+    "cat": lambda: torch.cat((torch.empty(0), torch.tensor(RATES))),
+}
+
+
+class Rotary(nn.Module):
+    maker = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", MAKERS[self.maker](), persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        phase = torch.arange(x.shape[1])[:, None] * self.inv_freq
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_right_table_is_ok_and_a_cast_one_is_repaired(maker: str) -> None:
+    cls = type("Rotary", (Rotary,), {"maker": maker})
+    model = cls()
+    true = model.inv_freq.clone()
+    assert safe_rope.audit(model).verdict == "ok"
+    model.to(torch.bfloat16)
+    assert safe_rope.audit(model).verdict == "damaged"
+    safe_rope.protect(model)
+    assert torch.equal(model.inv_freq, true)
