@@ -651,3 +651,88 @@ def test_a_tensor_of_other_numbers_is_not(line: str) -> None:
 def test_what_a_file_calls_range_itself_is_no_count() -> None:
     own = "def range(n):\n    return [0.5]\n"
     assert not kinds(f"import torch\n{own}t = torch.tensor(range(n), dtype=torch.float32)\n")
+
+
+COUNT = "torch.arange(n, n + 4, dtype=torch.float32)"
+OBJECT = "class P:\n    def __init__(self, n: int):\n        self.n = n\n        {}\n    def t(self):\n"
+OBJECT += "        return torch.arange(self.n, dtype=torch.float32)\n"
+NOT_WHOLE = {
+    "goes on after an error": "def f(x):\n    n = 0.5\n    with suppress(TypeError):\n        n = len(x)\n"
+    "    return {}\n",
+    "finally": "def f(x):\n    n = 0.5\n    try:\n        n = len(x)\n    finally:\n        return {}\n",
+    "no round of a loop": "def f(k):\n    n = 0.5\n    for n in range(k):\n        pass\n    return {}\n",
+    "after a loop": "def f(x):\n    n = 3\n    for _ in x:\n        n = 0.5\n    else:\n        return {}\n",
+    "guard": "def f(x, n: int):\n    match x:\n        case 1 if (n := 0.5):\n            pass\n"
+    "    return {}\n",
+    "lambda": "def f(n: int):\n    return (lambda *n: torch.arange(n[0], dtype=torch.float32))(0.5)\n",
+    "module": "class M(nn.Module):\n    def forward(self, n: int):\n        return {} > 2\nM()(0.5)\n",
+    "operator": "class M:\n    def __getitem__(self, n: int):\n        return {} > 2\n",
+    "setter": "class M:\n    @n.setter\n    def n(self, n: int):\n        self.r = {} > 2\n",
+    "metaclass": "class K(type):\n    def __call__(cls):\n        return super().__call__(0.5)\n"
+    "class M(metaclass=K):\n    def __init__(self, n: int):\n        self.r = {} > 2\n",
+    "thread": "def f(n: int):\n    g({} > 2)\nThread(target=f, args=(0.5,))\n",
+    "thread, by name": "def f(n: int):\n    g({} > 2)\nThread(target=f, kwargs=dict(n=0.5))\n",
+    "method of a class": "class C:\n    def f(self, n: int):\n        return {}\nC.f(C(), 0.5)\n",
+    "comprehension": OBJECT.format("[0 for self.n in (0.5,)]"),
+    "private": OBJECT.replace("self.n", "self.__n").format("") + "P(1)._P__n = 0.5\n",
+    "hook": OBJECT.format("") + "    def __getattribute__(self, name):\n        return 0.5\n",
+    "dictionary": OBJECT.format("d = self.__dict__"),
+    "dictionary, given": OBJECT.format("put(vars(self))"),
+    "round": "class Q:\n    def __round__(self):\n        return 0.5\ndef f(q):\n    n = round(q)\n"
+    "    return {}\n",
+    "builtin": "import builtins\nbuiltins.len = half\ndef f(x):\n    n = len(x)\n    return {}\n",
+    "global": "def f(x):\n    n = len(x)\n    return {}\nglobals()['len'] = half\n",
+}
+
+
+@pytest.mark.parametrize("name", NOT_WHOLE)
+def test_a_bound_that_something_else_may_give_is_not_whole(name: str) -> None:
+    source = NOT_WHOLE[name].replace("{}", COUNT)
+    assert kinds("import torch\nfrom torch import nn\n" + source)
+    assert not safe(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x):\n    with torch.no_grad():\n        n = len(x)\n    return {}\n",
+        "def f(k: int):\n    for n in range(k):\n        g({} > 2)\n",
+        "class M(nn.Module):\n    def forward(self, n: int):\n        return {} > 2\nM()(4)\n",
+        "class M(nn.Module):\n    def forward(self, n: int):\n        return {} > 2\nx.mul(0.5)\n",
+        "def f(n: int):\n    g({} > 2)\nThread(target=f, args=(5,))\n",
+        "class C:\n    def f(self, n: int):\n        return {}\nC.f(C(), 5)\n",
+        OBJECT.format("g(dict(self.__dict__))"),
+        OBJECT.format("for name in self.__dict__:\n            print(name)"),
+    ],
+)
+def test_a_bound_that_only_whole_numbers_reach_is(source: str) -> None:
+    assert safe(source.replace("{}", COUNT))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "with mock.patch('torch.arange', g):\n    t = {}\n",
+        "with mock.patch.object(torch, 'arange', g):\n    t = {}\n",
+        "def put(of, name, given):\n    setattr(of, name, given)\nput(torch, 'arange', g)\nt = {}\n",
+        "torch.__dict__['arange'] = g\nt = {}\n",
+        "globals()['torch'] = numpy\nt = {}\n",
+        "exec('torch = numpy')\nt = {}\n",
+        "torch.Tensor.to = g\nt = {}\n",
+        "torch.int64 = torch.int8\nt = {}\n",
+        "class Mode(TorchFunctionMode):\n    def __torch_function__(self, *given):\n        pass\nt = {}\n",
+        "class M:\n    xp = torch\n    def f(self):\n"
+        "        return self.xp.arange(4096, dtype=torch.float32)\nM().xp = numpy\n",
+        "t = torch.arange(4096, dtype=(kind := torch.float32), device=g(kind))\n",
+        "t = f'{{}=}'\n",
+    ],
+)
+def test_a_fix_of_what_a_file_replaces_is_not_safe(source: str) -> None:
+    assert safe("t = torch.arange(4096, dtype=torch.float32)\n")
+    assert not safe(source.replace("{}", "torch.arange(4096, dtype=torch.float32)"))
+
+
+def test_a_fix_writes_no_name_that_is_imported_later() -> None:
+    source = "from torch import arange, float32\nt = arange(4096, dtype=float32)\nfrom torch import int64\n"
+    (finding,) = analyze(source.encode(), "model.py")
+    assert finding.fix is None

@@ -18,7 +18,10 @@ from safe_rope.scan.engine.scopes import Kind, Place, Site, Walk
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import Value
 
-_CHANGES_DEFAULT = re.compile(rb"(?:set|local|with)_(?:default_)?(?:\w+_)?(?:dtype|tensor_type)\b")
+_CHANGES_DEFAULT = re.compile(
+    rb"(?:set|local|with)_(?:default_)?(?:\w+_)?(?:dtype|tensor_type)\b|set_default_['\"]"
+)
+_HOOKS = {"__torch_function__", "__torch_dispatch__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class File:
         self.purpose = Purpose(walk, self.inference, self.flow, PurePath(path).stem)
         # Where a file changes the default dtype, nothing is known of what follows it.
         self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None
+        # Where it replaces a tensor's casts, or sees torch's calls, a fix makes it see others.
+        self.intercepts = "to" in walk.written or not _HOOKS.isdisjoint(walk.functions)
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
 

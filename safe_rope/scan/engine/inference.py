@@ -43,6 +43,7 @@ _MOST = 2000  # expressions that one question leaves open
 _TRUTH = Value("number", True, False, bound=1)
 _MASK_BY_NAME = Value(whole=True, assumed=True)
 _INTEGER_BY_NAME = Value(dtype="int", assumed=True)
+_ROUNDS = {"round", "ceil", "floor", "trunc"}  # which call a method that gives anything
 _MAKES_FIELDS = {"namedtuple", "make_dataclass", "type"}
 _FLOATS = {f"{module}.{name}" for module in ("math", "torch", "numpy") for name in ("pi", "e", "inf")} | {
     "math.tau"
@@ -214,7 +215,7 @@ class Inference:
         if dtype is not None and not own:
             return dtype
         if function in _FLOATS:
-            return FLOAT
+            return assume(FLOAT) if node.attr in self.walk.written else FLOAT
         if node.attr in _ATTRIBUTES:
             known = _ATTRIBUTES[node.attr]
             return assume(known) if own or self.defines(node.attr) else known
@@ -314,8 +315,10 @@ class Inference:
             of = binding.place.scope, binding.parameter
             values = [default, *map(self.of, self._call_sites.arguments(*of, indirect=True))]
             # A tensor may be for another function.
-            supposed = [one for one in map(self.of, self._call_sites.supposed(*of)) if one.sort != "tensor"]
-            if any(_contradicts(value, annotated) for value in values + supposed):
+            named = of[0].name not in FORWARDS or annotated.sort in ("number", "numbers")
+            others = self._call_sites.supposed(*of) if named else ()
+            supposed = [one for one in map(self.of, others) if one.sort != "tensor"]
+            if _is_implicit(of[0]) or any(_contradicts(value, annotated) for value in values + supposed):
                 return assume(annotated)
         if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
             return annotated
@@ -368,6 +371,8 @@ class Inference:
         result = integers.of_call(self, node, call.function, place)
         if result.sort == "unknown":
             result = self._returned(node.func, call.function, place)
+        elif self._is_replaced(call.function):
+            result = assume(result)
         if result.sort != "unknown":
             return result
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -375,6 +380,12 @@ class Inference:
             dtype = self.of(call.positional[0])  # the result serves for it, on some device say
             return assume(dtype) if dtype.sort == "dtype" else UNKNOWN
         return _INTEGER_BY_NAME if RETURNS_INTEGERS.fullmatch(name) else UNKNOWN
+
+    def _is_replaced(self, function: str) -> bool:
+        """Say whether a builtin or a module's function is given another meaning, perhaps by a class."""
+        name = function.rpartition(".")[2]
+        rounds = name in _ROUNDS and f"__{name}__" in self.walk.functions
+        return rounds or name in self.walk.written
 
     def _returned(self, node: ast.expr, function: str, place: Place) -> Value:
         """Return what a function or method of this file returns, by its annotation or as it computes it."""
@@ -402,6 +413,14 @@ class Inference:
             return annotated if shown else assume(annotated)
         computed = assume(join(returned))
         return computed if computed.sort in ("tensor", "dtype") else annotated
+
+
+def _is_implicit(scope: Scope) -> bool:
+    """Say whether a function is one that an operator, an assignment or a class statement calls."""
+    special = scope.name.startswith("__") and scope.name.endswith("__")
+    decorators = getattr(scope.node, "decorator_list", ())
+    sets = any(isinstance(one, ast.Attribute) and one.attr == "setter" for one in decorators)
+    return sets or (special and scope.name not in (*FORWARDS, "__init__", "__post_init__"))
 
 
 def _contradicts(value: Value, annotated: Value) -> bool:
@@ -462,8 +481,18 @@ class CallSites:
         if indirect:
             calls = [*calls, *self._indirect(scope)]
         position = self._position(scope, parameter)
-        found = (call.argument(position, parameter) for call in calls)
+        found = (call.argument(position + self._is_unbound(scope, call), parameter) for call in calls)
         return [argument for argument in found if argument is not None]
+
+    def _is_unbound(self, scope: Scope, call: Call) -> bool:
+        """Say whether a call is of a method by its class, with the object as its first argument."""
+        function = call.node.func
+        if scope.parent is None or scope.parent.kind != "class" or not isinstance(function, ast.Attribute):
+            return False
+        return function.attr == scope.name and not _is_of_class(scope) and self._is_class(function.value)
+
+    def _is_class(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self._walk.classes
 
     def supposed(self, scope: Scope, parameter: str) -> list[Argument]:
         """Return what calls may give to a parameter besides.
@@ -471,19 +500,50 @@ class CallSites:
         By a sequence or a mapping that is unpacked, under another name of the function, or through what an
         expression gives.
         """
-        if not isinstance(scope.node, Function) or scope.name in FORWARDS:
+        if not isinstance(scope.node, Function):
             return []
         position = self._position(scope, parameter)
         if id(scope) not in self._supposed:
-            named = [*self._calls(scope), *self._indirect(scope)]
-            names = ("", *self._names_of(scope)[1:])
-            others = self._made(site for name in names for site in self._walk.calls.get(name, ()))
-            self._supposed[id(scope)] = ([one for one in named if not one.complete], others)
+            if scope.name in FORWARDS:
+                self._supposed[id(scope)] = ([], self._made(filter(self._is_of_object, self._walk.sites)))
+            else:
+                named = [*self._calls(scope), *self._indirect(scope)]
+                names = ("", "__call__", *self._names_of(scope)[1:])
+                others = self._made(site for name in names for site in self._walk.calls.get(name, ()))
+                self._supposed[id(scope)] = ([one for one in named if not one.complete], others)
         named, others = self._supposed[id(scope)]
         found = (call.argument(position, parameter) for call in others)
         given = [argument for argument in found if argument is not None]
         given += [one for call in named + others if len(call.positional) <= position for one in call.unpacked]
+        given += self._packed(scope, parameter)
         return given + (self._items.get(parameter, []) if any(call.mapped for call in named) else [])
+
+    def _packed(self, scope: Scope, parameter: str) -> list[Argument]:
+        """Return what is given with a function in a tuple or the like, as a thread is given its arguments."""
+        given: list[Argument] = []
+        position = self._position(scope, parameter)
+        for site in (site for name in self._names_of(scope) for site in self._given.get(name, ())):
+            assert isinstance(site.node, ast.Call)
+            for word in site.node.keywords:
+                match word.value:
+                    case ast.Tuple(elts=items) | ast.List(elts=items):
+                        given += [Argument(one, site.place, False) for one in items[position : position + 1]]
+                    case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
+                        given += self._items.get(parameter, [])
+        return given
+
+    def _is_of_object(self, site: Site) -> bool:
+        """Say whether a call may be of a module: of what a variable, an attribute or an expression holds."""
+        match site.node:
+            case ast.Call(func=ast.Call() | ast.Subscript()):
+                return True
+            case ast.Call(func=ast.Name(id=name)):
+                return bool(self._names.bindings(name, site.place))
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                return name not in self._walk.functions
+            case ast.Call(func=ast.Attribute(attr=name)):
+                return name in FORWARDS
+        return False
 
     def _position(self, scope: Scope, parameter: str) -> int:
         assert isinstance(scope.node, Function)
@@ -611,6 +671,12 @@ class CallSites:
                     call = self._calls_made[id(site.node)] = self._names.call(site.node, site.place)
                 made.append(call)
         return made
+
+
+def _is_of_class(scope: Scope) -> bool:
+    """Say whether a method takes no object."""
+    decorators = {_last(one) for one in scope.node.decorator_list}  # type: ignore[attr-defined]
+    return bool(decorators & {"staticmethod", "classmethod"})
 
 
 def _last(node: ast.expr) -> str:

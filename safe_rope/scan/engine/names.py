@@ -21,6 +21,7 @@ from safe_rope.scan.engine.scopes import (
 from safe_rope.scan.engine.vocabulary import STARRED
 
 _DEPTH = 8
+_HOOKS = ("__getattribute__", "__setattr__")  # that see every attribute of their class
 _MAX_REACHING = 64  # bindings of a name that are told apart at one use
 # By the loop: where in a name's bindings those stand that are in it.
 Loops = dict[tuple[int, int], list[int]]
@@ -126,13 +127,17 @@ class Names:
 
     def writes(self, attribute: str, owner: Scope | None = None) -> bool:
         """Say whether another object than self, a computed name or a method may give a class an attribute."""
-        methods = (one.parent for one in self.walk.functions.get(attribute, ()))
+        named = {attribute} if owner is None else {attribute, f"_{owner.name.lstrip('_')}{attribute}"}
         return (
-            attribute in self.walk.written
-            or any(
-                one is not None and one.kind == "class" and self._is_related(owner, one) for one in methods
-            )
+            not named.isdisjoint(self.walk.written)
+            or any(self._has(owner, name) for name in (attribute, *(_HOOKS if owner is not None else ())))
             or any(self._is_related(owner, of) for of in self._computed(attribute))
+        )
+
+    def _has(self, owner: Scope | None, method: str) -> bool:
+        methods = (one.parent for one in self.walk.functions.get(method, ()))
+        return any(
+            one is not None and one.kind == "class" and self._is_related(owner, one) for one in methods
         )
 
     def _computed(self, attribute: str) -> list[Scope | None]:
@@ -259,11 +264,15 @@ class Names:
         full = self.qualify(node, place)
         if full.partition(".")[0] != "torch":
             return True
-        if full.rpartition(".")[2] in self.walk.written:
+        if full.rpartition(".")[2] in self.walk.written or "exec" in self.walk.calls:
             return False
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
             return self.is_certain(node.value, place)
         if isinstance(node, ast.Attribute):
+            owner = place.scope.owner
+            below = [] if owner is None else self._below(owner)
+            if self.writes(node.attr, owner) or any(node.attr in one.imports for one in below):
+                return False
             bindings = self.attributes(node.attr, place)
         else:
             bindings = self.bindings(getattr(node, "id", ""), place)

@@ -19,6 +19,23 @@ Run = Kind | Literal["helper"]  # what only its name, or its caller's, says that
 ASKED = {"device", "dtype", "shape", "size", "ndim"}
 # Methods that write items of a mapping.
 WRITES_ITEMS = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__"}
+# Functions and methods that read all of a mapping, or copy it.
+_COPIES = {
+    "dict", "copy", "deepcopy", "len", "list", "tuple", "set", "sorted", "str", "repr", "print", "isinstance",
+    "update", "dumps", "pformat", "pprint", "format", "join", "items", "asdict",
+}  # fmt: skip
+_READS = {"getattr", "hasattr", "delattr"}
+# How the context managers begin that pass errors on.
+_PASSES_ON = (
+    "torch.",
+    "open",
+    "autocast",
+    "no_grad",
+    "nullcontext",
+    "deepspeed.",
+    "record_function",
+    "init_",
+)
 # The arm that is a loop's body: what is bound in it reaches what stands before, too.
 LOOP = 0
 
@@ -109,7 +126,8 @@ class Walk:
         self.module = Scope("", "module", None, tree)
         self._scopes = [self.module]
         self.imports: dict[str, str] = {}
-        self.bound: set[str] = set()  # the imported names that every statement of the module can use
+        # The imported names that every later statement of the module can use, by the order of the import.
+        self.bound: dict[str, int] = {}
         self.classes: dict[str, Scope] = {}
         self.functions: dict[str, list[Scope]] = {}
         self.statements: list[tuple[ast.AST, Place]] = []
@@ -130,6 +148,9 @@ class Walk:
             if isinstance(site.node, ast.Call):
                 name = getattr(site.node.func, "attr", getattr(site.node.func, "id", ""))
                 self.calls.setdefault(name, []).append(site)
+        for site in self.sites:
+            if isinstance(site.node, ast.Call) and site.node.args:
+                self._patches(site.node, site.node.args)
         for site in (*self.calls.get("setattr", ()), *self.calls.get("__setattr__", ())):
             match site.node:
                 case ast.Call(args=[*_, ast.Constant(value=str(attribute)), _]):
@@ -143,11 +164,40 @@ class Walk:
         for site in (site for name in WRITES_ITEMS for site in self.calls.get(name, ())):
             self._writes(getattr(getattr(site.node, "func", None), "value", None), site.place)
 
+    def _hands_on(self, held: ast.expr, ancestors: tuple[ast.AST, ...], place: Place) -> None:
+        """Note that an object's dictionary goes where its items may be written: to a name or a function."""
+        around = ancestors[-2] if ancestors and isinstance(ancestors[-1], ast.keyword) else ancestors[-1:]
+        match around:
+            case ast.Call(func=function) | (ast.Call(func=function),):
+                if getattr(function, "attr", getattr(function, "id", "")) not in _COPIES:
+                    self._writes(held, place)
+            case (ast.Assign() | ast.AnnAssign() | ast.NamedExpr(),):
+                self._writes(held, place)
+
+    def _patches(self, call: ast.Call, given: list[ast.expr]) -> None:
+        """Note what of torch a call may replace, as ``mock.patch`` does."""
+        name = given[min(len(given), 2) - 1] if isinstance(given[0], ast.Name) else given[0]
+        if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+            return
+        if isinstance(given[0], ast.Name):
+            read = getattr(call.func, "id", "") in _READS
+            if self.imports.get(given[0].id) == "torch" and not read:
+                self.written.add(name.value)
+        elif name.value.startswith("torch.") and "patch" in ast.unparse(call.func):
+            self.written.add(name.value.rpartition(".")[2])
+
     def _writes(self, held: ast.AST | None, place: Place, name: ast.expr | None = None) -> None:
         """Note what an item of an object's dictionary, or of some other mapping, makes of its attributes."""
         match held:
             case ast.Attribute(value=of, attr="__dict__") | ast.Call(func=ast.Name(id="vars"), args=[of]):
+                match name:
+                    case ast.Constant(value=str(known)) if self.imports.get(getattr(of, "id", "")) == "torch":
+                        self.written.add(known)
                 self._computes(r"\w*" if name is None else pattern(name), ast.unparse(of), place)
+            case ast.Call(func=ast.Name(id="globals")):
+                match name:
+                    case ast.Constant(value=str(known)):
+                        self._bind_aside(known, Binding("value", None, place), self.module)
 
     def _computes(self, names: str, of: str, place: Place) -> None:
         if "config" not in of:  # no module's
@@ -161,8 +211,12 @@ class Walk:
             kind = type(node)  # isinstance takes longer, and there are a million nodes
             if kind is ast.Call or kind is ast.BinOp:
                 yield Site(node, ancestors, place)
+                if kind is ast.Call and getattr(node.func, "id", "") == "vars":
+                    self._hands_on(node, ancestors, place)
             elif kind is ast.Attribute:
                 name = getattr(node.value, "id", "")
+                if node.attr == "__dict__":
+                    self._hands_on(node, ancestors, place)
                 if name == "self":
                     self.mentions.setdefault(node.attr, []).append(place)
                 elif name and node.attr in ASKED:
@@ -170,6 +224,10 @@ class Walk:
                     place.scope.takes_tensors |= bool(bound and bound[0].how == "parameter")
             elif kind is ast.comprehension or kind is ast.Lambda:
                 _bind_inner(node, place)
+                if kind is ast.comprehension and not isinstance(node.target, ast.Name):
+                    for target in ast.walk(node.target):
+                        if isinstance(target, ast.Attribute):
+                            self._bind_target(target, None, place)
             elif kind is ast.NamedExpr:
                 _bind_named(node, place)
             elif kind is ast.Dict:
@@ -220,7 +278,7 @@ class Walk:
         elif local == "*":
             self.starred = place.order
         if place.scope is self.module and not place.path:
-            self.bound.add(local)
+            self.bound.setdefault(local, place.order)
 
     def _bind_target(
         self, target: ast.expr, value: ast.expr | None, place: Place, how: str = "value",
@@ -230,8 +288,9 @@ class Walk:
         if isinstance(target, ast.Name):
             holder = place.scope.declared.get(target.id, place.scope)
             if holder is not place.scope:  # when the function is called, if it is
-                binding.place = Place(place.scope, place.order, _aside(binding, place), place.contexts)
-            holder.bindings.setdefault(target.id, []).append(binding)
+                self._bind_aside(target.id, binding, holder)
+            else:
+                holder.bindings.setdefault(target.id, []).append(binding)
         elif isinstance(target, ast.Subscript):
             self._writes(target.value, place, target.slice)
         elif isinstance(target, ast.Attribute):
@@ -252,6 +311,12 @@ class Walk:
                 else:
                     unpacked = "element" if how == "value" else how
                     self._bind_target(inner, value, place, unpacked, index=(*index, number))
+
+    def _bind_aside(self, name: str, binding: Binding, holder: Scope) -> None:
+        """Bind a name of a scope by what runs at another time, or not at all."""
+        place = binding.place
+        binding.place = Place(place.scope, place.order, _aside(binding, place), place.contexts)
+        holder.bindings.setdefault(name, []).append(binding)
 
     def _assign(self, node: ast.Assign, place: Place) -> None:
         for target in node.targets:
@@ -295,7 +360,8 @@ class Walk:
             place.scope.declared[name] = next((one for one in around if name in one.bindings), self.module)
 
     def _delete(self, node: ast.Delete, place: Place) -> None:
-        self.bound -= {getattr(target, "id", "") for target in node.targets}
+        for target in node.targets:
+            self.bound.pop(getattr(target, "id", ""), None)
         self.statements.append((node, place))
 
     # Compound statements.
@@ -347,13 +413,15 @@ class Walk:
         self._loop(node, place)
 
     def _for(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
-        self._bind_target(node.target, node.iter, place, "item")
+        inside = Place(place.scope, place.order, (*place.path, (id(node), LOOP)), place.contexts)
+        self._bind_target(node.target, node.iter, inside, "item")
         self.statements.append((node.iter, place))
         self._loop(node, place)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> None:
         self._body(node.body, place.scope, (*place.path, (id(node), LOOP)), place.contexts)
-        self._arms(node, place, [], node.orelse)
+        # What the loop binds reaches what is run after it, too.
+        self._body(node.orelse, place.scope, (*place.path, (id(node.orelse), 1)), place.contexts)
 
     _asyncfor = _for
 
@@ -363,13 +431,16 @@ class Walk:
             self.statements.append((item.context_expr, place))
             if item.optional_vars is not None:
                 self._bind_target(item.optional_vars, None, place)
-        self._body(node.body, place.scope, place.path, (*place.contexts, *contexts))
+        # One that may go on after an error leaves what was bound before.
+        goes_on = not all(_raises_on(one) for one in contexts)
+        path = (*place.path, (id(node.body), 1)) if goes_on else place.path
+        self._body(node.body, place.scope, path, (*place.contexts, *contexts))
 
     _asyncwith = _with
 
     def _try(self, node: ast.Try, place: Place) -> None:
         # What a try assigns holds in its handlers and afterwards, and so may what it assigned before.
-        tried = (*place.path, (id(node.body), 1)) if node.handlers else place.path
+        tried = (*place.path, (id(node.body), 1))
         self._body([*node.body, *node.orelse], place.scope, tried, place.contexts)
         for number, handler in enumerate(node.handlers, start=2):
             if handler.name is not None:
@@ -386,6 +457,7 @@ class Walk:
             name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
             if isinstance(pattern, ast.MatchAs | ast.MatchStar | ast.MatchMapping) and name:
                 self._bind_target(ast.Name(name), None, place)
+        self.statements += [(case.guard, place) for case in node.cases if case.guard is not None]
         self._arms(node, place, *(case.body for case in node.cases))
 
 
@@ -405,6 +477,12 @@ def pattern(name: ast.expr) -> str:
     return r"\w*"
 
 
+def _raises_on(context: ast.expr) -> bool:
+    """Say whether a context manager is one of torch, or a file, which no error ends in."""
+    function = context.func if isinstance(context, ast.Call) else context
+    return ast.unparse(function).startswith(_PASSES_ON)
+
+
 def targets_of(statement: ast.AST) -> list[ast.expr]:
     """Return what a statement assigns to, or deletes."""
     match statement:
@@ -420,7 +498,8 @@ def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:
     values: dict[str, ast.expr | None] = {}
     if isinstance(node, ast.Lambda):
         arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-        values = dict.fromkeys(argument.arg for argument in arguments)
+        packed = (one for one in (node.args.vararg, node.args.kwarg) if one is not None)
+        values = dict.fromkeys(argument.arg for argument in (*arguments, *packed))
     elif isinstance(node.target, ast.Name):
         values = {node.target.id: node.iter}
     else:

@@ -21,7 +21,7 @@ def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | No
 
     None where there is no way, or where the last of these, what is called, may be another module's.
     """
-    if not all(file.names.is_certain(node, place) for node in near[-1:]):
+    if name in file.walk.written or not all(file.names.is_certain(node, place) for node in near[-1:]):
         return None
     for node in near:
         if isinstance(node, ast.Attribute) and file.names.qualify(node.value, place) == "torch":
@@ -29,7 +29,7 @@ def torch_name(file: File, name: str, place: Place, *near: ast.expr) -> str | No
     imported = {
         full: local
         for local, full in file.walk.imports.items()
-        if local in file.walk.bound and not file.names.bindings(local, place)
+        if file.walk.bound.get(local, place.order) < place.order and not file.names.bindings(local, place)
     }
     return f"{imported['torch']}.{name}" if "torch" in imported else imported.get(f"torch.{name}")
 
@@ -41,7 +41,9 @@ def edit(file: File, start: int, end: int, replacement: str) -> Edit:
 
 def is_editable(call: Call) -> bool:
     """Say whether the call itself says all that the fix must know."""
-    return call.complete and not _OBSTACLES & call.keywords.keys()
+    # The fix asks for the dtype after all other arguments, which a walrus may change.
+    binds = any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(call.node))
+    return call.complete and not _OBSTACLES & call.keywords.keys() and not binds
 
 
 def through_integers(file: File, call: Call, place: Place, *, keep: bool = True) -> Fix | None:
@@ -105,7 +107,7 @@ def _in_int64(file: File, call: Call, place: Place, *, keep: bool = True) -> tup
     else:
         start, stop = file.source.start(given.value), file.source.end(given.value)
         dtype, kept = edit(file, start, stop, integer), keep and not file.of(given).assumed
-    return [dtype, edit(file, end, end, f".to({target})")], kept
+    return [dtype, edit(file, end, end, f".to({target})")], kept and not file.intercepts
 
 
 def is_whole(file: File, argument: Argument) -> bool:
@@ -170,7 +172,8 @@ def cast_operand(file: File, call: Call, step: Step) -> Fix | None:
     if not whole:
         start = file.source.start(operand)
         cast.insert(0, edit(file, start, start, "("))
-    return Fix(proven and not file.changes_default, "Cast to float32 before the operation.", tuple(cast))
+    proven = proven and not file.changes_default and not file.intercepts
+    return Fix(proven, "Cast to float32 before the operation.", tuple(cast))
 
 
 def replace_cast(file: File, node: ast.expr, place: Place, *near: ast.expr) -> Fix | None:

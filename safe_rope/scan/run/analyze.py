@@ -105,7 +105,10 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
             report = rule.check(file, site, call)
             if report is not None and (rule.id, owner := site.place.scope.owner) not in reported:
                 cast = report.cast or report.node
-                found.append((file.finding(rule.id, report), id(cast)))
+                one = file.finding(rule.id, report)
+                if one.fix is not None and any(isinstance(node, ast.JoinedStr) for node in site.ancestors):
+                    one = replace(one, fix=replace(one.fix, safe=False))  # f"{x=}" shows the code itself
+                found.append((one, id(cast)))
                 if file.value(cast, site.place).dtype not in {*PINNED, "default", "int"}:
                     changed.add(id(cast))
                 if rule.once_per_class and owner is not None:
