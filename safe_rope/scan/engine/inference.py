@@ -505,7 +505,7 @@ class CallSites:
         position = self._position(scope, parameter)
         if id(scope) not in self._supposed:
             if scope.name in FORWARDS:
-                self._supposed[id(scope)] = ([], self._made(filter(self._is_of_object, self._walk.sites)))
+                self._supposed[id(scope)] = ([], self._of_objects)
             else:
                 named = [*self._calls(scope), *self._indirect(scope)]
                 names = ("", "__call__", *self._names_of(scope)[1:])
@@ -531,6 +531,12 @@ class CallSites:
                     case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
                         given += self._items.get(parameter, [])
         return given
+
+    @cached_property
+    def _of_objects(self) -> list[Call]:
+        """The calls that may be of modules and are given a fraction, as it is written."""
+        calls = self._made(filter(self._is_of_object, self._walk.sites))
+        return [call for call in calls if any(map(_is_written_fraction, arguments_of(call.node)))]
 
     def _is_of_object(self, site: Site) -> bool:
         """Say whether a call may be of a module: of what a variable, an attribute or an expression holds."""
@@ -671,6 +677,14 @@ class CallSites:
                     call = self._calls_made[id(site.node)] = self._names.call(site.node, site.place)
                 made.append(call)
         return made
+
+
+def _is_written_fraction(node: ast.expr) -> bool:
+    kinds = (ast.Div, ast.Pow)
+    return any(
+        isinstance(getattr(one, "value", None), float) or isinstance(getattr(one, "op", None), kinds)
+        for one in ast.walk(node)
+    )
 
 
 def _is_of_class(scope: Scope) -> bool:
