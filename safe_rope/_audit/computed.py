@@ -6,14 +6,17 @@ forward returns, which differences, logarithms and thresholds make of plain roun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import math
 import types
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
@@ -35,6 +38,8 @@ _MOST = 2**22
 """Weights that may stand beside what counts."""
 _FEW = 3
 """Widths of weights that are tried."""
+_MADE = 2**28
+"""Numbers that one operation of a forward may make when it is asked."""
 _COUNTED = Origin.COUNTED | Origin.STEPS
 
 
@@ -154,6 +159,22 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     return phases.taken
 
 
+class _Bounded(TorchFunctionMode):
+    """Refuses an operation of tensors that are far too large together: no shape as these was meant."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        shapes = [one.shape for one in args if isinstance(one, Tensor)]
+        sizes: Iterable[int] = ()
+        if len(shapes) > 1:
+            with contextlib.suppress(RuntimeError):  # they are multiplied as matrices, or do not match
+                sizes = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        if math.prod(sizes) > _MADE:
+            raise UnansweredError("what it is given makes too much together")
+        return func(*args, **(kwargs or {}))
+
+
 def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Provenance) -> Any:
     """Return what the forward of a copy of a module answers while somebody is ``watching``.
 
@@ -163,7 +184,7 @@ def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Pro
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            with answering("forward raised"), watching:
+            with answering("forward raised"), _Bounded(), watching:
                 return untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error

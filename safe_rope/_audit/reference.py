@@ -120,7 +120,8 @@ class PhaseReference:
 
     def cached_length(self) -> Any:
         """How long a sequence the module is set up for now: an int, a tensor, or 0."""
-        known = getattr(self.module, f"{self.prefix}max_seq_len_cached", 0)
+        noted = getattr(self.module, f"{self.prefix}max_seq_len_cached", None)
+        known = 0 if noted is None else noted
         return known if int(known) > self.max_position else self.unnoted_length(self.module) or known
 
     def unnoted_length(self, module: nn.Module) -> int:

@@ -88,6 +88,8 @@ class Conduct(NamedTuple):
     """They look at the class of what they are called on, or of anything else."""
     asks_dtypes: bool
     """``forward``, or what it calls, looks at the dtype of anything."""
+    compares_dtypes: bool
+    """They compare the dtype of something with that of something else."""
 
 
 _WIDE = {"float", "float32", "double", "float64"}
@@ -336,6 +338,16 @@ def _conduct(cls: Any) -> Conduct:
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
         asks_dtypes=not called.isdisjoint({"type_as", "dtype"}),
+        compares_dtypes=any(map(_compares_dtypes, codes)),
+    )
+
+
+def _compares_dtypes(code: types.CodeType) -> bool:
+    """Whether code has ``a.dtype != b.dtype``, or the like with a variable."""
+    done = instructions.steps(code)
+    return any(
+        one.name in ("COMPARE_OP", "IS_OP") and any(step.attribute == "dtype" for step in done[at - 2 : at])
+        for at, one in enumerate(done)
     )
 
 

@@ -30,7 +30,7 @@ from safe_rope._base.torch_private import forget_compiled, is_learned
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
-from safe_rope._recognition.explained import LOST, MADE_LOW, is_cast
+from safe_rope._recognition.explained import LOST, MADE_LOW, UNKNOWN, is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.reference import stock_class
@@ -104,6 +104,14 @@ class PinnedState(Keeper):
         """Whether a finished table may scale phases: a row of numbers beside frequencies."""
         beside = any(not pin.finished for pin in self.pins.values())
         return beside and self.pins[name].finished and self.pins[name].values.dim() < 2
+
+    def may_be_mended(self) -> bool:
+        """Whether a forward may make tables anew for their dtype, which nobody can say to be right.
+
+        In FP32 it would find nothing to make.
+        """
+        kept = [name for name, pin in self.pins.items() if pin.finished and self.notes.get(name) in UNKNOWN]
+        return bool(kept) and self.code.stores
 
     # ------------------------------------------------------------------ the tables
 

@@ -125,6 +125,15 @@ def _only_rotates(module: nn.Module) -> bool:
     return bytecode.facts(_stock(module)).rotates and next(module.parameters(), None) is None
 
 
+def _makes_waves(module: nn.Module) -> bool:
+    return bytecode.facts(_stock(module)).makes_waves and next(module.parameters(), None) is None
+
+
+def only_turns(module: nn.Module) -> bool:
+    """Whether a module without parameters takes sines or cosines."""
+    return bytecode.facts(_stock(module)).turns and next(module.parameters(), None) is None
+
+
 def is_library_module(module: nn.Module) -> bool:
     """Whether a module is torch's or an engine's, whose constructor is never run twice."""
     return is_librarys(type(module))
@@ -375,12 +384,14 @@ def has_position_name(name: str) -> bool:
 def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor of ``module`` stands on meta or holds what is no number, and is to hold positions.
 
-    A position table's name says so, or the module, which only makes positions.
+    A position table's name says so, or the module, which only makes positions, or makes waves and has no
+    weights.
     """
-    if not is_readable(tensor):
+    if not is_readable(tensor) or not (tensor.is_meta or bool(tensor.isnan().any())):
         return False
-    own = tensor.numel() > 1 and tensor.is_floating_point() and only_makes_positions(module, _stock(module))
-    return (own or has_position_name(name)) and (tensor.is_meta or bool(tensor.isnan().any()))
+    if has_position_name(name) or tensor.numel() < 2 or not tensor.is_floating_point():
+        return has_position_name(name)
+    return only_makes_positions(module, _stock(module)) or (_makes_waves(module) and not is_no_position(name))
 
 
 def are_phases(tensor: torch.Tensor, error: float) -> bool:

@@ -25,6 +25,7 @@ from safe_rope._recognition.tables import (
     is_state,
     is_table_of,
     made_later,
+    only_turns,
     oscillates,
     own_tensors,
 )
@@ -88,8 +89,9 @@ def _lost_beside(
 ) -> Iterator[tuple[str, tuple[torch.Tensor | None, bool]]]:
     """Yield what a module has lost beside its tables: integers, as an index into one of those, and a number.
 
-    Integers that are counted, and a number that is in no file, as an amplitude, have values. What is drawn,
-    and is in no file, has none.
+    Integers that are counted, and a number, as an amplitude, have values. What is drawn, and is in no file,
+    has none. A number that the methods change has those of a file, where it is in one. Where a module has no
+    weights and takes sines, a number is what these are made of or multiplied by, also before it is lost.
     """
     if reference.rebuilt is None or reference.module is None:
         return
@@ -99,9 +101,11 @@ def _lost_beside(
         if not isinstance(value, torch.Tensor) or name in known:
             continue
         if value.is_floating_point() and value.numel() == 1:
-            is_lost = value.is_meta or (bool(value.isnan()) and not is_state(module, name))
+            changes = is_state(module, name)
             in_no_file = name in module._non_persistent_buffers_set
-            if is_lost and in_no_file and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
+            is_meant = value.is_meta and (in_no_file or not changes)
+            is_meant |= not (changes or value.is_meta) and (bool(value.isnan()) or only_turns(module))
+            if is_meant and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
                 yield name, (made, True)
             continue
         if not value.is_meta or value.dtype not in _INTEGERS:

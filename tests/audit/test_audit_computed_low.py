@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -11,6 +12,7 @@ import pytest
 import torch
 from audited import Model
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import safe_rope
 
@@ -467,3 +469,32 @@ class BesideRows(BesideImages):
 def test_timesteps_for_each_of_a_batch_are_asked_for(cls: type[nn.Module], wide: bool) -> None:
     part = type(cls.__name__, (cls,), {"wide": wide, "__module__": __name__})()
     assert safe_rope.audit(Model(part).to(BF16)).ok == wide
+
+
+class BesideNoise(nn.Module):
+    """WaveGrad's: a number for each sample, which images in its place make terabytes of."""
+
+    def forward(self, x: torch.Tensor, noise_level: torch.Tensor) -> torch.Tensor:
+        phases = torch.arange(x.shape[-1], dtype=x.dtype)[:, None] * frequencies(x.dtype)
+        return x + noise_level[..., None, None] + waves(phases).to(x.dtype).sum()
+
+
+class _Largest(TorchFunctionMode):
+    """Makes nothing that is far too large, and notes it."""
+
+    size = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with contextlib.suppress(RuntimeError):
+            shapes = [one.shape for one in args if isinstance(one, torch.Tensor)]
+            self.size = max(self.size, math.prod(torch.broadcast_shapes(*shapes)))
+        if self.size > 2**30:
+            raise MemoryError
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_call_of_the_audit_makes_far_more_than_it_gives() -> None:
+    model = Model(BesideNoise()).to(BF16)
+    with _Largest() as largest:
+        safe_rope.audit(model)
+    assert 2**10 < largest.size < 2**30

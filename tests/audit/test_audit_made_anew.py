@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -131,3 +132,45 @@ def _made(how: str, make: type[Model]) -> Model:
     if how == "protect":
         safe_rope.protect(model, tables="fp32")
     return model
+
+
+class CacheOfTheFirstCall(nn.Module):
+    """DeepSeek-V2's: the length of its cache is None until the first call has made it anew."""
+
+    def __init__(self, dim: int = DIM, max_position_embeddings: int = TRAINED, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.max_position_embeddings, self.base = dim, max_position_embeddings, base
+        inv_freq = 1.0 / (self.base ** (torch.arange(0, self.dim, 2).float() / self.dim))
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self._set_cos_sin_cache(max_position_embeddings, torch.get_default_dtype())
+        self.max_seq_len_cached: int | None = None
+
+    def _set_cos_sin_cache(self, seq_len: int, dtype: torch.dtype) -> None:
+        self.max_seq_len_cached = seq_len
+        phases = torch.outer(torch.arange(seq_len, dtype=self.inv_freq.dtype), self.inv_freq)
+        emb = torch.cat((phases, phases), dim=-1)
+        self.register_buffer("cos_cached", emb.cos().to(dtype), persistent=False)
+        self.register_buffer("sin_cached", emb.sin().to(dtype), persistent=False)
+
+    def forward(self, x: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.max_seq_len_cached is None or seq_len > self.max_seq_len_cached:
+            self._set_cos_sin_cache(seq_len=seq_len, dtype=x.dtype)
+        return self.cos_cached[:seq_len].to(x.dtype), self.sin_cached[:seq_len].to(x.dtype)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("how", ["stock", "guard", "protect"])
+def test_a_cache_that_has_no_length_yet_is_measured(how: str, has_run: bool) -> None:
+    true, x = CacheOfTheFirstCall()(torch.zeros(1), TRAINED), torch.zeros(1)
+    with safe_rope.guard(tables="fp32") if how == "guard" else contextlib.nullcontext():
+        model = CacheOfTheFirstCall()
+    if has_run:
+        model(x, TRAINED)
+    if how == "protect":
+        safe_rope.protect(model, tables="fp32")
+    assert safe_rope.audit(model).ok
+    model.to(torch.bfloat16)
+    report = safe_rope.audit(model)
+    assert report.verdict == ("damaged" if how == "stock" else "ok"), str(report)
+    made = [torch.as_tensor(one) for one in model(x, TRAINED)]
+    assert all(map(torch.equal, made, true)) == (how != "stock")

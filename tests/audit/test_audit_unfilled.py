@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -144,3 +145,38 @@ class HasNoShape(nn.Module):
 def test_what_is_meant_so_is_not(make: Callable[[int], nn.Module]) -> None:
     report = safe_rope.audit(nn.Sequential(make(DIM)))
     assert not [found for found in report.findings if "each of its numbers" in found.source], str(report)
+
+
+class Finished(nn.Module):
+    """Performer's: neither its forward nor the name of its table says what it is."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("emb", torch.cat((phases(dim).sin(), phases(dim).cos()), -1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.emb[None, : x.shape[1]].to(x)
+
+
+class Windowed(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.arange(dim).mul(torch.pi / dim).sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.window
+
+
+@pytest.mark.parametrize(("make", "is_named"), [(Finished, True), (Windowed, False)])
+def test_a_table_that_only_a_constructor_makes_is_damaged_as_no_number(
+    make: Callable[[int], nn.Module], is_named: bool
+) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(make(DIM))
+    model.to_empty(device="cpu")
+    for buffer in model.buffers():
+        buffer.fill_(torch.nan)
+    assert [found.what for found in safe_rope.audit(model).damaged] == ["emb"] * is_named
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert bool(safe_rope.protect(model).unprotected) == is_named

@@ -99,6 +99,73 @@ def test_an_amplitude_that_is_no_number_is_damage_and_named() -> None:
         safe_rope.protect(model)
 
 
+class Bessel(nn.Module):
+    """MACE's: sines of distances, and numbers that the checkpoint holds."""
+
+    def __init__(self, r_max: float) -> None:
+        super().__init__()
+        self.register_buffer("bessel_weights", math.pi / r_max * torch.linspace(1.0, 8.0, 8))
+        self.register_buffer("prefactor", torch.tensor(math.sqrt(2.0 / r_max)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prefactor * ((self.bessel_weights * x[:, None]).sin() / x[:, None])
+
+
+class SavedAndTurned(Turned):
+    """An amplitude and a counter that the checkpoint holds, in a module with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prefactor", self.prefactor)
+        self.register_buffer("steps", torch.tensor(3.0))
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        self.steps += 1
+        return super().forward(x, position_ids)
+
+
+def emptied(model: Any) -> Any:
+    """Give a model on meta memory that holds no numbers."""
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(torch.nan)
+    return model
+
+
+def test_an_amplitude_of_a_checkpoint_is_kept_as_its_frequencies_are() -> None:
+    distances = torch.arange(1, 65) / 11.0
+    true = Bessel(6.0)(distances)
+    with safe_rope.guard():
+        cast = Bessel(6.0).half().float()
+        with torch.device("meta"):
+            lost = Bessel(6.0)
+    for model in (cast, emptied(lost)):
+        assert torch.equal(model(distances), true)
+        assert safe_rope.audit(model).ok
+    meant = {name: value * 2 for name, value in Bessel(6.0).state_dict().items()}
+    cast.load_state_dict(meant)
+    stock = Bessel(6.0)
+    stock.load_state_dict(meant)
+    assert torch.equal(cast(distances), stock(distances))
+    assert [value.dtype for value in cast.bfloat16().state_dict().values()] == [BF16, BF16]
+
+
+def test_an_amplitude_of_a_checkpoint_comes_back_beside_weights_and_a_counter_does_not() -> None:
+    with safe_rope.guard(), torch.device("meta"):
+        model: Any = built(SavedAndTurned)
+    stock, part = built(SavedAndTurned), emptied(model)["part"]
+    assert torch.equal(part.prefactor, stock["part"].prefactor)
+    assert part.steps.isnan()
+    state = stock.state_dict()
+    state["part.prefactor"] *= 3
+    stock.load_state_dict(state)
+    model.load_state_dict(state)
+    for made, exact in zip(part(X, POSITIONS), stock["part"](X, POSITIONS), strict=True):
+        assert (made - exact).abs().max() < 1e-5
+    assert part.steps == 4
+
+
 class OfABase(nn.Module):
     def __init__(self) -> None:
         super().__init__()

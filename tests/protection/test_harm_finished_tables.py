@@ -191,3 +191,53 @@ def test_code_that_asks_for_fp32_gets_the_exact_table(make: type[nn.Module], how
     called = torch.compile(model, backend="eager") if graph else model
     torch.testing.assert_close(called(x), expected, rtol=0, atol=0)
     assert not torch.equal(stock, expected)
+
+
+class MadeAnew(nn.Module):
+    """InternLM's: a cache in plain attributes, made anew where it has another dtype than ``x``."""
+
+    asks_a_variable = False
+
+    def __init__(self, dim: int) -> None:  # does not keep it: nobody can build the module again
+        super().__init__()
+        self.inv_freq = 1.0 / 10000.0 ** (torch.arange(0, dim, 2).float() / dim)
+        self.make(LENGTH, torch.float32)
+
+    def make(self, length: int, dtype: torch.dtype) -> None:
+        self.length = length
+        phases = torch.outer(torch.arange(length, dtype=self.inv_freq.dtype), self.inv_freq)
+        emb = torch.cat((phases, phases), -1)
+        self.cos_cached, self.sin_cached = emb.cos().to(dtype), emb.sin().to(dtype)
+
+    def has_another(self, dtype: torch.dtype) -> bool:
+        return self.cos_cached.dtype != dtype
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        differs = self.has_another(x.dtype) if self.asks_a_variable else self.cos_cached.dtype != x.dtype
+        if x.shape[1] > self.length or differs:
+            self.make(x.shape[1], x.dtype)
+        return self.cos_cached[: x.shape[1]], self.sin_cached[: x.shape[1]]
+
+
+class MadeAnewForAVariable(MadeAnew):
+    asks_a_variable = True
+
+
+@pytest.mark.parametrize("make", [MadeAnew, MadeAnewForAVariable])
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_cache_that_a_forward_makes_anew_for_its_dtype_is_made_anew(
+    make: type[nn.Module], graph: bool
+) -> None:
+    x = torch.zeros(1, LENGTH, DIM)
+    true = make(DIM)(x)
+    with no_harm.zero_init():
+        model = make(DIM)
+    assert not torch.equal(model.cos_cached, true[0])
+    safe_rope.protect(model)
+    if graph:
+        torch._dynamo.reset()
+    called = torch.compile(model, backend="eager") if graph else model
+    for _ in range(2):
+        for made, exact in zip(called(x.to(BF16)), true, strict=True):
+            assert made.dtype == BF16
+            assert (made.float() - exact).abs().max() <= 2.0**-8
