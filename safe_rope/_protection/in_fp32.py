@@ -98,7 +98,21 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     run = call.in_fp32
     if learned is None:
         run = functools.partial(_follow_origins, call, origins)
-    leaves, put_back = flattened(on_twin(call, as_it_is, run))
+    returned: Any = None
+    try:
+        returned = on_twin(call, as_it_is, run)
+    except Exception:
+        if learned is not None:
+            raise
+        logger.info("%s raises in FP32", type(call.module).__name__, exc_info=True)
+        is_refused = True
+    if is_refused:
+        if given is not None:
+            tell_of_stock(call, "it raises where it is given FP32")
+            if not call.watched:
+                runner.refuse(key)
+        return run_once(call)  # which raises what the stock forward does
+    leaves, put_back = flattened(returned)
     if learned is None:
         learned = _compare(call, leaves, given, origins)
         _note_caches(call, stock, origins)

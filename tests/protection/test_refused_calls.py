@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import safe_rope
+from safe_rope.errors import PrecisionWarning
 
 
 class Context:
@@ -46,3 +48,41 @@ def test_a_call_that_raises_says_nothing_of_the_next() -> None:
         warnings.simplefilter("ignore")
         found = module(x, ids)
     assert torch.equal(found, Aware()(x.float(), ids).bfloat16())
+
+
+class ForKernels(nn.Module):
+    """Takes what its kernels take, and nothing in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, 32, 2, dtype=torch.float32) / 32)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype in (torch.float16, torch.bfloat16), "no kernel for it"
+        assert x.shape[1] < 2000, "too long"
+        phases = torch.outer(torch.arange(x.shape[1], device=x.device).float(), self.inv_freq.float())
+        return torch.cat((phases.cos(), phases.sin()), dim=-1).to(x.dtype)
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.parametrize("vmapped", [False, True])
+def test_a_forward_that_raises_in_fp32_runs_as_stock_and_is_named(way: str, vmapped: bool) -> None:
+    with safe_rope.guard() if way == "guard" else contextlib.nullcontext():
+        module = ForKernels()
+    module.bfloat16()
+    if way == "protect":
+        safe_rope.protect(module)
+    x = torch.zeros(1, 300, 32, dtype=torch.bfloat16)
+    called = torch.vmap(lambda one: module(one[None])) if vmapped else module
+    true = (ForKernels().bfloat16() if vmapped else ForKernels())(x)  # frequencies are rounded under vmap
+    with pytest.warns(PrecisionWarning, match="raises where it is given FP32"):
+        found = called(x)
+    for _ in range(2):
+        assert torch.equal(found.view_as(true), true)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if vmapped else "error")
+            found = called(x)
+    for wrong, reason in ((x.float(), "no kernel"), (x.repeat(1, 10, 1), "too long")):
+        with pytest.raises(AssertionError, match=reason):
+            module(wrong)
