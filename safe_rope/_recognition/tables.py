@@ -13,6 +13,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.tensors import is_given_back
 from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._recognition.holdings import (
     entries,
@@ -387,11 +388,13 @@ def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     A position table's name says so, or the module, which only makes positions, or makes waves and has no
     weights.
     """
-    if not is_readable(tensor) or not (tensor.is_meta or bool(tensor.isnan().any())):
+    own = tensor.numel() > 1 and tensor.is_floating_point()
+    own = own and (
+        only_makes_positions(module, _stock(module)) or (_makes_waves(module) and not is_no_position(name))
+    )
+    if not (own or has_position_name(name)) or not is_readable(tensor) or is_given_back(tensor):
         return False
-    if has_position_name(name) or tensor.numel() < 2 or not tensor.is_floating_point():
-        return has_position_name(name)
-    return only_makes_positions(module, _stock(module)) or (_makes_waves(module) and not is_no_position(name))
+    return tensor.is_meta or bool(tensor.isnan().any())
 
 
 def are_phases(tensor: torch.Tensor, error: float) -> bool:

@@ -104,7 +104,8 @@ def _lost_beside(
             changes = is_state(module, name)
             in_no_file = name in module._non_persistent_buffers_set
             is_meant = value.is_meta and (in_no_file or not changes)
-            is_meant |= not (changes or value.is_meta) and (bool(value.isnan()) or only_turns(module))
+            is_turned = origin is not Origin.NONE and only_turns(module)  # `torch.FloatTensor` fills nothing
+            is_meant |= not (changes or value.is_meta) and (bool(value.isnan()) or is_turned)
             if is_meant and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
                 yield name, (made, True)
             continue

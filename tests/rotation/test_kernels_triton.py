@@ -44,6 +44,7 @@ def test_the_interpreted_lookup_has_the_bits_of_plain_torch() -> None:
     assert _run("look_up", TRITON_INTERPRET="1").startswith("6 agree")
 
 
+@pytest.mark.slow
 def test_inductors_loops_for_cuda_have_the_eager_bits(tmp_path: Path) -> None:
     output = _run("run", INDUCTOR, TRITON_INTERPRET="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     assert output.startswith("32 agree")

@@ -136,7 +136,7 @@ def _left_out(whole: Any, text: Any, content: Mapping[str, Any]) -> list[str]:
         said += [f"{', '.join(others)} of {whole.model_type}, beside its text model"] if others else []
     own = content.get("auto_map")
     if isinstance(own, Mapping) and any(str(name).startswith("AutoModel") for name in own):
-        said.append("the checkpoint's own code (auto_map), which trust_remote_code=True runs")
+        said.append("the checkpoint's own code (auto_map), which trust_remote_code lets run")
     return said
 
 
