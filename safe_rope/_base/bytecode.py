@@ -89,7 +89,7 @@ class Conduct(NamedTuple):
     asks_dtypes: bool
     """``forward``, or what it calls, looks at the dtype of anything."""
     compares_dtypes: bool
-    """They compare the dtype of something with that of something else."""
+    """``forward``, or what it calls, compares the dtype of something with that of something else."""
 
 
 _WIDE = {"float", "float32", "double", "float64"}
@@ -338,7 +338,7 @@ def _conduct(cls: Any) -> Conduct:
         attends=bool(names & _ATTENTION),
         asks_its_class=any(map(_asks_for_a_class, codes)),
         asks_dtypes=not called.isdisjoint({"type_as", "dtype"}),
-        compares_dtypes=any(map(_compares_dtypes, codes)),
+        compares_dtypes=any(_compares_dtypes(one.__code__) for one in reached_by_forward(cls)),
     )
 
 
@@ -486,12 +486,18 @@ def _changes_what(code: types.CodeType, first: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def changed_when_called(cls: type) -> frozenset[str]:
     """Names of the attributes that methods other than the constructor assign, delete or change in place."""
-    return frozenset(
-        name
-        for function in methods_of(cls)
-        for code in instructions.codes(function.__code__)
-        for name in _attributes_changed(code)
-    )
+    return _all_changed(methods_of(cls))
+
+
+@functools.lru_cache(maxsize=4096)
+def changed_by_forward(cls: type) -> frozenset[str]:
+    """Names of the attributes that ``forward``, or what it calls, assigns, deletes or changes in place."""
+    return _all_changed(reached_by_forward(cls))
+
+
+def _all_changed(functions: Iterable[types.FunctionType]) -> frozenset[str]:
+    codes = (code for function in functions for code in instructions.codes(function.__code__))
+    return frozenset(name for code in codes for name in _attributes_changed(code))
 
 
 def _attributes_changed(code: types.CodeType) -> Iterator[str]:

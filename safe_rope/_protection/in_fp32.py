@@ -98,19 +98,20 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     run = call.in_fp32
     if learned is None:
         run = functools.partial(_follow_origins, call, origins)
+    if given is not None and (refusal := _refusal_of_fp32(call)) is not None:
+        tell_of_stock(call, "it raises where it is given FP32")
+        if not (call.watched or isinstance(refusal, torch.OutOfMemoryError)):
+            runner.refuse(key)
+        return run_once(call)
     returned: Any = None
     try:
         returned = on_twin(call, as_it_is, run)
     except Exception:
-        if learned is not None:
+        if learned is not None or given is not None:
             raise
-        logger.info("%s raises in FP32", type(call.module).__name__, exc_info=True)
+        logger.info("%s raises in FP32 and as stock", type(call.module).__name__, exc_info=True)
         is_refused = True
     if is_refused:
-        if given is not None:
-            tell_of_stock(call, "it raises where it is given FP32")
-            if not call.watched:
-                runner.refuse(key)
         return run_once(call)  # which raises what the stock forward does
     leaves, put_back = flattened(returned)
     if learned is None:
@@ -348,6 +349,21 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
         call.state.runner.is_opaque = not call.watched
         raise UnansweredError("it puts what it makes into what it is given")
     return given, stand_in
+
+
+def _refusal_of_fp32(call: Call) -> Exception | None:
+    """Return what the forward raises in FP32, if anything; it runs on copies, and nothing of it stays."""
+    stand_in, _ = stand_in_for(call, as_it_is, watched=True)
+    try:
+        untouched = Untouched(stock_class(call.module), attributes(call.module))
+        asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
+        stand_in = twin_alone(stand_in, type(stand_in), call.module)
+        with torch.no_grad(), unrecorded(), random_states_kept(call.device), untouched:
+            untouched.run(asked.in_fp32, stand_in)
+    except Exception as error:
+        logger.info("%s raises in FP32", type(call.module).__name__, exc_info=True)
+        return error
+    return None
 
 
 def _is_exact(tensor: torch.Tensor) -> bool:

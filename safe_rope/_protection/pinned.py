@@ -105,13 +105,15 @@ class PinnedState(Keeper):
         beside = any(not pin.finished for pin in self.pins.values())
         return beside and self.pins[name].finished and self.pins[name].values.dim() < 2
 
-    def may_be_mended(self) -> bool:
-        """Whether a forward may make tables anew for their dtype, which nobody can say to be right.
+    def may_be_mended(self, stock: Any) -> bool:
+        """Whether ``forward`` may make tables anew for their dtype, which nobody can say to be right.
 
         In FP32 it would find nothing to make.
         """
-        kept = [name for name, pin in self.pins.items() if pin.finished and self.notes.get(name) in UNKNOWN]
-        return bool(kept) and self.code.stores
+        if not self.code.compares_dtypes:
+            return False
+        kept = {name for name, pin in self.pins.items() if pin.finished and self.notes.get(name) in UNKNOWN}
+        return bool(kept and kept & bytecode.changed_by_forward(stock))
 
     # ------------------------------------------------------------------ the tables
 

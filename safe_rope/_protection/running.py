@@ -20,6 +20,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
+from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import is_dispatched, is_transformed, is_wrapped, set_compiler
 from safe_rope._protection import in_fp32, in_graphs, products
 from safe_rope._protection.shown import STATE, sees
@@ -119,8 +120,8 @@ def _run(call: Call) -> Any:
     module, state = call.module, call.state
     if state.rotates("forward"):
         return _rotate(call)
-    if state.code.compares_dtypes and state.may_be_mended():
-        return _run_as_it_is(call)
+    if state.may_be_mended(stock_class(module)):
+        return mapped(in_fp32.as_returned, _run_as_it_is(call))
     if (seen := sees()) is not None and state.pins:
         return _run_as_it_is(call) if seen == "exact" else on_twin(call, rounded)
     if state.how == "tables":

@@ -241,3 +241,49 @@ def test_a_cache_that_a_forward_makes_anew_for_its_dtype_is_made_anew(
         for made, exact in zip(called(x.to(BF16)), true, strict=True):
             assert made.dtype == BF16
             assert (made.float() - exact).abs().max() <= 2.0**-8
+
+
+class ComparesAndCounts(nn.Module):
+    """Compares dtypes, and counts its calls: it makes no table anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 10000.0 ** (torch.arange(0, DIM, 2) / DIM), persistent=False)
+        self.calls = 0
+        self.make()
+
+    def make(self) -> None:
+        self.register_buffer("cos_cached", torch.outer(torch.arange(LENGTH), self.inv_freq).cos())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inv_freq.dtype != self.cos_cached.dtype:
+            raise ValueError("cast both")
+        self.calls += 1
+        phases = torch.outer(torch.arange(x.shape[1]).to(self.inv_freq.dtype), self.inv_freq)
+        return phases.sin().to(x.dtype) * self.cos_cached[: x.shape[1]]
+
+
+class ComparesAndCasts(ComparesAndCounts):
+    """Keeps a cast of its table where that has another dtype than ``x``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cos_cached.dtype != x.dtype:
+            self.cos_cached = self.cos_cached.to(x.dtype)
+        return self.cos_cached[: x.shape[1]]
+
+
+@pytest.mark.parametrize("make", [ComparesAndCounts, ComparesAndCasts])
+def test_a_forward_that_makes_no_table_anew_keeps_its_precision_beside_one_that_is_kept(
+    make: type[Any],
+) -> None:
+    model, true = make(), make()
+    for one in (model, true):
+        one.cos_cached.mul_(1.25)  # no constructor gives that
+    safe_rope.protect(model)
+    model.bfloat16()
+    x = torch.zeros(1, LENGTH, DIM)
+    for _ in range(2):
+        made = model(x.to(BF16))
+        assert type(made) is torch.Tensor
+        assert made.dtype == BF16
+        assert (made.float() - true(x)).abs().max() <= 1.25 * 2.0**-8

@@ -86,3 +86,68 @@ def test_a_forward_that_raises_in_fp32_runs_as_stock_and_is_named(way: str, vmap
     for wrong, reason in ((x.float(), "no kernel"), (x.repeat(1, 10, 1), "too long")):
         with pytest.raises(AssertionError, match=reason):
             module(wrong)
+
+
+class CountsForKernels(ForKernels):
+    """Counts its calls, and draws a number, before it looks at what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.long))
+        self.lengths: list[int] = []
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.lengths.append(x.shape[1])
+        position_ids.add_(1)
+        drawn = torch.rand(())
+        return super().forward(x) + drawn.to(x.dtype)
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+def test_what_a_forward_does_before_it_raises_in_fp32_is_done_once(way: str) -> None:
+    x = torch.zeros(1, 300, 32, dtype=torch.bfloat16)
+    stock = CountsForKernels()  # with frequencies in FP32, in which the stock forward computes
+    with safe_rope.guard() if way == "guard" else contextlib.nullcontext():
+        module = CountsForKernels()
+    module.bfloat16()
+    if way == "protect":
+        safe_rope.protect(module)
+    done = []
+    for one in (stock, module):
+        torch.manual_seed(0)
+        ids = torch.arange(300)[None].clone()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrecisionWarning)
+            results = [one(x, ids) for _ in range(3)]
+        done.append((results, one.steps.item(), one.lengths, ids, torch.rand(())))
+    (expected, *true), (found, *made) = done
+    assert all(map(torch.equal, found, expected))
+    for a, b in zip(made, true, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+class WithoutMemory(Aware):
+    """Has no memory for FP32 at its first call."""
+
+    is_full = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.context
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        if self.is_full and x.dtype == torch.float32:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().forward(x, position_ids)
+
+
+def test_memory_that_was_not_there_is_asked_for_again() -> None:
+    ids, x = torch.arange(2000)[None], torch.zeros(1, 2000, 32)
+    with safe_rope.guard():
+        module = WithoutMemory()
+    module.bfloat16()
+    with pytest.warns(PrecisionWarning, match="raises where it is given FP32"):
+        module(x.bfloat16(), ids)
+    module.is_full = False
+    assert torch.equal(module(x.bfloat16(), ids), Aware()(x, ids).bfloat16())
