@@ -81,7 +81,16 @@ def tables_of(
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             tables[name] = values, False
-    return tables
+    if patch is not None and patch.adjust is not None:
+        return tables  # which may have made a buffer of a parameter
+    return {name: table for name, table in tables.items() if not _is_trained_since(module, reference, name)}
+
+
+def _is_trained_since(module: nn.Module, reference: Reference, name: str) -> bool:
+    """Whether somebody has put a parameter that is trained in the place of what a constructor makes."""
+    parameter, made = module._parameters.get(name), reference.module
+    is_trained = parameter is not None and parameter.requires_grad
+    return is_trained and made is not None and name not in made._parameters
 
 
 def _lost_beside(

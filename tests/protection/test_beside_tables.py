@@ -504,3 +504,35 @@ def test_a_number_that_a_load_assigns_in_16_bits_goes_into_products_as_in_stock(
     true = stock["part"](X.to(BF16), POSITIONS)
     for made, rounded in zip(model["part"](X.to(BF16), POSITIONS), true, strict=True):
         assert made.dtype == rounded.dtype
+
+
+class Numbered(nn.Module):
+    """A number from an attribute of the class, beside frequencies."""
+
+    amplitude = 1.3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 10_000.0 ** (torch.arange(0, 32, 2) / 32), persistent=False)
+        self.register_buffer("scale", torch.tensor(self.amplitude))
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        return torch.cat((phases.cos(), phases.sin()), -1) * self.scale.float()
+
+
+def test_a_parameter_that_is_trained_in_the_place_of_an_amplitude_stays() -> None:
+    model, stock = Numbered(), Numbered()
+    for one in (model, stock):
+        del one.scale
+        one.scale = nn.Parameter(torch.tensor(4.0))
+        one.bfloat16()
+    safe_rope.protect(model)
+    ids = torch.arange(64)[None]
+    exact = Numbered()(ids) / 1.3 * 4
+    made = model(ids)
+    assert (made - exact).abs().max() < 1e-5
+    for one in (model, stock):
+        one(ids).sum().backward()
+    assert model.scale.grad is not None
+    torch.testing.assert_close(model.scale.grad, stock.scale.grad, rtol=0.05, atol=1.0)
