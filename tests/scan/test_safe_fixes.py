@@ -682,6 +682,16 @@ NOT_WHOLE = {
     "    return {}\n",
     "builtin": "import builtins\nbuiltins.len = half\ndef f(x):\n    n = len(x)\n    return {}\n",
     "global": "def f(x):\n    n = len(x)\n    return {}\nglobals()['len'] = half\n",
+    "initial variable": "class C:\n    k: InitVar[int] = 1\n    def __post_init__(self, n: int):\n"
+    "        self.r = {} > 2\n",
+    "deleted": OBJECT.format("del self.n"),
+    "descriptor": OBJECT.format("C.n.__set__(self, 0.5)"),
+    "mangled": "class C:\n    def __init__(self, n: int):\n        self.__n = n\n    def f(self):\n"
+    "        n = self.__n\n        return {}\nclass D(C):\n    def g(self):\n        self._C__n = 0.5\n",
+    "mangled, computed": "class C:\n    def __init__(self, n: int):\n        self.__n = n\n    def f(self):\n"
+    "        n = self.__n\n        return {}\ndef g(c, name):\n    setattr(c, '_C' + name, 0.5)\n",
+    "listed": "def f(m: int, n: int):\n    g({} > 2)\naccumulate([1, 0.5], f)\n",
+    "keywords": "def f(n: int):\n    return {}\ndef g(**k):\n    return f(**k)\ng(n=0.5)\n",
 }
 
 

@@ -24,6 +24,10 @@ ATTRIBUTES = """
         self.y{0} = torch.arange(self.n{0}) / 3
 """
 
+REPEATED = """
+    x = x + torch.arange(n) / {0}
+"""
+
 
 def counted(function: Callable[..., Any], counts: list[int]) -> Callable[..., Any]:
     def count(*args: Any, **kwargs: Any) -> Any:
@@ -56,3 +60,25 @@ def test_computed_names_are_compiled_once(project: Path, scan: Any, monkeypatch:
     texts = [head + "".join(ATTRIBUTES.format(i) for i in range(n)) for n in (100, 300)]
     few, many = (asked(project, scan, text, counts) for text in texts)
     assert many <= 4 * max(few, 10)
+
+
+def test_where_a_variable_is_read_is_looked_up_once(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Names, "bindings", counted(Names.bindings, counts))
+    head = "import torch\ndef f(n: int, x):"
+    texts = [head + "".join(REPEATED.format(i) for i in range(1, n)) for n in (20, 60)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_numbers_that_one_expression_binds_many_times_are_few(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Names, "qualify", counted(Names.qualify, counts))
+    inner = "[torch.arange(i, dtype=torch.float32) / 3 for i in range(n)]"
+    texts = [f"import torch\ndef f(n: int):\n    return {', '.join([inner] * n)}\n" for n in (100, 300)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -420,7 +420,7 @@ def _is_implicit(scope: Scope) -> bool:
     special = scope.name.startswith("__") and scope.name.endswith("__")
     decorators = getattr(scope.node, "decorator_list", ())
     sets = any(isinstance(one, ast.Attribute) and one.attr == "setter" for one in decorators)
-    return sets or (special and scope.name not in (*FORWARDS, "__init__", "__post_init__"))
+    return sets or (special and scope.name not in (*FORWARDS, "__init__"))
 
 
 def _contradicts(value: Value, annotated: Value) -> bool:
@@ -463,6 +463,7 @@ class CallSites:
         self._names = names
         self._known: dict[int, list[Call]] = {}
         self._calls_made: dict[int, Call] = {}
+        self._given_after: dict[str, list[Call]] = {}
         # Of a function, the calls with something unpacked, and those that may be of it.
         self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
 
@@ -524,6 +525,8 @@ class CallSites:
         position = self._position(scope, parameter)
         for site in (site for name in self._names_of(scope) for site in self._given.get(name, ())):
             assert isinstance(site.node, ast.Call)
+            listed = [one for one in site.node.args if isinstance(one, ast.Tuple | ast.List)]
+            given += [Argument(one, site.place, False) for one in listed]  # as ``map`` calls it with each
             for word in site.node.keywords:
                 match word.value:
                     case ast.Tuple(elts=items) | ast.List(elts=items):
@@ -584,12 +587,17 @@ class CallSites:
         if owner is not None:
             sites = [*self.of_class(owner), *self._walk.calls.get("__init__", ())]
         calls = self._made(sites)
-        names = self._names_of(scope)
-        for call in self._made(site for name in names for site in self._given.get(name, ())):
-            at = [_last(one.value) in names for one in call.positional]
-            after = at.index(True) + 1 if True in at else 0
-            calls.append(replace(call, positional=call.positional[after:]))
-        return calls
+        return calls + [call for name in self._names_of(scope) for call in self._after(name)]
+
+    def _after(self, name: str) -> list[Call]:
+        """Return the calls that are given something of a name, with what is given after it."""
+        if name not in self._given_after:
+            calls = self._given_after[name] = []
+            for call in self._made(self._given.get(name, ())):
+                at = [_last(one.value) == name for one in call.positional]
+                after = at.index(True) + 1 if True in at else 0
+                calls.append(replace(call, positional=call.positional[after:]))
+        return self._given_after[name]
 
     def _names_of(self, scope: Scope) -> list[str]:
         """Return the name of a function, or of the class that it constructs, then its other names."""
@@ -641,9 +649,17 @@ class CallSites:
             owner = self._walk.classes[name]
             scopes += [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
         if at is None:
-            inner = [one for some in self._walk.functions.values() for one in some if one.parent in scopes]
+            inner = [one for scope in scopes for one in self._inner.get(id(scope), ())]
             return [one for scope in [*scopes, *inner] for one in _named(scope)]
         return [one for scope in scopes for one in _named(scope)[at + (scope.owner is not None) :][:1]]
+
+    @cached_property
+    def _inner(self) -> dict[int, list[Scope]]:
+        """The functions right in each scope."""
+        inner: dict[int, list[Scope]] = {}
+        for scope in (one for some in self._walk.functions.values() for one in some):
+            inner.setdefault(id(scope.parent), []).append(scope)
+        return inner
 
     @cached_property
     def _items(self) -> dict[str, list[Argument]]:
@@ -656,7 +672,8 @@ class CallSites:
             if isinstance(value, ast.expr):
                 targets = targets_of(statement)
                 given += [(one.slice, value, place) for one in targets if isinstance(one, ast.Subscript)]
-        for site in (site for name in ("dict", *WRITES_ITEMS) for site in self._walk.calls.get(name, ())):
+        makers = {"dict", *WRITES_ITEMS, *self._take_mappings()}
+        for site in (site for name in makers for site in self._walk.calls.get(name, ())):
             match site.node:
                 case ast.Call(args=[key, value]):
                     given.append((key, value, site.place))
@@ -667,6 +684,12 @@ class CallSites:
             if isinstance(name, ast.Constant):
                 items.setdefault(str(name.value), []).append(Argument(value, place, False))
         return items
+
+    def _take_mappings(self) -> Iterator[str]:
+        """Yield the names of functions and classes that take any keywords."""
+        for scope in (one for some in self._walk.functions.values() for one in some):
+            if scope.node.args.kwarg is not None:  # type: ignore[attr-defined]
+                yield self._names_of(scope)[0]
 
     def _made(self, sites: Iterable[Site]) -> list[Call]:
         made = []

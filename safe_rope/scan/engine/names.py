@@ -90,8 +90,9 @@ class Names:
         for scope in place.scope.upward():
             found = scope.bindings.get(name)
             if found and (scope is place.scope or scope.kind != "class"):
-                return inner + _at_most(self._reaching(found, place) if scope is place.scope else found[::-1])
-        return inner
+                found = self._reaching(found, place) if scope is place.scope else found[::-1]
+                return _at_most(inner) + _at_most(found)
+        return _at_most(inner)
 
     def _reaching(self, bindings: list[Binding], place: Place) -> list[Binding]:
         if len(bindings) > 1 and id(bindings) not in self._loops:
@@ -127,11 +128,14 @@ class Names:
 
     def writes(self, attribute: str, owner: Scope | None = None) -> bool:
         """Say whether another object than self, a computed name or a method may give a class an attribute."""
-        named = {attribute} if owner is None else {attribute, f"_{owner.name.lstrip('_')}{attribute}"}
+        hidden = owner is not None and attribute.startswith("__")
+        full = f"_{owner.name.lstrip('_')}{attribute}" if owner is not None and hidden else attribute
+        named = {attribute, full}
         return (
             not named.isdisjoint(self.walk.written)
+            or (owner is not None and hidden and bool(self._derived(owner, full)))
             or any(self._has(owner, name) for name in (attribute, *(_HOOKS if owner is not None else ())))
-            or any(self._is_related(owner, of) for of in self._computed(attribute))
+            or any(self._is_related(owner, of) for name in named for of in self._computed(name))
         )
 
     def _has(self, owner: Scope | None, method: str) -> bool:

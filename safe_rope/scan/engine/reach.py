@@ -107,6 +107,7 @@ class Reach:
         self._names = inference.names
         self._callees = callees
         self._reached: dict[int, frozenset[int] | None] = {}
+        self._readers: dict[str, dict[tuple[int, int] | None, list[ast.Name]]] = {}
 
     def operations(self, value: int) -> frozenset[int] | None:
         """Return the operations of one dtype that a value reaches, by id; None where one may be unseen."""
@@ -325,11 +326,23 @@ class Reach:
         return any(id(scope) in scopes for one in around for scope in one.upward())
 
     def _reading(self, name: str, bound: set[tuple[int, int]]) -> list[ast.Name]:
-        return [node for node in self._loads.get(name, ()) if self._reads(name, self._place(node), bound)]
+        """Return where a variable is read, the use of very many bindings among them."""
+        if name not in self._readers:
+            readers = self._readers[name] = {}
+            for node in self._loads.get(name, ()):
+                for at in self._binding(name, self._place(node)):
+                    readers.setdefault(at, []).append(node)
+        found = (node for at in (None, *bound) for node in self._readers[name].get(at, ()))
+        return [*{id(node): node for node in found}.values()]
 
     def _reads(self, name: str, place: Place, bound: set[tuple[int, int]]) -> bool:
+        return not self._binding(name, place).isdisjoint({None, *bound})
+
+    def _binding(self, name: str, place: Place) -> set[tuple[int, int] | None]:
+        """Return the scopes and orders of what may bind a name, and None where that is very much."""
         bindings = self._names.bindings(name, place)
-        return any((id(one.place.scope), one.place.order) in bound for one in bindings) or len(bindings) > 64
+        many = {None} if len(bindings) > 64 else set()
+        return many | {(id(one.place.scope), one.place.order) for one in bindings}
 
     def _attribute(self, name: ast.expr | str, owner: Scope | None, way: _Way) -> None:
         """Follow where an attribute of a class is read, also by its name as a string, or a computed one."""

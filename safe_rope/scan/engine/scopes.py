@@ -161,6 +161,8 @@ class Walk:
                     self._computes(pattern(name), ast.unparse(of), site.place)
                 case ast.Call(func=ast.Name()):
                     self.computed.append((r"\w*", None))
+        for site in self.calls.get("__set__", ()):
+            self.written.add(getattr(getattr(site.node.func, "value", None), "attr", ""))  # type: ignore[attr-defined]
         for site in (site for name in WRITES_ITEMS for site in self.calls.get(name, ())):
             self._writes(getattr(getattr(site.node, "func", None), "value", None), site.place)
 
@@ -362,6 +364,8 @@ class Walk:
     def _delete(self, node: ast.Delete, place: Place) -> None:
         for target in node.targets:
             self.bound.pop(getattr(target, "id", ""), None)
+            if isinstance(target, ast.Attribute):  # its class, or __getattr__, gives another
+                self.written.add(target.attr)
         self.statements.append((node, place))
 
     # Compound statements.
