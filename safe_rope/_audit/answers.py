@@ -133,12 +133,17 @@ def _forms(convention: Convention, positions: Tensor) -> Iterator[Tensor | int]:
 def _asked(
     module: nn.Module, form: Tensor | int, layer_type: str | None, x: Tensor | None
 ) -> tuple[Any, set[str]]:
-    """What a copy of a module answers, and names of the tables that its forward replaces."""
+    """What a copy of a module answers, and names of the tables that its forward replaces or writes to."""
     duplicate = isolated(module)
-    before = dict(entries(duplicate))
+    before = {name: (table, _version(table)) for name, table in entries(duplicate)}
     answer = ask(duplicate, form, layer_type, x=x)
     after = dict(entries(duplicate))
-    return answer, {name for name, table in before.items() if after.get(name) is not table}
+    changed = {name for name, (table, _) in before.items() if after.get(name) is not table}
+    return answer, changed | {name for name, (table, version) in before.items() if _version(table) != version}
+
+
+def _version(table: Any) -> int | None:
+    return table._version if isinstance(table, Tensor) and not table.is_inference() else None
 
 
 def grown(built: nn.Module, name: str, rows: int, layer_type: str | None) -> Tensor | None:

@@ -42,7 +42,7 @@ _ANOTHER_CONFIG = (
     "what another config asks for: the config was changed after the module was built, or the module was "
     "given other frequencies"
 )
-_KEPT = ("rope_type", "original_max_seq_len", "attention_scaling")
+KEPT_OF_CONFIG = ("rope_type", "original_max_seq_len", "attention_scaling")
 """What rotary modules of transformers keep of their config."""
 
 
@@ -166,7 +166,7 @@ class EmbeddingAuditor:
         built, kept = self._owner.reference.module, vars(self._module)
         if built is None or is_protected(self._module):
             return False
-        names = _KEPT if self._reference.spec.scales_attention else _KEPT[:-1]
+        names = KEPT_OF_CONFIG if self._reference.spec.scales_attention else KEPT_OF_CONFIG[:-1]
         return any(kept.get(name) != vars(built).get(name) for name in names)
 
     def _audit_cache(self) -> None:
@@ -200,7 +200,7 @@ class EmbeddingAuditor:
         return torch.equal(plain(actual).detach().cpu(), made)
 
     def _audit_forward(self) -> None:
-        if device_of(self._module) is None:
+        if device_of(self._module) is None and not is_protected(self._module):
             return  # on the meta device, which was said
         try:
             tables = call(self._module, self._reference, self._positions, torch.float32)
@@ -250,13 +250,13 @@ class EmbeddingAuditor:
     def _excuse(self) -> None:
         """Call a damaged tensor a note where forward, which was measured, gives what is right without it.
 
-        Not where the tensor is kept for others to read.
+        Not where the tensor is kept for others to read; nobody reads numbers of one on the meta device.
         """
-        if self._owner.result.protected:
-            return
-        findings = self._owner.findings
+        findings, is_kept = self._owner.findings, self._owner.result.protected
         for index, finding in enumerate(findings):
-            if finding.what == f"{self._reference.prefix}inv_freq":
+            held = get_table(self._module, finding.what) if finding.what in self.names else None
+            is_empty = isinstance(held, Tensor) and held.is_meta
+            if is_empty if is_kept else finding.what == f"{self._reference.prefix}inv_freq":
                 said = f"{finding.source}; forward does not use it"
                 findings[index] = replace(finding, severity="note", source=said)
 

@@ -13,7 +13,7 @@ from safe_rope._audit import computed, counted
 from safe_rope._audit.answers import Answers, grown, may_be_made_anew
 from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
-from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
+from safe_rope._audit.embedding import KEPT_OF_CONFIG, EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
@@ -41,10 +41,13 @@ from safe_rope._recognition.tables import (
     uninitialized,
     unreadable,
 )
-from safe_rope.errors import SafeRopeError
+from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
 
+_LONGEST = 2**20
+_NOT_AS_BUILT = "not what the same forward returns on the tables that its constructor makes"
+_CHANGED = "its config may have been changed after it was built"
 _GIVES_NAN = "its constructor gives NaN there by now, which tells nothing"
 
 
@@ -87,6 +90,7 @@ class ModuleAuditor:
         self.model_dtype = torch.float32
         self.findings: list[Finding] = []
         self.wrappers: list[nn.Module] = []
+        self._may_be_of_another = self._is_of_another = _keeps_another(self.module, reference.module)
         self._unanswered: UnansweredError | None = None
         self.result = ModuleAudit(
             path=path,
@@ -133,6 +137,7 @@ class ModuleAuditor:
             self.add(name, "unknown", LAZY)
         for name, said in (*untold.items(), *noted.items()):
             self.add(name, "unknown", said)
+        self._doubt_the_config()
         if told and not any(one.severity == "damaged" for one in self.findings):
             self.findings = [one for one in self.findings if one.what != "forward"] + told
         if not self.result.rows and told is None:
@@ -279,7 +284,8 @@ class ModuleAuditor:
             answers = call(built, true, [0, 1, 7, true.max_position - 1], torch.float32)
             wrong = any(compare(true, answer)[0].damaged for answer in answers)
             return None if wrong and not explain_cos_sin("forward", true, answers).certain else formula
-        except (SafeRopeError, UnansweredError):
+        except (SafeRopeError, UnansweredError) as error:
+            self._may_be_of_another |= isinstance(error, ConfigError)
             return None
 
     def _makes_anew(self, name: str, formula: PhaseReference) -> bool:
@@ -310,7 +316,7 @@ class ModuleAuditor:
         self.result.rows += errors.rows(layer_type)
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
-            said = "not what the same forward returns on the tables that its constructor makes"
+            said = _NOT_AS_BUILT
             is_told = answers.is_told() and not stands_around(self.module, built)
             severity: Severity = "damaged" if is_told else "unknown"
             self.add("forward", severity, said, "forward", **errors.measured())
@@ -318,13 +324,18 @@ class ModuleAuditor:
             return set()
         longest = int(answers.positions.max()) + 1
         asked_of, end = (built, KEPT) if is_pinned(self.module) else (self.module, "")
-        anew = {
-            f"{name}{end}" for name in answers.rewritten if is_unread(asked_of, name, layer_type, longest)
-        }
+        unread = {name for name in answers.rewritten if is_unread(asked_of, name, layer_type, longest)}
+        anew = {f"{name}{end}" for name in unread}
+        others = (stock_class(self.module), self._classes)
+        anew |= {name for name in unread if end and not is_read_beside_forward(name, *others)}
         for name in answers.rewritten:
             held = tables.get(f"{name}{end}")
             if held is None or held.name in anew:
                 continue
+            for rows in _noted_lengths(self.module, built):
+                made = grown(built, name, rows, layer_type)
+                if made is not None and held.actual is not None and torch.equal(plain(held.actual), made):
+                    anew.add(held.name)
             if held.actual is not None and held.expected is not None and held.actual.dim() > 1:
                 true = grown(built, name, held.actual.shape[-2], layer_type)
                 if true is not None and held.actual.shape[-2] > held.expected.shape[-2]:
@@ -365,6 +376,19 @@ class ModuleAuditor:
         ]
         self.add("forward", "unknown", f"{said}: {self._unanswered or 'it cannot be asked'}")
 
+    def _doubt_the_config(self) -> None:
+        """Call an answer unknown that is another config's, where no table of the module is damaged."""
+        if not self._is_of_another or any(
+            one.severity == "damaged" and one.what != "forward" for one in self.findings
+        ):
+            return
+        self.findings = [
+            replace(one, severity="unknown", source=f"{one.source}; {_CHANGED}")
+            if one.source == _NOT_AS_BUILT
+            else one
+            for one in self.findings
+        ]
+
     def _excuse_unread(self) -> None:
         """Call damaged tables a note where forward, which answers right, does so without their numbers."""
         stock, kinds = stock_class(self.module), layer_types(self.module)
@@ -375,7 +399,8 @@ class ModuleAuditor:
             return
         longest = max(row.position for row in rows) + 1
         for at, one in enumerate(findings):
-            if one.severity != "damaged" or is_read_beside_forward(one.what, stock, self._classes):
+            is_off = one.severity == "damaged" or one.source == _CHANGED
+            if not is_off or is_read_beside_forward(one.what, stock, self._classes):
                 continue
             if all(is_unread(self.module, one.what, kind, longest) for kind in kinds):
                 said = f"{one.source}; forward does not use it"
@@ -425,6 +450,11 @@ class ModuleAuditor:
             )
             certain = certain or (is_frequency(held.name) and actual.dtype in LOW)
             certain = certain or is_replayed(actual, held.name, self.reference)
+        may_be_meant = self._may_be_of_another and not (cause.certain or held.frozen or held.finished)
+        if may_be_meant and certain and _may_be_frequencies(actual):
+            said = self._wrong_in_itself(held.name, actual)
+            if said is None:
+                self._is_of_another, certain, cause = True, False, cause._replace(said=_CHANGED)
         severity: Severity = "damaged" if certain else "unknown"
         is_kind = actual.dtype == expected.dtype
         if is_kind and only_tells_its_dtype(held.name, stock_class(self.module), self._classes):
@@ -473,6 +503,30 @@ class ModuleAuditor:
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
             )
             self.add("application", "unknown", said, "application")
+
+
+def _keeps_another(module: nn.Module, built: nn.Module | None) -> bool:
+    """Whether what a module has kept of its config is not what its constructor keeps of the config now."""
+    if built is None or is_protected(module):
+        return False
+    scales = vars(built).get("attention_scaling", 1.0) != 1.0
+    names = KEPT_OF_CONFIG if scales else KEPT_OF_CONFIG[:-1]
+    return any(vars(module).get(name) != vars(built).get(name) for name in names)
+
+
+def _may_be_frequencies(table: Tensor) -> bool:
+    """Whether a table holds positive numbers that fall throughout, as the frequencies of a config do."""
+    is_row = table.dim() == 1 and len(table) > 1 and table.is_floating_point() and table.dtype not in LOW
+    return is_row and bool((table.isfinite() & (table > 0)).all()) and bool((table.diff() < 0).all())
+
+
+def _noted_lengths(module: nn.Module, built: nn.Module) -> Iterator[int]:
+    """Yield the whole numbers that a module notes and its constructor does not, as lengths it has served."""
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+            value = value.item()
+        if type(value) is int and 1 < value < _LONGEST and vars(built).get(name) != value:
+            yield value
 
 
 def _is_in_usual_order(module: nn.Module) -> bool:
