@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import Pair, rates, turned
+from styles.formulas import Pair, half_width, rates, turned
+from styles.formulas import frequencies as _frequencies
 from styles.registry import DIM, LONGEST, style
 
 
@@ -232,3 +233,27 @@ class AsksForAProperty(nn.Module):
         self.rotary.length = x.shape[1]
         cos, sin = self.rotary.tables
         return cos.to(x.dtype), sin.to(x.dtype)
+
+
+@style("swapped", inv_freq="rope.inv_freq", exact=half_width)
+class AsksByMethod(nn.Module):
+    """The parent asks its child by a method that is not forward, and the child has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = NoForward()
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.rope.tables(x.shape[1], x.dtype)
+
+
+class NoForward(nn.Module):
+    """Answers by a method."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+
+    def tables(self, length: int, dtype: torch.dtype) -> Pair:
+        phase = torch.arange(length, dtype=torch.float32)[:, None] * self.inv_freq[None].float()
+        return phase.cos().to(dtype), phase.sin().to(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -204,3 +205,153 @@ class Retention(nn.Module):
         phase = index[:, None] * self.angle[None, :]
         reach = index[:, None] * self.decay[None, :]
         return (phase.sin(), phase.cos()), reach.exp()
+
+
+@style("bias", "buffer")
+class KerpleLog(nn.Module):
+    """KERPLE with its log distances in a buffer."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__()
+        self.register_buffer("rel_dist", torch.arange(LONGEST).float().log1p()[None, None], persistent=False)
+        self.p = nn.Parameter(torch.full((heads, 1, 1), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rel_dist[..., : x.shape[1]].to(x.dtype)
+
+
+@style("bias", "in forward", "unharmed", shows="output", roundings=4, not_on=("meta",))
+class FireBias(nn.Module):
+    """FIRE: distances through a logarithm, a threshold and an MLP; on meta nothing tells its number."""
+
+    def __init__(self, width: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, heads))
+        self.register_buffer("init_L", torch.tensor(64.0))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[1], dtype=torch.float, device=x.device)[:100]
+        distance = (positions[:, None] - positions[None, :]).clamp(min=0)
+        threshold = torch.maximum(positions, self.init_L.float())[:, None]
+        normalized = torch.log(distance + 1) / (torch.log(threshold + 1) + self.eps)
+        return self.mlp(normalized.unsqueeze(-1).to(x.dtype))
+
+
+@style("bias", "integers")
+class T5BucketsInABuffer(nn.Module):
+    """Bidirectional buckets of T5, made once and gathered at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        position = torch.arange(LONGEST)
+        n = position[None, :] - position[:, None]
+        is_far = n.abs() >= 8
+        far = 8 + (torch.log(n.abs().float().clamp(min=1) / 8) / math.log(128 / 8) * 8).long()
+        buckets = torch.where(is_far, far.clamp(max=15), n.abs()) + (n > 0).long() * 16
+        self.register_buffer("relative_attention_bucket", buckets, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relative_attention_bucket[: x.shape[1], : x.shape[1]]
+
+
+@style("bias", "alibi")
+class SlopesOfNumpy(nn.Module):
+    """ALiBi slopes of a list, and a float distance matrix that is a buffer."""
+
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        slopes = [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
+        self.register_buffer("m", torch.tensor(slopes)[:, None, None], persistent=False)
+        position = np.arange(LONGEST)
+        distance = torch.from_numpy(position[None, :] - position[:, None]).float()
+        self.register_buffer("relative", distance, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = min(x.shape[1], 256)
+        return (self.m.float() * self.relative[:n, :n].float()).to(x.dtype)
+
+
+@style("bias", "decay", roundings=1)
+class DecayOfRetNet(nn.Module):
+    """log(1 - 2^(-5 - h)) for each head."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__()
+        decay = torch.log(1 - 2 ** (-5 - torch.arange(heads, dtype=torch.float)))
+        self.register_buffer("decay", decay)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        position = torch.arange(x.shape[1]).to(torch.float)
+        return (position[None] * self.decay.float()[:, None]).to(x.dtype)
+
+
+@style("rwkv")
+class DecaySpeedOfRwkv(nn.Module):
+    """RWKV's initial decay speeds as a buffer."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        ratio = torch.arange(dim, dtype=torch.float32) / (dim - 1)
+        self.register_buffer("decay_speed", -6 + 5 * ratio**0.85, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(-torch.exp(self.decay_speed.float())).to(x.dtype)
+
+
+@style("clipped")
+class RelativeWithClip(nn.Module):
+    """Shaw's relative positions as a buffer of clipped floats, scaled to [-1, 1]."""
+
+    def __init__(self, reach: int = 100) -> None:
+        super().__init__()
+        position = torch.arange(LONGEST)
+        clipped = (position[None] - position[:, None]).clamp(-reach, reach).float() / reach
+        self.register_buffer("relative", clipped, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = min(x.shape[1], 200)
+        return self.relative[:n, :n].to(x.dtype)
+
+
+@style("sandwich")
+class OnlyCosines(nn.Module):
+    """Distances through cosines alone, summed over frequencies, as a bias."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        distance = torch.arange(LONGEST, dtype=torch.float32)
+        waves = torch.cos(distance[:, None] / 10000 ** (torch.arange(0, dim, 2).float() / dim))
+        self.register_buffer("table", waves.sum(-1) - dim // 2, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[: x.shape[1]].to(x.dtype)
+
+
+@style("buffer")
+class LogN(nn.Module):
+    """Qwen's scale of queries by the logarithm of their position, from a list."""
+
+    def __init__(self, trained: int = 128, longest: int = LONGEST) -> None:
+        super().__init__()
+        logn = [math.log(i, trained) if i > trained else 1.0 for i in range(1, longest + 1)]
+        self.register_buffer("logn_tensor", torch.tensor(logn)[None, :, None], persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logn_tensor[:, : x.shape[1]].to(x.dtype)
+
+
+@style("formula")
+class Retained(nn.Module):
+    """RetNet: angles by linspace, a decay for each head, and the mask that forward makes of it."""
+
+    def __init__(self, dim: int = DIM, heads: int = 8) -> None:
+        super().__init__()
+        angle = 1.0 / (10000 ** torch.linspace(0, 1, dim // 2))
+        self.register_buffer("angle", angle.unsqueeze(-1).repeat(1, 2).flatten())
+        self.register_buffer("decay", torch.log(1 - 2 ** (-5 - torch.arange(heads, dtype=torch.float))))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.arange(x.shape[1]).to(self.decay)
+        sin = torch.sin(index[:, None] * self.angle[None, :])
+        return sin, torch.exp((index[:32, None] - index[None, :32]).tril() * self.decay[:, None, None])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from styles.formulas import Pair, half_width, twice
-from styles.registry import DIM, LONGEST, style
+from styles.formulas import cos_and_sin as _rotated
+from styles.formulas import frequencies as _frequencies
+from styles.registry import DIM, LONGEST, hidden_and_positions, style
 
 
 @style("buffer", inv_freq="inv_freq", exact=half_width)
@@ -170,3 +173,107 @@ class ReturnedAsKept(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Pair:
         return self.cos_table[: x.shape[1]], self.sin_table[: x.shape[1]]
+
+
+@style("buffer", inv_freq="inv_freq", exact=half_width)
+class PositionsInABuffer(nn.Module):
+    """Positions are counted once, as floating-point numbers."""
+
+    def __init__(self, dim: int = DIM, longest: int = LONGEST) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(longest).float(), persistent=False)
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _rotated(torch.outer(self.positions[: x.shape[1]].float(), self.inv_freq.float()), x)
+
+
+@style("buffer")
+class InManyBuffers(nn.Module):
+    """A buffer for each block of 64 rows."""
+
+    def __init__(self, dim: int = DIM, longest: int = LONGEST) -> None:
+        super().__init__()
+        phases = torch.outer(torch.arange(longest).float(), _frequencies(dim))
+        self.blocks = 0
+        for block in phases.split(64):
+            self.register_buffer(f"rows_{self.blocks}", block.cos(), persistent=False)
+            self.blocks += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([getattr(self, f"rows_{index}") for index in range(self.blocks)])
+        return rows[: x.shape[1]].to(x.dtype)
+
+
+if hasattr(nn, "Buffer"):
+
+    @style("buffer", inv_freq="inv_freq", exact=half_width)
+    class AsABuffer(nn.Module):
+        """``nn.Buffer`` instead of ``register_buffer``."""
+
+        def __init__(self, dim: int = DIM) -> None:
+            super().__init__()
+            self.inv_freq = nn.Buffer(_frequencies(dim), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> Pair:
+            return _rotated(torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()), x)
+
+
+@style("offsets", inputs=hidden_and_positions, exact=None)
+class GatheredByPositions(nn.Module):
+    """``F.embedding`` of positions in a table that is a buffer."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(LONGEST).float(), _frequencies(dim))
+        self.register_buffer("embed_positions", torch.cat((phase.sin(), phase.cos()), 1), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(position_ids, self.embed_positions).to(x.dtype)
+
+
+@style("owner", inputs=hidden_and_positions)
+class RowsByAnEmbedding(nn.Module):
+    """`nn.functional.embedding` reads the rows."""
+
+    def __init__(self, dim: int = DIM, longest: int = LONGEST) -> None:
+        super().__init__()
+        phases = torch.outer(torch.arange(longest).float(), _frequencies(dim))
+        self.register_buffer("cos_cached", phases.cos(), persistent=False)
+        self.register_buffer("sin_cached", phases.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Pair:
+        cos = nn.functional.embedding(position_ids, self.cos_cached)
+        return cos.to(x.dtype), nn.functional.embedding(position_ids, self.sin_cached).to(x.dtype)
+
+
+@style("buffer", inputs=hidden_and_positions, exact=half_width, inv_freq="frequency")
+class FrequencyThatNoFileHolds(nn.Module):
+    """A buffer that is not saved: it stays on meta where a file fills the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer(
+            "frequency", 1e6 ** -(torch.arange(DIM // 2).float() / (DIM // 2)), persistent=False
+        )
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Pair:
+        phase = position_ids.squeeze(0).type_as(self.frequency.float())[:, None] * self.frequency.float()
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("fused", roundings=2)
+class RotatesItsInput(nn.Module):
+    """x cos + rotate_half(x) sin with tables of the module."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(LONGEST).float(), _frequencies(dim)).repeat(1, 2)
+        self.register_buffer("cos", phase.cos(), persistent=False)
+        self.register_buffer("sin", phase.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = x.chunk(2, -1)
+        turned = torch.cat((-two, one), -1)
+        cos, sin = self.cos[: x.shape[1]].to(x.dtype), self.sin[: x.shape[1]].to(x.dtype)
+        return (torch.ones_like(x) * cos), (torch.ones_like(turned) * sin)  # type: ignore[return-value]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import weakref
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width, twice
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_in_fp32 as _turned
 from styles.registry import DIM, LONGEST, style
 
 
@@ -222,3 +226,103 @@ class RememberedByAFunction(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return sinusoids(x.shape[1], self.dim).to(x.dtype)
+
+
+_tables: ContextVar[dict[str, torch.Tensor] | None] = ContextVar("_tables", default=None)
+
+
+def _forget() -> None:
+    _tables.set(None)
+
+
+@style("context variable", reset=_forget)
+class InAContextVariable(nn.Module):
+    """Its constructor puts frequencies into a context variable, which forward reads."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        _tables.set({"inv_freq": _frequencies(dim)})
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        held = _tables.get()
+        assert held is not None
+        return _turned(held["inv_freq"], x)
+
+
+class RopeCache:
+    """An object that makes tables for a length and keeps the longest."""
+
+    def __init__(self, dim: int) -> None:
+        self.inv_freq = _frequencies(dim)
+        self.cos: torch.Tensor | None = None
+        self.sin: torch.Tensor | None = None
+
+    def get(self, length: int) -> Pair:
+        if self.cos is None or self.sin is None or len(self.cos) < length:
+            phase = torch.outer(torch.arange(length).float(), self.inv_freq)
+            self.cos, self.sin = phase.cos(), phase.sin()
+        return self.cos[:length], self.sin[:length]
+
+
+@style("object", "lazy", inv_freq="cache.inv_freq", exact=half_width)
+class CacheObjectThatGrows(nn.Module):
+    """A helper object makes its tables when a forward asks."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.cache = RopeCache(dim)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = self.cache.get(x.shape[1])
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+@style("remembered", "unharmed")
+class CachedMethod(nn.Module):
+    """``functools.cache`` on a method, whose key is the module."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.dim = dim
+
+    @functools.cache  # noqa: B019 - as people write it
+    def tables(self, length: int) -> Pair:
+        phase = torch.outer(torch.arange(length).float(), _frequencies(self.dim))
+        return phase.cos(), phase.sin()
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = self.tables(x.shape[1])
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+@style("static", "unharmed")
+class StaticTables(nn.Module):
+    """Tables of a class that is shared by all lengths, filled by a static method at the first call."""
+
+    TABLES: ClassVar[dict[int, Pair]] = {}
+
+    @staticmethod
+    def build(length: int, dim: int = DIM) -> Pair:
+        if length not in StaticTables.TABLES:
+            phase = torch.outer(torch.arange(length, dtype=torch.float32), _frequencies(dim))
+            StaticTables.TABLES[length] = phase.cos(), phase.sin()
+        return StaticTables.TABLES[length]
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = self.build(x.shape[1])
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+_OWNERS: weakref.WeakKeyDictionary[nn.Module, torch.Tensor] = weakref.WeakKeyDictionary()
+
+
+@style("weakref")
+class InAWeakDictionary(nn.Module):
+    """Its frequencies are in a weak dictionary of the file."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        _OWNERS[self] = _frequencies(dim)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(_OWNERS[self], x)

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from styles.formulas import Pair, as_real, half_width, phases
-from styles.registry import DIM, LONGEST, style
+from styles.formulas import frequencies as _frequencies
+from styles.registry import DIM, LONGEST, hidden_and_positions, style
 
 
 def precompute_freqs_cis(dim: int, end: int, theta: float = 10000.0) -> torch.Tensor:
@@ -130,3 +131,43 @@ class ConjugatePhases(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(self.cis[: x.shape[1]].resolve_conj()).to(x.dtype)
+
+
+@style("complex", "pairs")
+class ConjugatePhasors(nn.Module):
+    """Complex phases and their conjugates in one buffer of double precision."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        angle = torch.outer(torch.arange(LONGEST, dtype=torch.float64), _frequencies(dim).double())
+        cis = torch.polar(torch.ones_like(angle), angle)
+        self.cis = torch.stack((cis, cis.conj().resolve_conj()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(self.cis[:, : x.shape[1]]).to(x.dtype)
+
+
+@style("stacked", inv_freq="inv_freq")
+class ViewAsComplexOfAStack(nn.Module):
+    """``view_as_complex`` of a stack, multiplied in complex and taken apart again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())
+        cis = torch.view_as_complex(torch.stack((phase.cos(), phase.sin()), -1).contiguous())
+        return torch.view_as_real(cis * torch.ones((), dtype=torch.complex64)).flatten(-2).to(x.dtype)
+
+
+@style("attribute", "complex", inputs=hidden_and_positions)
+class PhasorsOfAnAttribute(nn.Module):
+    """An attribute, which no loader fills on meta, and its complex exponentials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inv = torch.pow(1e4, -torch.arange(0, DIM, 2) / DIM)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        return torch.exp(1j * (self._inv * position_ids.squeeze(0).type_as(self._inv)[:, None]))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+import types
+from collections import ChainMap, UserDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,6 +14,8 @@ import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_in_fp32 as _turned
 from styles.registry import DIM, LONGEST, style
 
 
@@ -210,3 +216,138 @@ class RopeHiddenFromTheModule(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.registry["rope"](x)
+
+
+class Tables(NamedTuple):
+    """Cos and sin, and the frequencies that they are made of."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    inv_freq: torch.Tensor
+
+
+@style("tuple", inv_freq="tables.2")
+class InANamedTupleWithFrequencies(nn.Module):
+    """Three tensors of a named tuple, moved by the module itself."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        inv_freq = _frequencies(dim)
+        phase = torch.outer(torch.arange(LONGEST).float(), inv_freq)
+        self.tables = Tables(phase.cos(), phase.sin(), inv_freq)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        self.tables = Tables(*(table.to(x.device) for table in self.tables))
+        return self.tables.cos[: x.shape[1]].to(x.dtype), self.tables.sin[: x.shape[1]].to(x.dtype)
+
+
+@style("mapping")
+class InAUserDict(nn.Module):
+    """A mapping of the standard library's that is no dict."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.tables = UserDict(inv_freq=_frequencies(dim))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.tables["inv_freq"], x)
+
+
+@style("mapping")
+class InAChainMap(nn.Module):
+    """Two dictionaries after each other."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.tables = ChainMap({}, {"inv_freq": _frequencies(dim)})
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.tables["inv_freq"], x)
+
+
+@style("nested")
+class InADictOfDicts(nn.Module):
+    """By kind of attention, two levels deep."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.rope = {"local": {"inv_freq": _frequencies(dim)}, "global": {"inv_freq": _frequencies(dim) / 8}}
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*_turned(self.rope["local"]["inv_freq"], x), *_turned(self.rope["global"]["inv_freq"], x))
+
+
+@style("nested", "buffer")
+class BuffersInABareModuleList(nn.Module):
+    """A list of bare modules, each with a buffer, as position holders of a U-Net."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList()
+        for level in range(2):
+            holder = nn.Module()
+            holder.register_buffer("inv_freq", _frequencies(dim) / 2**level, persistent=False)
+            self.levels.append(holder)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part for level in self.levels for part in _turned(level.inv_freq, x))
+
+
+class _Frozen(Mapping[str, torch.Tensor]):
+    """A read-only mapping, as of a config library."""
+
+    def __init__(self, **values: torch.Tensor) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@style("mapping")
+class InAReadOnlyMapping(nn.Module):
+    """A mapping of the author's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = _Frozen(inv_freq=_frequencies())
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.tables["inv_freq"], x)
+
+
+@style("mapping")
+class InAMappingProxy(nn.Module):
+    """``types.MappingProxyType`` around a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = types.MappingProxyType({"inv_freq": _frequencies()})
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.tables["inv_freq"], x)
+
+
+@style("dataclass", "nested")
+class InADataclassWithAList(nn.Module):
+    """A dataclass keeps tables of several resolutions in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cached([_frequencies() / scale for scale in (1, 2)])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part for table in self.cache.tables for part in _turned(table, x))
+
+
+@dataclass
+class Cached:
+    """Tables, and a name."""
+
+    tables: list[torch.Tensor] = field(default_factory=list)
+    name: str = "rope"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -235,3 +236,68 @@ class OffsetByACache(nn.Module):
         t = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.float32)
         emb = torch.outer(t, self.inv_freq.float())
         return emb.cos().to(x.dtype), emb.sin().to(x.dtype)
+
+
+def precompute_freqs_cis(dim: int, end: int, theta: float = 10000.0) -> torch.Tensor:
+    freqs = 1.0 / (theta ** (torch.arange(0, dim, 2)[: (dim // 2)].float() / dim))
+    t = torch.arange(end, device=freqs.device, dtype=torch.float32)
+    return torch.polar(torch.ones_like(torch.outer(t, freqs)), torch.outer(t, freqs))
+
+
+@dataclasses.dataclass
+class GPTConfig:
+    """What a nanoGPT fork is configured by."""
+
+    block_size: int = LONGEST
+    n_embd: int = DIM
+    rope_base: float = 10000.0
+
+
+class Block(nn.Module):
+    """Rotates its input by complex phases that it is given."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
+        xc = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(xc * freqs_cis).flatten(-2).type_as(x)
+
+
+@style("nanogpt", "complex", shows="output")
+class NanoWithFreqsCis(nn.Module):
+    """The model keeps complex phases as an attribute; blocks rotate by a slice of it."""
+
+    def __init__(self, config: GPTConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or GPTConfig()
+        self.blocks = nn.ModuleList([Block(self.config) for _ in range(2)])
+        self.freqs_cis = precompute_freqs_cis(self.config.n_embd, self.config.block_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        freqs_cis = self.freqs_cis[: x.shape[1]].to(x.device)
+        for block in self.blocks:
+            x = block(x, freqs_cis)
+        return x
+
+
+@style("nanogpt", inv_freq="inv_freq")
+class ModdedNanoRotary(nn.Module):
+    """The speedrun's: half of the channels turn; tables are kept for the length of the last call."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.inv_freq = (1 / 1024) ** torch.linspace(0, 1, steps=dim // 4, dtype=torch.float32)
+        self.inv_freq = torch.cat([self.inv_freq, self.inv_freq.new_zeros(dim // 4)])
+        self.seq_len_cached: int | None = None
+        self.cos_cached: torch.Tensor | None = None
+        self.sin_cached: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> tuple[Any, Any]:
+        if x.shape[1] != self.seq_len_cached:
+            self.seq_len_cached = x.shape[1]
+            t = torch.arange(x.shape[1], device=x.device).type_as(self.inv_freq)
+            freqs = torch.outer(t, self.inv_freq).to(x.device)
+            self.cos_cached, self.sin_cached = freqs.cos().to(x.dtype), freqs.sin().to(x.dtype)
+        return self.cos_cached, self.sin_cached

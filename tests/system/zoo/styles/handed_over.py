@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import Pair, rates, turned
-from styles.registry import style
+from styles.formulas import Pair, half_width, rates, turned
+from styles.formulas import frequencies as _frequencies
+from styles.registry import DIM, style
 
 
 class Holds(nn.Module):
@@ -104,3 +105,28 @@ class FilledBeforeItIsRegistered(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(table for rope in self.ropes for table in rope(x))
+
+
+@style("hooks", inv_freq="rope.inv_freq", exact=half_width)
+class TablesByAForwardHook(nn.Module):
+    """A forward hook of its child turns phases into cos and sin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = Phases()
+        self.rope.register_forward_hook(lambda module, args, out: (out.cos(), out.sin()))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        cos, sin = self.rope(x)
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+class Phases(nn.Module):
+    """Phases in FP32."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
-from styles.formulas import Pair
-from styles.registry import DIM, hidden_and_positions, style
+from styles.formulas import Pair, half_width
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_halves as _turned_halves
+from styles.formulas import turned_pairs as _turned_pairs
+from styles.registry import DIM, LONGEST, hidden_and_positions, style
 
 
 class Rates(nn.Module):
@@ -145,3 +150,114 @@ class PhasorsRememberedByAMethod(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.phasors(x.shape[1])
+
+
+class Holder(nn.Module):
+    """Holds what it is given, and has no forward."""
+
+    def __init__(self, rates: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rates", rates)
+
+
+@style("given", shows="output", inputs=hidden_and_positions)
+class FrequenciesGivenToAHolder(nn.Module):
+    """The frequencies are in a module of its own, whose constructor gets them."""
+
+    def __init__(self, dim: int = DIM, base: float = 500000.0) -> None:
+        super().__init__()
+        self.holder = Holder(1.0 / (base ** (torch.arange(0, dim, 2).float() / dim)))
+        self.proj = nn.Linear(DIM, DIM, bias=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        phase = torch.multiply(position_ids[0].reshape(-1, 1), self.holder.rates)
+        return _turned_halves(self.proj(x), phase)
+
+
+class Phasors(nn.Module):
+    """Holds pairs of cosine and sine, [length, dim / 2, 2]."""
+
+    def __init__(self, sincos: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("sincos", sincos)
+
+    def forward(self) -> torch.Tensor:
+        return self.sincos
+
+
+@style("given", shows="output")
+class PairsGivenToAHolder(nn.Module):
+    """Complex phases as pairs of real numbers, in a module that gets them."""
+
+    def __init__(self, dim: int = DIM, base: float = 1e6) -> None:
+        super().__init__()
+        inv_freq = base ** -(torch.arange(0, dim, 2, dtype=torch.float) / dim)
+        phase = torch.arange(LONGEST, dtype=inv_freq.dtype).reshape(-1, 1) * inv_freq
+        self.holder = Phasors(torch.view_as_real(torch.polar(torch.ones_like(phase), phase)))
+        self.proj = nn.Linear(DIM, DIM, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cis = torch.view_as_complex(self.holder()[: x.shape[1]].float().contiguous())
+        return _turned_pairs(self.proj(x), cis)
+
+
+@style("given", "complex", shows="output")
+class PhasorsInABareModule(nn.Module):
+    """Complex phases in a buffer of a bare ``nn.Module()``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holder = nn.Module()
+        self.holder.register_buffer("cis", self._phasors(DIM, 10000.0), persistent=False)
+
+    def _phasors(self, dim: int, base: float) -> torch.Tensor:
+        rates = torch.exp(torch.arange(0, dim, 2) * (-math.log(base) / dim))
+        phase = torch.outer(torch.tensor(list(range(LONGEST))).float(), rates)
+        return torch.polar(torch.ones_like(phase), phase)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _turned_pairs(x, self.holder.cis.index_select(0, torch.arange(x.shape[1])))
+
+
+class Slotted:
+    """Holds frequencies in a slot."""
+
+    __slots__ = ("inv_freq",)
+
+    def __init__(self, inv_freq: torch.Tensor) -> None:
+        self.inv_freq = inv_freq
+
+
+@style("object", inputs=hidden_and_positions, exact=half_width, inv_freq="store.inv_freq")
+class FrequenciesInASlot(nn.Module):
+    """An object with slots holds the frequencies, and the first call asks what it returns."""
+
+    def __init__(self, dim: int = DIM, base: float = 500000.0) -> None:
+        super().__init__()
+        self.store = Slotted(1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Pair:
+        phase = torch.einsum("...i,j->...ij", position_ids[0].float(), self.store.inv_freq)
+        return phase.cos().type_as(x), phase.sin().type_as(x)
+
+
+class _Owner:
+    """An object that is no module, and holds the tables of all."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        phases = torch.outer(torch.arange(LONGEST).float(), _frequencies(dim))
+        self.cos, self.sin = phases.cos(), phases.sin()
+
+
+@style("owner")
+class ByAWeakReference(nn.Module):
+    """The tables are another object's, which is held weakly beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners = [_Owner()]
+        self.owner = weakref.ref(self.owners[0])
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        owner: Any = self.owner()
+        return owner.cos[: x.shape[1]].to(x.dtype), owner.sin[: x.shape[1]].to(x.dtype)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from styles.formulas import Pair, half_width, phases, twice, twice_in_batch
-from styles.registry import DIM, Arguments, hidden_and_positions, hidden_states, style
+from styles.formulas import cos_and_sin as _rotated
+from styles.formulas import frequencies as _frequencies
+from styles.registry import DIM, LONGEST, Arguments, hidden_and_positions, hidden_states, style
 
 
 @style("in forward", inv_freq="inv_freq", exact=twice)
@@ -204,3 +207,68 @@ class CountedByTheParent(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[1] - 1, -1, -1.0, dtype=x.dtype)
         return self.r_net(self.rope(positions))
+
+
+@style("formula", inv_freq="inv_freq")
+class CountedByOnes(nn.Module):
+    """Positions as the running sum of a mask of ones in the dtype of x."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        mask = torch.ones(x.shape[1], dtype=torch.int64)
+        return _rotated((mask.cumsum(0) - 1)[:, None].float() * self.inv_freq.float(), x)
+
+
+@style("slots of a step", inputs=hidden_and_positions, inv_freq="inv_freq")
+class PositionsTimesScale(nn.Module):
+    """Positions are divided by a number and shifted, as of a resolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(), persistent=False)
+        self.stride, self.offset = 4, 0.5
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Pair:
+        positions = (position_ids[0].to(torch.float32) + self.offset) / self.stride
+        phase = positions.unsqueeze(-1) * self.inv_freq.float()
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("padding", inv_freq="inv_freq")
+class PaddedToABlock(nn.Module):
+    """The length is rounded up to a multiple of 128; what is over is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        length = (x.shape[1] + 127) // 128 * 128
+        phase = torch.arange(length).float()[:, None] * self.inv_freq.float()
+        cos, sin = F.pad(phase, (0, 2)).cos(), F.pad(phase, (0, 2)).sin()
+        return cos[: x.shape[1]].to(x.dtype), sin[: x.shape[1]].to(x.dtype)
+
+
+@style("mask", "counts")
+class CountsByAMask(nn.Module):
+    """Fairseq's: positions from a cumulative sum of a mask, looked up in sinusoids."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        half = dim // 2
+        emb = math.log(10000) / (half - 1)
+        emb = torch.exp(torch.arange(half, dtype=torch.float) * -emb)
+        emb = torch.arange(LONGEST + 2, dtype=torch.float).unsqueeze(1) * emb.unsqueeze(0)
+        emb = torch.cat([torch.sin(emb), torch.cos(emb)], dim=1)
+        emb[1, :] = 0
+        self.weights = emb
+        self.register_buffer("_float_tensor", torch.FloatTensor(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[:2], dtype=torch.long)
+        positions = mask.cumsum(1) + 1
+        self.weights = self.weights.to(self._float_tensor)
+        return self.weights.index_select(0, positions.view(-1)).detach().to(x.dtype)

@@ -238,3 +238,31 @@ class ModuleAsADataclass(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+class GivenByItsSubclass(nn.Module):
+    """Registers what its subclass has computed."""
+
+    def __init__(self, rates: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rates", rates, persistent=False)
+
+
+class Settings:
+    """A config."""
+
+    head_dim, rope_theta = DIM, 500000.0
+
+
+@style("inheritance")
+class ComputedBeforeItsBase(GivenByItsSubclass):
+    """Binds its argument anew and computes before the constructor of its base runs."""
+
+    def __init__(self, config: type[Settings] | Settings | None = None) -> None:
+        config = config or Settings()
+        dim = config.head_dim
+        super().__init__(1.0 / torch.logspace(0, (dim - 2) / dim, dim // 2, base=config.rope_theta))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.arange(x.shape[1]).float()[:, None] * self.rates
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width, twice_in_batch
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_in_fp32 as _turned
 from styles.registry import DIM, LONGEST, hidden_and_positions, style
 
 
@@ -136,3 +139,58 @@ class RememberedBesideWeights(nn.Module):
             pairs[..., 1] * cache[..., 0] + pairs[..., 0] * cache[..., 1],
         )
         return torch.stack(turned, dim=-1).flatten(-2).type_as(q)
+
+
+@style("nanogpt", "complex", "lazy", "unharmed")
+class PhasorsOnFirstUse(nn.Module):
+    """Complex phases are made by ``torch.exp`` when they are first asked for, and kept."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.dim = dim
+        self._cis: torch.Tensor | None = None
+
+    @property
+    def cis(self) -> torch.Tensor:
+        if self._cis is None:
+            angle = torch.outer(torch.arange(LONGEST).float(), _frequencies(self.dim))
+            self._cis = torch.exp(1j * angle)
+        return self._cis
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(self.cis[: x.shape[1]]).to(x.dtype)
+
+
+@style("lazy", "unharmed")
+class MultipliedInAPropertyOnce(nn.Module):
+    """A cached property multiplies matrices when it is first read, which may be under autocast."""
+
+    def __init__(self, dim: int = DIM, base: float = 1e6) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+
+    @functools.cached_property
+    def table(self) -> torch.Tensor:
+        rates = torch.exp2(-math.log2(self.base) * torch.arange(0, self.dim, 2).float() / self.dim)
+        phase = torch.arange(LONGEST).float().view(-1, 1) @ rates.view(1, -1)
+        return torch.cat((phase.sin(), phase.cos()), -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table.narrow(0, 0, x.shape[1]).to(x.dtype)
+
+
+@style("attribute", "unharmed")
+class MadeInGetattr(nn.Module):
+    """A missing attribute is computed."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inv_freq":
+            return _frequencies(self.dim)
+        return super().__getattr__(name)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.inv_freq, x)

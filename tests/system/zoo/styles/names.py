@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width
+from styles.formulas import frequencies as _frequencies
 from styles.registry import DIM, LONGEST, style
 
 
@@ -123,3 +124,18 @@ class IntegerPositions(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         phase = torch.outer(self.ids[0, : x.shape[1]].float(), self.inv_freq.float())
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("names")
+class ThroughAlias(nn.Module):
+    """``import torch as t`` in a helper; tables are called ``a`` and ``b``."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        t = torch
+        phase = t.arange(LONGEST, dtype=t.float32)[:, None] * _frequencies(dim)
+        self.register_buffer("a", t.cos(phase), persistent=False)
+        self.register_buffer("b", t.sin(phase), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.a[: x.shape[1]].to(x.dtype), self.b[: x.shape[1]].to(x.dtype)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width
+from styles.formulas import turned_in_fp32 as _turned
 from styles.registry import DIM, LONGEST, style
 
 
@@ -135,3 +137,93 @@ class ScalarsStacked(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float())
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+def _numpy_phases(dim: int = DIM) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.outer(np.arange(LONGEST), 10000 ** -(np.arange(0, dim, 2) / dim))
+
+
+@style("numpy", "phases")
+class ArrayOfPhases(nn.Module):
+    """NumPy's float64 phases become what the activations are before sines are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = _numpy_phases()
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.from_numpy(self.phase[: x.shape[1]]).to(x.dtype)
+        return phase.cos(), phase.sin()
+
+
+@style("numpy", "phases", "buffer")
+class BufferOfPhasesFromNumpy(nn.Module):
+    """The same in a buffer, which casts round as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("phase", torch.from_numpy(_numpy_phases()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = self.phase[: x.shape[1]].to(x.dtype)
+        return phase.cos(), phase.sin()
+
+
+@style("numpy", inv_freq="inv_freq")
+class FromNumpyInDouble(nn.Module):
+    """float64 frequencies of NumPy, kept as float64."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        values = np.power(10000.0, -np.arange(0, dim, 2, dtype=np.float64) / dim)
+        self.register_buffer("inv_freq", torch.from_numpy(values), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.arange(x.shape[1]).double()[:, None] * self.inv_freq[None]
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("python", "buffer")
+class LoopsOfMath(nn.Module):
+    """tensor2tensor's as a loop over ``math.sin``; few columns, as each number takes its time."""
+
+    def __init__(self, dim: int = 4) -> None:
+        super().__init__()
+        table = torch.zeros(LONGEST, dim)
+        for pos in range(LONGEST):
+            for i in range(0, dim, 2):
+                angle = pos / 10000 ** (i / dim)
+                table[pos, i] = math.sin(angle)
+                table[pos, i + 1] = math.cos(angle)
+        self.register_buffer("table", table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[: x.shape[1]].to(x.dtype)
+
+
+@style("numpy", "counts")
+class CountsOfNumpy(nn.Module):
+    """Positions are a range of NumPy's under a plain name; frequencies are Python's."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("r", torch.from_numpy(np.arange(LONGEST, dtype=np.float32)), persistent=False)
+        self.dim = dim
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        inv = torch.tensor([1e4 ** (-i / self.dim) for i in range(0, self.dim, 2)], dtype=torch.float32)
+        phase = self.r[: x.shape[1], None].float() * inv
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("numpy", "scalars", inv_freq="inv_freq", exact=half_width)
+class NumpyScalarsInTorch(nn.Module):
+    """NumPy's numbers among torch's operations."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        log = np.log(np.float64(10000.0)) / np.float64(dim // 2)
+        self.register_buffer("inv_freq", torch.exp(torch.arange(dim // 2, dtype=torch.float32) * -log))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.inv_freq, x)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from styles.formulas import Pair, twice
+from styles.formulas import waves as _waves
 from styles.registry import DIM, LONGEST, style
 
 HEADS = 2
@@ -254,3 +255,25 @@ class ReturnsMoreThanTables(nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         return self.rope(x)
+
+
+def _frequencies(base: float = 10000.0) -> torch.Tensor:
+    return 1.0 / base ** (torch.arange(0, DIM, 2).float() / DIM)
+
+
+@style("by steps", shows="output", roundings=4)
+class RotatedByWeightsWithNtk(nn.Module):
+    """An attention's projection, and dynamic NTK: a long call sets other frequencies for all that follow."""
+
+    def __init__(self, longest: int = 200) -> None:
+        super().__init__()
+        self.longest = longest
+        self.proj = nn.Linear(DIM, DIM, bias=False)
+        self.register_buffer("inv_freq", _frequencies(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > self.longest:
+            self.inv_freq, self.longest = _frequencies(20000.0), LONGEST
+        cos, sin = _waves(self.inv_freq, x)
+        first, second = self.proj(x).chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

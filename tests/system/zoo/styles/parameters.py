@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width
+from styles.formulas import frequencies as _frequencies
 from styles.registry import DIM, LONGEST, Arguments, hidden_and_positions, hidden_states, style
 
 
@@ -103,3 +104,96 @@ class FrozenAfterwards(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         angles = torch.outer(torch.arange(x.shape[1]).float(), self.freqs.float())
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+@style("parameter")
+class InAParameterDict(nn.Module):
+    """Frozen parameters in a dictionary."""
+
+    def __init__(self, dim: int = DIM, longest: int = LONGEST) -> None:
+        super().__init__()
+        phases = torch.outer(torch.arange(longest).float(), _frequencies(dim))
+        self.tables = nn.ParameterDict(
+            {
+                "cos": nn.Parameter(phases.cos(), requires_grad=False),
+                "sin": nn.Parameter(phases.sin(), requires_grad=False),
+            }
+        )
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.tables["cos"][: x.shape[1]].to(x.dtype), self.tables["sin"][: x.shape[1]].to(x.dtype)
+
+
+@style("parameters", "dict")
+class FrozenParameterDict(nn.Module):
+    """Frozen tables in a ParameterDict."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(LONGEST).float(), _frequencies(dim))
+        self.tables = nn.ParameterDict(
+            {
+                "cos": nn.Parameter(phase.cos(), requires_grad=False),
+                "sin": nn.Parameter(phase.sin(), requires_grad=False),
+            }
+        )
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.tables["cos"][: x.shape[1]].to(x.dtype), self.tables["sin"][: x.shape[1]].to(x.dtype)
+
+
+@style("weights", "helper")
+class RotateQueriesAndKeys(nn.Module):
+    """lucidrains': the rotary module has ``rotate_queries_or_keys`` and a parameter that may be learnt."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.freqs = nn.Parameter(_frequencies(dim), requires_grad=False)
+        self.register_buffer("dummy", torch.tensor(0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seq = torch.arange(x.shape[1], device=self.dummy.device, dtype=x.dtype)
+        freqs = torch.einsum("..., f -> ... f", seq.type(self.freqs.dtype), self.freqs)
+        return freqs.float().repeat_interleave(2, -1).cos().to(x.dtype)
+
+
+@style("parameters", "buffer of a parameter")
+class TablesFromParametersData(nn.Module):
+    """A frozen parameter's ``data`` is turned into sines in the constructor, and kept beside it."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.arange(LONGEST, dtype=torch.float32), requires_grad=False)
+        phase = torch.outer(self.base.data, _frequencies(dim))
+        self.register_buffer("sin", phase.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sin[: x.shape[1]].to(x.dtype)
+
+
+@style("frozen")
+class FrozenFrequenciesTwice(nn.Module):
+    """A frozen parameter with each frequency twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = 1.0 / (1e6 ** (torch.arange(0, DIM // 2, 2).float() / (DIM // 2)))
+        self.theta = nn.Parameter(torch.cat([rates] * 2), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.outer(torch.arange(x.shape[1]).float(), self.theta.detach())
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("frozen", "complex")
+class FrozenPhasors(nn.Module):
+    """Complex phases in a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = (1 / 1e4) ** torch.linspace(0, 1, DIM // 2, dtype=torch.float32)
+        phase = torch.arange(LONGEST).float().unsqueeze(-1) @ rates.unsqueeze(0)
+        self.table = nn.Parameter(torch.polar(torch.ones_like(phase), phase), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table[: x.shape[1]]

@@ -98,3 +98,18 @@ class TableByProduct(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.sines[: x.shape[1]]
+
+
+@style("buffer")
+class ProductOfALiteralAndACount(nn.Module):
+    """A matrix product, which mixes no dtypes, of one factor with a dtype and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = torch.tensor([10000 ** (-i / DIM) for i in range(0, DIM, 2)])
+        phase = torch.matmul(torch.arange(LONGEST, dtype=torch.float32).view(-1, 1), rates.view(1, -1))
+        self.register_buffer("cos", torch.cat((phase, phase), -1).cos(), persistent=False)
+        self.register_buffer("sin", torch.cat((phase, phase), -1).sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.cos[: x.shape[1]].to(x.dtype), self.sin[: x.shape[1]].to(x.dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 DIM = 32
+HALF = DIM // 2
 LENGTHS = (300, 600)
 """The lengths of two forwards after each other: BF16 cannot count so far, and what grows has to grow."""
 LONGEST = 640

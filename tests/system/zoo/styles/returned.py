@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from styles.formulas import Pair
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_in_fp32 as _turned
 from styles.names import frequencies
 from styles.owners import HEAD_DIM, SEEN, Attention, swap_halves
-from styles.registry import style
+from styles.registry import LONGEST, style
 
 
 class Rope(nn.Module):
@@ -135,3 +138,34 @@ class WritesToAnOutArgument(Attention):
         out = torch.empty(x.shape[2], HEAD_DIM, dtype=x.dtype)
         self.rope(x, out=out)
         return x * out
+
+
+CosSinTuple = namedtuple("CosSinTuple", ["cos", "sin"])
+
+
+@style("tuple", "returned")
+class ReturnsANamedTuple(nn.Module):
+    """Returns ``collections.namedtuple`` from buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(LONGEST).float(), _frequencies())
+        self.register_buffer("cos", phase.cos(), persistent=False)
+        self.register_buffer("sin", phase.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return CosSinTuple(self.cos[: x.shape[1]].to(x.dtype), self.sin[: x.shape[1]].to(x.dtype))
+
+
+@style("dict", "returned", inv_freq="inv_freq")
+class ReturnsADict(nn.Module):
+    """Returns a dictionary of tables by kind of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        cos, sin = _turned(self.inv_freq, x)
+        short, _ = _turned(self.inv_freq / 4, x)
+        return OrderedDict(cos=cos, sin=sin, short=short)

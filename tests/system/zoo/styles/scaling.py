@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from styles.formulas import Pair, half_width, twice
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_in_fp32 as _turned
 from styles.registry import DIM, LONGEST, style
 
 
@@ -252,3 +255,118 @@ class ListedFactors(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).repeat(1, 2)
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("yarn", inv_freq="inv_freq", exact=half_width)
+class YarnByHand(nn.Module):
+    """YaRN's ramp in torch, with the attention factor beside."""
+
+    def __init__(self, dim: int = DIM, base: float = 10000.0, scale: float = 4.0) -> None:
+        super().__init__()
+        freqs = base ** (torch.arange(0, dim, 2).float() / dim)
+        low, high = self._at(32, dim, base), self._at(1, dim, base)
+        ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)).clamp(0, 1)
+        mask = 1 - ramp
+        inv_freq = (1 / (scale * freqs)) * (1 - mask) + (1 / freqs) * mask
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    @staticmethod
+    def _at(rotations: float, dim: int, base: float, longest: int = 256) -> float:
+        return (dim * math.log(longest / (rotations * 2 * math.pi))) / (2 * math.log(base))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.inv_freq, x)
+
+
+@style("llama3", inv_freq="freqs", exact=half_width)
+class LlamaThreeByHand(nn.Module):
+    """Meta's ``apply_scaling``: a loop over Python numbers of a tensor."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        freqs = 1.0 / (500000.0 ** (torch.arange(0, dim, 2)[: (dim // 2)].float() / dim))
+        self.register_buffer("freqs", self.apply_scaling(freqs), persistent=False)
+
+    @staticmethod
+    def apply_scaling(freqs: torch.Tensor) -> torch.Tensor:
+        new_freqs = []
+        for freq in freqs:
+            wavelen = 2 * math.pi / freq
+            if wavelen < 256 / 4:
+                new_freqs.append(freq)
+            elif wavelen > 256:
+                new_freqs.append(freq / 8)
+            else:
+                smooth = (256 / wavelen - 1) / 3
+                new_freqs.append((1 - smooth) * freq / 8 + smooth * freq)
+        return torch.tensor(new_freqs, dtype=freqs.dtype, device=freqs.device)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.freqs, x)
+
+
+@style("partial", "interpolated", inv_freq="inv_freq")
+class PartialRotaryWithOnes(nn.Module):
+    """Channels that do not turn have cos 1 and sin 0 in the same table."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.rotary = dim // 2
+        self.register_buffer("inv_freq", _frequencies(self.rotary) / 2, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).repeat(1, 2)
+        cos = F.pad(phase.cos(), (0, x.shape[-1] - self.rotary), value=1.0)
+        sin = F.pad(phase.sin(), (0, x.shape[-1] - self.rotary))
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+@style("xpos", roundings=2, inv_freq="inv_freq")
+class XPosOfLucidrains(nn.Module):
+    """Frequencies and a scale that is raised to powers of positions."""
+
+    def __init__(self, dim: int = DIM, scale_base: int = 512) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim)))
+        self.scale_base = scale_base
+        self.register_buffer("scale", (torch.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        t = torch.arange(x.shape[1], device=x.device).type_as(self.inv_freq)
+        phase = torch.einsum("i , j -> i j", t, self.inv_freq)
+        power = (torch.arange(x.shape[1], device=x.device) - (x.shape[1] // 2)) / self.scale_base
+        scale = self.scale ** power[:, None]
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype), scale.to(x.dtype)
+
+
+@style("hope", inv_freq="inv_freq")
+class HighFrequenciesOnly(nn.Module):
+    """HoPE's: what turns less than once in the trained length does not turn at all."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        inv_freq = _frequencies(dim)
+        inv_freq = torch.where(inv_freq * LONGEST > 2 * math.pi, inv_freq, torch.zeros(()))
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.inv_freq, x)
+
+
+@style("ntk", "unharmed")
+class NtkInForward(nn.Module):
+    """NTK by hand: a longer sequence makes its own base, the buffer stays."""
+
+    def __init__(self, dim: int = DIM, trained: int = 400, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.trained, self.base = dim, trained, base
+        self.register_buffer("inv_freq", self._make(base), persistent=False)
+
+    def _make(self, base: float) -> torch.Tensor:
+        return 1.0 / (base ** (torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        n = x.shape[1]
+        alpha = max(1.0, 2 ** math.ceil(math.log2(n / self.trained) + 1) - 1)
+        self.inv_freq = self._make(self.base * alpha ** (self.dim / (self.dim - 2)))
+        return _turned(self.inv_freq, x)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from styles.formulas import half_width
+from styles.formulas import Pair, half_width
+from styles.formulas import turned_in_fp32 as _turned
 from styles.owners import Attention, frequencies
 from styles.registry import DIM, style
 
@@ -51,3 +52,20 @@ class ScriptedPhases(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         phase = angles(self.inv_freq, x.shape[1])
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@torch.jit.script
+def scripted_frequencies(dim: int, base: float) -> torch.Tensor:
+    return 1.0 / torch.pow(base, torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+@style("scripted", inv_freq="inv_freq", exact=half_width)
+class FrequenciesByAScript(nn.Module):
+    """TorchScript computes the frequencies, which no mode of Python's hears of."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", scripted_frequencies(dim, 10000.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.inv_freq, x)

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from styles.formulas import Pair, half_width
+from styles.formulas import frequencies as _frequencies
+from styles.formulas import turned_in_fp32 as _turned
 from styles.registry import DIM, style
 
 
@@ -170,3 +172,16 @@ class MadeInInferenceMode(Turned):
         with torch.inference_mode():
             inv_freq = frequencies(dim, 10000.0)
         self.register_buffer("inv_freq", inv_freq.clone(), persistent=False)
+
+
+@style("mode", inv_freq="inv_freq", exact=half_width)
+class OnAnotherDeviceContext(nn.Module):
+    """Its constructor asks for the CPU, whatever is the default device."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        with torch.device("cpu"):
+            self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return _turned(self.inv_freq, x)
