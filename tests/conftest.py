@@ -84,6 +84,16 @@ def deepspeed_group() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing that another test has compiled, nor anything left for the next."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def linear_is_put_back() -> Iterator[None]:
     """Put back the function that ZeRO-3 replaces for good: its own rounds differently in FP32."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from support.default_dtype import default_dtype
+from support.zero_init import default_zero_init as zero_init
 from torch import nn
 
 import safe_rope
@@ -61,28 +63,6 @@ class Holder(nn.Module):
 
 
 # ---- ways to build and load ----------------------------------------------------------------------------
-
-
-def zero_init() -> Any:
-    import deepspeed
-
-    return deepspeed.zero.Init(
-        config_dict_or_path={
-            "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": True},
-            "zero_optimization": {"stage": 3},
-        }
-    )
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def inside_zero_init(make: Make) -> nn.Module:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,11 +21,7 @@ DIM, LENGTH = 16, 300
 POSITIONS = torch.arange(LENGTH)
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Frequencies(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,11 +15,7 @@ DIM, LENGTH = 32, 1500
 X = (torch.arange(LENGTH * DIM) % 17 - 8).reshape(1, LENGTH, DIM).bfloat16() / 8
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def turned(x: torch.Tensor, phase: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +20,7 @@ PADDED = torch.tensor([[-1, -1, 0, 1, 2, 3, 4, 5]])
 TOKENS = torch.tensor([[0, 0, 11, 12, 13, 14, 15, 16]])
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def takes_positions(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,11 +24,7 @@ X = torch.ones(1, LENGTH, DIM, dtype=torch.bfloat16)
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def waves(rates: torch.Tensor, x: torch.Tensor) -> Pair:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import safe_rope
 from safe_rope._base import torch_private
 
-pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.fresh]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"),
+    pytest.mark.fresh,
+]
 
 
 def _logits(model: Any, length: int = 12, start: int = 0) -> torch.Tensor:

@@ -7,7 +7,7 @@ import functools
 import io
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,16 +23,9 @@ from torch.utils.checkpoint import checkpoint
 import safe_rope
 from safe_rope._protection.rewrite import is_protected, state_of
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh_compiler")]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Results = list[torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # ---- the ways ------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import pickle
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
+from support.zero_init import default_zero_init as zero_init
 from torch import nn
 
 import safe_rope
@@ -78,18 +78,6 @@ def group() -> Iterator[None]:
         probe.close()
         deepspeed.init_distributed("gloo")
         yield
-
-
-def zero_init() -> Any:
-    import deepspeed
-
-    return deepspeed.zero.Init(
-        config_dict_or_path={
-            "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": True},
-            "zero_optimization": {"stage": 3},
-        }
-    )
 
 
 @pytest.mark.usefixtures("group")

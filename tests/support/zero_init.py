@@ -28,6 +28,19 @@ def zero_init(dtype: torch.dtype = torch.bfloat16) -> Any:
     return deepspeed.zero.Init(config_dict_or_path=config)
 
 
+def default_zero_init() -> Any:
+    """A real zero.Init for BF16, with every threshold as DeepSpeed sets it."""
+    import deepspeed
+
+    return deepspeed.zero.Init(
+        config_dict_or_path={
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 3},
+        }
+    )
+
+
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """The original constructors, as they stand in torch where there is no zero.Init."""

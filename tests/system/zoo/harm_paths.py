@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from support.default_dtype import default_dtype
 from torch import nn
 
 Make = Callable[[], nn.Module]
@@ -88,11 +89,8 @@ def inside_zero_init(make: Make) -> nn.Module:
 
 def under_low_default(make: Make) -> nn.Module:
     """Build the model where what has no dtype is BF16."""
-    torch.set_default_dtype(torch.bfloat16)
-    try:
+    with default_dtype(torch.bfloat16):
         return make()
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def on_meta(make: Make, device: str = "cpu") -> nn.Module:
