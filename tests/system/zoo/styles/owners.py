@@ -261,7 +261,7 @@ def _frequencies(base: float = 10000.0) -> torch.Tensor:
     return 1.0 / base ** (torch.arange(0, DIM, 2).float() / DIM)
 
 
-@style("by steps", shows="output", roundings=4)
+@style("by steps", "unharmed", shows="output", roundings=4)
 class RotatedByWeightsWithNtk(nn.Module):
     """An attention's projection, and dynamic NTK: a long call sets other frequencies for all that follow."""
 
