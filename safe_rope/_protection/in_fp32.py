@@ -358,7 +358,7 @@ def _refusal_of_fp32(call: Call) -> Exception | None:
         untouched = Untouched(stock_class(call.module), attributes(call.module))
         asked = call.with_arguments(*copied_arguments(call.args, call.kwargs))
         stand_in = twin_alone(stand_in, type(stand_in), call.module)
-        with torch.no_grad(), unrecorded(), random_states_kept(call.device), untouched:
+        with unrecorded(), torch.no_grad(), random_states_kept(call.device), untouched:
             untouched.run(asked.in_fp32, stand_in)
     except Exception as error:
         logger.info("%s raises in FP32", type(call.module).__name__, exc_info=True)
