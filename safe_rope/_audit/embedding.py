@@ -301,7 +301,7 @@ class EmbeddingAuditor:
 
     def _note_rounding(self, tables: list[CosSinTable]) -> None:
         """Say so where the module rounds right tables to the model's 16-bit dtype when it hands them out."""
-        dtype = self._owner.model_dtype
+        dtype = self._owner.dtypes[0]
         if dtype not in LOW:
             return
         try:

@@ -9,11 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit import computed, counted
+from safe_rope._audit.another_config import (
+    CHANGED,
+    NOT_AS_BUILT,
+    doubted,
+    keeps_another,
+    may_be_frequencies,
+)
 from safe_rope._audit.answers import Answers, grown, may_be_made_anew
 from safe_rope._audit.around import is_of_constructors, stands_around
+from safe_rope._audit.asked import told_by_forward
 from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
-from safe_rope._audit.embedding import KEPT_OF_CONFIG, EmbeddingAuditor, usual_positions
+from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
@@ -22,7 +29,6 @@ from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
-from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave
@@ -37,7 +43,6 @@ from safe_rope._recognition.tables import (
     UNREAD,
     is_frequency,
     may_be_turned,
-    own_tensors,
     uninitialized,
     unreadable,
 )
@@ -46,8 +51,6 @@ from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
 
 _LONGEST = 2**20
-_NOT_AS_BUILT = "not what the same forward returns on the tables that its constructor makes"
-_CHANGED = "its config may have been changed after it was built"
 _GIVES_NAN = "its constructor gives NaN there by now, which tells nothing"
 
 
@@ -60,7 +63,6 @@ class ModuleAuditor:
         reference: what its constructor makes.
         patch: what covers it, or None.
         dtypes: those that its activations may have, the smallest first.
-        model_dtype: the one of them that is asked for now.
         result: the module's entry in the report, which has it if there is something to measure.
         findings: what was found about this module so far.
         wrappers: modules without weights that stand around it and take positions as it does.
@@ -87,10 +89,9 @@ class ModuleAuditor:
         self.patch = patch
         self._classes = classes  # of the model's modules
         self.dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-        self.model_dtype = torch.float32
         self.findings: list[Finding] = []
         self.wrappers: list[nn.Module] = []
-        self._may_be_of_another = self._is_of_another = _keeps_another(self.module, reference.module)
+        self._may_be_of_another = self._is_of_another = keeps_another(self.module, reference.module)
         self._unanswered: UnansweredError | None = None
         self.result = ModuleAudit(
             path=path,
@@ -110,7 +111,7 @@ class ModuleAuditor:
         unread, lazy = unreadable(self.module), uninitialized(self.module)
         left = untold_tables(self.module, self.reference)
         untold = {name: said for name, said in left if name not in tables}
-        told = self._told_in_each_dtype()
+        told = told_by_forward(self)
         noted = dict(self._told_by_forward())
         built = self.reference.module
         if convention is not None and built is not None and built is not self.module:
@@ -137,7 +138,10 @@ class ModuleAuditor:
             self.add(name, "unknown", LAZY)
         for name, said in (*untold.items(), *noted.items()):
             self.add(name, "unknown", said)
-        self._doubt_the_config()
+        if self._is_of_another and not any(
+            one.severity == "damaged" and one.what != "forward" for one in self.findings
+        ):
+            self.findings = [doubted(one) for one in self.findings]
         if told and not any(one.severity == "damaged" for one in self.findings):
             self.findings = [one for one in self.findings if one.what != "forward"] + told
         if not self.result.rows and told is None:
@@ -157,21 +161,31 @@ class ModuleAuditor:
         dtype: torch.dtype | None = None,
         **measured: Any,
     ) -> None:
-        """Add a finding; ``measured`` are the fields of `Finding` that hold numbers."""
+        """Add a finding; see `finding`."""
+        self.findings.append(self.finding(what, severity, source, where, dtype, **measured))
+
+    def finding(
+        self,
+        what: str,
+        severity: Severity,
+        source: str,
+        where: Where | None = None,
+        dtype: torch.dtype | None = None,
+        **measured: Any,
+    ) -> Finding:
+        """Return a finding of the module; ``measured`` are the fields of `Finding` that hold numbers."""
         if self._pending_cast is not None and where == "module cast":
             source += f"; FSDP does that at the first forward (buffer_dtype={self._pending_cast})"
-        self.findings.append(
-            Finding(
-                path=self.result.path,
-                module_class=self.result.module_class,
-                what=what,
-                severity=severity,
-                source=source,
-                dtype=None if dtype is None else dtype_name(dtype),
-                protected=self.result.protected,
-                where=where,
-                **measured,
-            )
+        return Finding(
+            path=self.result.path,
+            module_class=self.result.module_class,
+            what=what,
+            severity=severity,
+            source=source,
+            dtype=None if dtype is None else dtype_name(dtype),
+            protected=self.result.protected,
+            where=where,
+            **measured,
         )
 
     # ------------------------------------------------------------------ what is measured
@@ -182,71 +196,6 @@ class ModuleAuditor:
             for name, note in state_of(self.module).notes.items():
                 if note in AS_STOCK or note == DRAWN:
                     yield name, note
-
-    def _told_in_each_dtype(self) -> list[Finding] | None:
-        """What asking the forward has told: damaged where it is so in each dtype, unknown where in some."""
-        results = []
-        for dtype in reversed(self.dtypes):
-            self.model_dtype = dtype
-            results.append(self._computed_low() or self._counted_low())
-        damaged = [one for one in results if one and any(found.severity == "damaged" for found in one)]
-        if damaged and len(damaged) < len(results):
-            said = "in one of the dtypes of the parameters around it"
-            return [replace(one, severity="unknown", source=f"{one.source} {said}") for one in damaged[0]]
-        asked = [one for one in results if one is not None]
-        return max(damaged or asked, key=len) if asked else None
-
-    def _computed_low(self) -> list[Finding] | None:
-        """What asking the forward has told of its arithmetic; None where there is nothing to ask."""
-        module, kept = self.module, self.result.protected
-        dtype = None if kept else computed.dtype_of(module, self.model_dtype)
-        if dtype is None or not computed.may_be_asked(module):
-            return None
-        stock: Any = stock_class(module)
-        before, self.findings = self.findings, []
-        try:
-            error = computed.error_of(module, dtype)
-            if error is None:
-                return None
-            if error:
-                said = "its forward computes positions in low precision"
-                self.add("forward", "damaged", said, "forward", dtype, cos_error=error)
-        except UnansweredError as problem:
-            makes = bytecode.facts(stock).turns_counts and not bytecode.conduct(stock).widens
-            # Beside weights much else has the dtype of something.
-            makes &= next(module.parameters(), None) is None or bytecode.counts_as_given(
-                stock, ("arange", "linspace")
-            )
-            if not makes or any(True for _ in own_tensors(module)):
-                return None
-            said = f"what it computes is not measured: {problem}"
-            self.add("forward", "unknown", said, dtype=dtype)
-        finally:
-            before, self.findings = self.findings, before
-        return before
-
-    def _counted_low(self) -> list[Finding] | None:
-        """What asking a forward that takes no sines has told of its counts; None where that is nothing."""
-        stock: Any = stock_class(self.module)
-        dtype = computed.dtype_of(self.module, self.model_dtype)
-        if dtype is None or not counted.may_be_asked(self.module):
-            return None
-        try:
-            error, certain = counted.error_of(self.module, dtype)
-            said = "its forward counts positions in a dtype that rounds them"
-        except UnansweredError as problem:
-            has_weights = next(self.module.parameters(), None) is not None
-            if not (has_weights and bytecode.counts_as_given(stock)):
-                return None
-            error, certain, said = None, False, f"what it counts is not measured: {problem}"
-        if error == 0:
-            return None
-        before, self.findings = self.findings, []
-        severity: Severity = "damaged" if certain else "unknown"
-        where: Where | None = None if error is None else "forward"
-        self.add("forward", severity, said, where, dtype, cos_error=error)
-        before, self.findings = self.findings, before
-        return before
 
     def _audit_embedding(
         self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]
@@ -316,7 +265,7 @@ class ModuleAuditor:
         self.result.rows += errors.rows(layer_type)
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
-            said = _NOT_AS_BUILT
+            said = NOT_AS_BUILT
             is_told = answers.is_told() and not stands_around(self.module, built)
             severity: Severity = "damaged" if is_told else "unknown"
             self.add("forward", severity, said, "forward", **errors.measured())
@@ -376,19 +325,6 @@ class ModuleAuditor:
         ]
         self.add("forward", "unknown", f"{said}: {self._unanswered or 'it cannot be asked'}")
 
-    def _doubt_the_config(self) -> None:
-        """Call an answer unknown that is another config's, where no table of the module is damaged."""
-        if not self._is_of_another or any(
-            one.severity == "damaged" and one.what != "forward" for one in self.findings
-        ):
-            return
-        self.findings = [
-            replace(one, severity="unknown", source=f"{one.source}; {_CHANGED}")
-            if one.source == _NOT_AS_BUILT
-            else one
-            for one in self.findings
-        ]
-
     def _excuse_unread(self) -> None:
         """Call damaged tables a note where forward, which answers right, does so without their numbers."""
         stock, kinds = stock_class(self.module), layer_types(self.module)
@@ -399,7 +335,7 @@ class ModuleAuditor:
             return
         longest = max(row.position for row in rows) + 1
         for at, one in enumerate(findings):
-            is_off = one.severity == "damaged" or one.source == _CHANGED
+            is_off = one.severity == "damaged" or one.source == CHANGED
             if not is_off or is_read_beside_forward(one.what, stock, self._classes):
                 continue
             if all(is_unread(self.module, one.what, kind, longest) for kind in kinds):
@@ -451,10 +387,10 @@ class ModuleAuditor:
             certain = certain or (is_frequency(held.name) and actual.dtype in LOW)
             certain = certain or is_replayed(actual, held.name, self.reference)
         may_be_meant = self._may_be_of_another and not (cause.certain or held.frozen or held.finished)
-        if may_be_meant and certain and _may_be_frequencies(actual):
+        if may_be_meant and certain and may_be_frequencies(actual):
             said = self._wrong_in_itself(held.name, actual)
             if said is None:
-                self._is_of_another, certain, cause = True, False, cause._replace(said=_CHANGED)
+                self._is_of_another, certain, cause = True, False, cause._replace(said=CHANGED)
         severity: Severity = "damaged" if certain else "unknown"
         is_kind = actual.dtype == expected.dtype
         if is_kind and only_tells_its_dtype(held.name, stock_class(self.module), self._classes):
@@ -503,21 +439,6 @@ class ModuleAuditor:
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
             )
             self.add("application", "unknown", said, "application")
-
-
-def _keeps_another(module: nn.Module, built: nn.Module | None) -> bool:
-    """Whether what a module has kept of its config is not what its constructor keeps of the config now."""
-    if built is None or is_protected(module):
-        return False
-    scales = vars(built).get("attention_scaling", 1.0) != 1.0
-    names = KEPT_OF_CONFIG if scales else KEPT_OF_CONFIG[:-1]
-    return any(vars(module).get(name) != vars(built).get(name) for name in names)
-
-
-def _may_be_frequencies(table: Tensor) -> bool:
-    """Whether a table holds positive numbers that fall throughout, as the frequencies of a config do."""
-    is_row = table.dim() == 1 and len(table) > 1 and table.is_floating_point() and table.dtype not in LOW
-    return is_row and bool((table.isfinite() & (table > 0)).all()) and bool((table.diff() < 0).all())
 
 
 def _noted_lengths(module: nn.Module, built: nn.Module) -> Iterator[int]:
