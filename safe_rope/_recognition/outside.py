@@ -35,6 +35,7 @@ _LIBRARIES = {
     "deepspeed",
     "accelerate",
     "safe_rope",
+    *("_pytest", "pytest"),  # its assertions are in the code of each module of tests
 }
 REMEMBERING: Any = type(functools.lru_cache(lambda: None))
 """The class of a function that remembers its results."""
@@ -103,12 +104,12 @@ def outside(cls: type, held: Iterable[Any] = ()) -> Outside:
 
     """
     found, seen = Outside(), set[int]()
-    waiting: list[Any] = [base for base in cls.__mro__ if is_followed(base)]
+    waiting: collections.deque[Any] = collections.deque(base for base in cls.__mro__ if is_followed(base))
     for one in held:
         # A copy of a configuration shares what that holds.
         waiting += (one, *(vars(one).values() if _is_configuration(one) else ()))
     while waiting and len(seen) < _ENOUGH:
-        value = waiting.pop()
+        value = waiting.popleft()  # what is near comes first, whatever hangs on it
         if id(value) not in seen:
             seen.add(id(value))
             try:
@@ -167,13 +168,13 @@ def _named_by(function: types.FunctionType, found: Outside) -> Iterator[Any]:
     yield from vars(function).values()
     yield from default_values(function)
     yield from (cell.cell_contents for cell in cells)
-    for name in names:
+    for name in sorted(names):  # sets of names are in another order in each process
         value = everywhere.get(name, sys.modules.get(name))
         if not isinstance(value, types.ModuleType):
             yield value
         elif is_followed(value):
             found.places.append(place_of(value, names))
-            yield from (vars(value)[one] for one in names if one in vars(value))
+            yield from (vars(value)[one] for one in sorted(names) if one in vars(value))
 
 
 def _code_of(value: Any) -> types.FunctionType | None:
