@@ -1,4 +1,4 @@
-"""What asking the forward of a module tells of its own arithmetic: phases and counts in low precision."""
+"""What asking the forward of a module tells of its arithmetic: phases and counts in low precision."""
 
 from __future__ import annotations
 
