@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import safe_rope
 
@@ -41,7 +42,9 @@ def llama(**rope: Any) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def phi(**rope: Any) -> Phi3ForCausalLM:
+def phi(**rope: Any) -> Any:
+    if not hasattr(transformers, "Phi3Config"):
+        pytest.skip("this release has no Phi-3")
     said = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
@@ -50,13 +53,15 @@ def phi(**rope: Any) -> Phi3ForCausalLM:
         "original_max_position_embeddings": TRAINED,
     }
     try:
-        config = Phi3Config(**SIZES, rope_parameters=said, original_max_position_embeddings=TRAINED)
+        config = transformers.Phi3Config(
+            **SIZES, rope_parameters=said, original_max_position_embeddings=TRAINED
+        )
     except (TypeError, ValueError, KeyError):
         pytest.skip("this release has its rope elsewhere")
     if not hasattr(config, "rope_parameters") or config.rope_parameters != said:
         pytest.skip("this release has its rope elsewhere")
     config.rope_parameters.update(rope)
-    return Phi3ForCausalLM(config)
+    return transformers.Phi3ForCausalLM(config)
 
 
 BUILT: dict[str, Any] = {
@@ -111,8 +116,9 @@ def test_a_guarded_model_that_is_filled_on_meta_by_assignment_is_ok() -> None:
     with safe_rope.guard(), torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     model.load_state_dict(stock.state_dict(), strict=False, assign=True)
-    if not next(model.model.modules()).get_submodule("rotary_emb").inv_freq.is_meta:
-        pytest.skip("this release fills it")
+    rotary: Any = next(module for module in model.modules() if "Rotary" in type(module).__name__)
+    if not rotary.inv_freq.is_meta or hasattr(rotary, "cos_cached"):
+        pytest.skip("this release fills it, or shows tables that are on meta")
     tokens = torch.arange(30)[None]
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, stock(tokens).logits)

@@ -114,7 +114,7 @@ def test_what_is_asked_for_is_read(check: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [{}, {"train_batch_size": 4}], ids=["one", "of sizes"])
 def test_a_key_that_is_null_is_not_given(sizes: dict[str, int], check: Any) -> None:
-    given = config(gradient_accumulation_steps=None, **sizes)
+    given = config(zero_optimization={"stage": 3}, gradient_accumulation_steps=None, **sizes)
     assert check(given).accumulation_steps == DeepSpeedConfig(given).gradient_accumulation_steps
 
 
