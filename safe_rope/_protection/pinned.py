@@ -110,8 +110,6 @@ class PinnedState(Keeper):
 
         In FP32 it would find nothing to make.
         """
-        if not self.code.compares_dtypes:
-            return False
         kept = {name for name, pin in self.pins.items() if pin.finished and self.notes.get(name) in UNKNOWN}
         return bool(kept and kept & bytecode.changed_by_forward(stock))
 

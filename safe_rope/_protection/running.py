@@ -120,7 +120,7 @@ def _run(call: Call) -> Any:
     module, state = call.module, call.state
     if state.rotates("forward"):
         return _rotate(call)
-    if state.may_be_mended(stock_class(module)):
+    if state.code.compares_dtypes and state.may_be_mended(stock_class(module)):
         return mapped(in_fp32.as_returned, _run_as_it_is(call))
     if (seen := sees()) is not None and state.pins:
         return _run_as_it_is(call) if seen == "exact" else on_twin(call, rounded)
