@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from laboratory.ranks import backend
 from support.durations import Durations, recorded
-from support.one_rank import environment, set_imports_aside
+from support.one_rank import environment, set_aside
 
 SHARED_MEMORY = Path("/dev/shm")
 # A process that was started a moment ago has made its file and may not have mapped it yet.
@@ -37,9 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is exhaustive; put first what needs a fresh process, then what starts no engine.
 
-    DeepSpeed keeps models of its engines alive, and with them the functions that those need; every garbage
-    collection goes through all of them. Of several processes that share the tests, each takes the longest
-    file that is left.
+    DeepSpeed keeps models of its engines alive, and with them the functions that those need. Of several
+    processes that share the tests, each takes the longest file that is left, engines or not: what takes
+    longest opens zero.Init, which goes through every class of modules that there is by then.
     """
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -50,27 +50,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def place(item: pytest.Item) -> tuple[bool, bool, float]:
         fresh = item.get_closest_marker("fresh") is not None
-        joins = "deepspeed_group" in getattr(item, "fixturenames", ())
-        return (
-            not fresh,
-            joins,
-            -seconds.get(item.nodeid.partition("::")[0], 0.0) if shared and not fresh else 0.0,
-        )
+        if shared:
+            return not fresh, False, 0.0 if fresh else -seconds.get(item.nodeid.partition("::")[0], 0.0)
+        return not fresh, "deepspeed_group" in getattr(item, "fixturenames", ()), 0.0
 
     items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Import what the tests need, most of which their modules have imported by now.
-
-    Nothing is set aside later: a model that a test holds at that moment would never be collected.
-    """
+    """Import what the tests need, most of which their modules have imported by now."""
     if any("deepspeed_group" in getattr(item, "fixturenames", ()) for item in session.items):
         import deepspeed
         import transformers.integrations.deepspeed  # noqa: F401
 
         deepspeed.logger.setLevel("ERROR")
-    set_imports_aside()
+    set_aside()
     gc.enable()
 
 
@@ -82,6 +76,13 @@ def deepspeed_group() -> Iterator[None]:
     with environment():
         deepspeed.init_distributed(backend())
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_file_leaves_is_set_aside() -> Iterator[None]:
+    """Leave what a file's tests have left alive out of the collections of those of the next."""
+    yield
+    set_aside()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import faulthandler
 import os
 import warnings
 
-from support.one_rank import set_imports_aside
+from support.one_rank import set_aside
 
 
 def join() -> None:
@@ -17,4 +17,4 @@ def join() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     deepspeed.logger.setLevel("ERROR")
     deepspeed.init_distributed("gloo", verbose=False)
-    set_imports_aside()
+    set_aside()

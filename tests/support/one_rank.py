@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from _process import free_port
 
 
-def set_imports_aside() -> None:
-    """Leave all that is imported by now out of garbage collections.
+def set_aside() -> None:
+    """Leave all that is alive by now out of garbage collections, for good.
 
     DeepSpeed collects garbage many times for an engine or a zero.Init, and so do tests; each time would go
-    through every object of every imported module.
+    through every object of every imported module. What somebody holds at that moment, and drops later in a
+    cycle, is never collected.
     """
     gc.collect()
     gc.freeze()

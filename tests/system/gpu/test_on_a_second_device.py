@@ -17,12 +17,12 @@ STYLES = HERE.parent / "zoo" / "test_styles_on_cuda.py"
 @pytest.mark.parametrize(
     ("tests", "chosen"),
     [
-        (HERE / "test_longrope.py", ""),
         (HERE / "test_copies.py", ""),
-        (STYLES, "moved-and-cast or built-there-then-cast"),
-        (STYLES, "autocast or meta"),
+        pytest.param(HERE / "test_longrope.py", "", marks=pytest.mark.slow),
+        pytest.param(STYLES, "moved-and-cast or built-there-then-cast", marks=pytest.mark.slow),
+        pytest.param(STYLES, "autocast or meta", marks=pytest.mark.slow),
     ],
-    ids=["longrope", "copies", "cast", "autocast and meta"],
+    ids=["copies", "longrope", "cast", "autocast and meta"],
 )
 def test_what_a_gpu_is_asked(tests: Path, chosen: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(tests)]

@@ -14,13 +14,13 @@ def main(result: Path, family: str) -> None:
     import deepspeed
     from support import families
     from support.load_paths import PATHS, train
-    from support.one_rank import set_imports_aside
+    from support.one_rank import set_aside
 
     import safe_rope
 
     families.model_class(family)  # torch._dynamo, which this imports, cannot be imported inside zero.Init
     deepspeed.init_distributed("gloo")
-    set_imports_aside()
+    set_aside()
     with safe_rope.guard():
         engine = PATHS["zero.Init + initialize"](family, Path())
     losses = train(engine, steps=2)

@@ -18,7 +18,7 @@ SCALE = 0.02
 @pytest.mark.usefixtures("deepspeed_group")
 @pytest.mark.filterwarnings("ignore")
 def test_interrupts_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "set_imports_aside", lambda: None)  # the tests have done so
+    monkeypatch.setattr(interrupts, "set_aside", lambda: None)  # the tests have done so
     trial = Trial(seed=1, scale=SCALE)
     interrupts.run(trial)
     failures = [failure for kind in trial.kinds.values() for failure in kind["failures"]]

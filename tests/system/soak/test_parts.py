@@ -24,7 +24,7 @@ SCALES = {"constructors": 0.0025, "threads": 0.01}
 @pytest.mark.parametrize("part", SCALES)
 def test_nothing_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = importlib.import_module(f"laboratory.soak.{part}")
-    monkeypatch.setattr(module, "set_imports_aside", lambda: None, raising=False)
+    monkeypatch.setattr(module, "set_aside", lambda: None, raising=False)
     trial = Trial(seed=2, scale=SCALES[part])
     gc.collect()  # a model that another test has left would end in the middle, and its functions with it
     module.run(trial)

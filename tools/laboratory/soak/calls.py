@@ -17,7 +17,7 @@ from laboratory.soak.trial import Trial
 from safe_rope.rotation import plain
 
 remote: Any = importlib.import_module("recognition.remote_styles")
-set_imports_aside: Any = importlib.import_module("support.one_rank").set_imports_aside
+set_aside: Any = importlib.import_module("support.one_rank").set_aside
 small_models: Any = importlib.import_module("support.small_models")
 
 CALLS = 20_000
@@ -119,7 +119,7 @@ def run(trial: Trial) -> None:
         oracle = make().train(False)
         count = trial.count(CALLS)
         subjects = {tables: guarded(make, tables, oracle) for tables in ("fp32", "exact")}
-        set_imports_aside()
+        set_aside()
         growth = Growth()
         for number in range(count):
             length = trial.random.choice(

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 
 import safe_rope
-from laboratory.soak.interrupts import llama, set_imports_aside, zero_init
+from laboratory.soak.interrupts import llama, set_aside, zero_init
 from laboratory.soak.memory import Growth
 from laboratory.soak.surroundings import Unchanged
 from laboratory.soak.trial import Trial
@@ -21,7 +21,7 @@ def run(trial: Trial) -> None:
     importlib.import_module("deepspeed")
     for inside in (False, True):
         once("a model built inside zero.Init" if inside else "a model built")
-    set_imports_aside()
+    set_aside()
     before = Unchanged()
     for kind, usual in GUARDS.items():
         count, growth = trial.count(usual), Growth()

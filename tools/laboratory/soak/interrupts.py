@@ -27,7 +27,7 @@ from laboratory.soak.trial import Trial
 
 # Of tests, on the path that the command gives.
 zero_init: Any = importlib.import_module("support.zero_init").zero_init
-set_imports_aside: Any = importlib.import_module("support.one_rank").set_imports_aside
+set_aside: Any = importlib.import_module("support.one_rank").set_aside
 
 TRIES = 250
 """For each way of interrupting."""
@@ -181,7 +181,7 @@ def run(trial: Trial) -> None:
             work()
             close_zero_init()
         next_guard_works(True)
-        set_imports_aside()
+        set_aside()
         before = Unchanged()
         before.check()
         injected(trial, scenes, before)

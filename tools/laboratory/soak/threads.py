@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import safe_rope
-from laboratory.soak.interrupts import llama, next_guard_works, set_imports_aside
+from laboratory.soak.interrupts import llama, next_guard_works, set_aside
 from laboratory.soak.surroundings import Unchanged
 from laboratory.soak.trial import Trial
 
@@ -67,7 +67,7 @@ def run(trial: Trial) -> None:
     true = torch.cat((phase, phase), -1)[None]
     guarded("exact"), guarded("fp32")
     next_guard_works(True)
-    set_imports_aside()
+    set_aside()
     before = Unchanged()
     for number in range(trial.count(PAIRS)):
         with trial.of("two guards with different options", number):
