@@ -31,6 +31,7 @@ from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.text import class_name
+from safe_rope._base.turned import turned_when_called
 from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
@@ -419,6 +420,10 @@ class ModuleAuditor:
         if said is None and is_a_wave(value) and here.dtype == torch.float32:
             low = low_dtype_of(here.cpu())
             said = None if low is None else f"{dtype_name(low)}-rounded sines"
+        turned = turned_when_called(stock_class(found.module))
+        left = said is None and not found.is_damaged and here.dtype in LOW
+        if left and found.name.rpartition(".")[0] in turned:
+            said = f"{dtype_name(here.dtype)}-rounded values, which sines are taken of products with"
         if said is None:
             self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
         else:  # a checkpoint may have rounded it, and it may be meant so

@@ -34,6 +34,10 @@ _SWING = 0.5
 """Standard deviation of a column that goes through a sine, not through a part of it."""
 _COUNTED_LOW = 256
 """Positions that BF16 counts without rounding."""
+_EXACT = 1e-5
+"""What tables in FP32 may be off by from sines, phases or rotations."""
+_WIDEST = 512
+"""Coordinates that a rotation turns."""
 _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
 # Their constructors set up processes, optimizers and hooks: they must never be run twice.
@@ -243,7 +247,7 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
         return not (_FREQUENCIES.search(name) and facts.turns)
     if is_frequency(name):
         return False
-    may_be_turned = bool(origin & Origin.COUNTED) or _is_progression(tensor)
+    may_be_turned = bool(origin & Origin.COUNTED) or _is_progression(tensor) or are_phases(tensor, _EXACT)
     by_another = facts.counts and _falls_from_one(tensor)  # which takes sines of what this class returns
     return not (may_be_turned and (facts.turns or facts.turns_counts or by_another))
 
@@ -292,8 +296,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    error = 2.0**-9 if tensor.dtype in LOW else 1e-5  # some keep their tables in 16 bits on purpose
-    if not counted and (oscillates(tensor, error) or are_phasors(tensor, error)):
+    error = 2.0**-9 if tensor.dtype in LOW else _EXACT  # some keep their tables in 16 bits on purpose
+    if not counted and any(told(tensor, error) for told in (oscillates, are_phasors, are_turns, are_phases)):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
@@ -364,7 +368,7 @@ def _falls_from_one(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 1 and rises_or_falls(tensor) and float(tensor.max()) == 1.0
 
 
-def are_phasors(tensor: torch.Tensor, error: float = 1e-5) -> bool:
+def are_phasors(tensor: torch.Tensor, error: float = _EXACT) -> bool:
     """Whether a tensor holds complex numbers of one length that point into different directions.
 
     Or pairs of real numbers, [..., 2]. ``error`` is what the length may be off by, relatively.
@@ -375,6 +379,29 @@ def are_phasors(tensor: torch.Tensor, error: float = 1e-5) -> bool:
     length = tensor.float().norm(dim=-1) if is_pairs else tensor.abs()
     scale = length.reshape(-1)[0]
     return bool(((length - scale).abs() < error * scale).all()) and _has_values(tensor)
+
+
+def are_turns(tensor: torch.Tensor, error: float = _EXACT) -> bool:
+    """Whether a tensor holds matrices [..., size, size] that turn pairs of coordinates.
+
+    Their rows are orthogonal, and have two numbers each. ``error`` is what the numbers may be off by.
+    """
+    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.is_meta:
+        return False
+    size = tensor.shape[-1]
+    if tensor.shape[-2] != size or size % 2 or size > _WIDEST or tensor.numel() < FEWEST:
+        return False
+    matrices = tensor.detach().reshape(-1, size, size)
+    sizes = matrices.abs()
+    turns = (sizes > error) & ((sizes - 1).abs() > error)
+    if not bool(turns.any()) or not bool((matrices.count_nonzero(-1) <= 2).all()):
+        return False
+    matrices = matrices.double()
+    there = torch.arange(1, size + 1, dtype=torch.float64, device=tensor.device) / size
+    back = matrices @ (matrices.mT @ there)[..., None]
+    # What turns has opposite numbers across the diagonal; what mirrors has the same.
+    mirrored = (matrices + matrices.mT).abs().sum(-1) - 2 * matrices.diagonal(dim1=-2, dim2=-1).abs()
+    return float((back[..., 0] - there).abs().max()) <= 4 * error and float(mirrored.abs().max()) <= 4 * error
 
 
 def has_position_name(name: str) -> bool:
@@ -404,14 +431,12 @@ def are_phases(tensor: torch.Tensor, error: float) -> bool:
     """
     if tensor.dim() < 2 or tensor.numel() < 2 or not tensor.is_floating_point():
         return False
-    rows = tensor.reshape(-1, tensor.shape[-1]).double()
-    half = rows.shape[-1] // 2
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    if bool(rows[0].any()):
+        return False
+    rows, half = rows.double(), rows.shape[-1] // 2
     rows = rows[:, :half] if torch.equal(rows[:, :half], rows[:, half:]) else rows
-    if (
-        min(rows.shape[0], 2 * rows.shape[1]) < FEWEST
-        or bool(rows[0].any())
-        or not bool((rows[1:] > 0).all())
-    ):
+    if min(rows.shape[0], 2 * rows.shape[1]) < FEWEST or not bool((rows[1:] > 0).all()):
         return False
     counts = torch.arange(len(rows), dtype=torch.float64, device=rows.device)
     products = counts[:, None] * (rows[-1] / counts[-1])
@@ -420,13 +445,15 @@ def are_phases(tensor: torch.Tensor, error: float) -> bool:
     return is_even and bool(((rows - products).abs() <= 2 * error * products).all())
 
 
-def oscillates(tensor: torch.Tensor, error: float = 1e-5) -> bool:
+def oscillates(tensor: torch.Tensor, error: float = _EXACT) -> bool:
     """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i].
 
     ``error`` is what the values may be off by. Few rows tell little of a column. Those of sines have one
     length besides: the squares of a sine and its cosine add up to 1. The first rows may tell it alone: BF16
     counts no further, and later rows of a damaged table repeat others.
     """
+    if tensor.dim() > 2 and tensor.shape[-2] < _FEWEST_ROWS <= len(tensor):
+        tensor = tensor.flatten(1)  # a cosine and a sine for each position
     if tensor.dim() < 2 or tensor.shape[-2] < _FEWEST_ROWS or not tensor.is_floating_point():
         return False
     rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()

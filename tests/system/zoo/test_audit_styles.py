@@ -45,6 +45,7 @@ UNPROVEN = {
         *("AddedFromAFrozenEmbedding", "PretrainedEmbedding", "RotateQueriesAndKeys", "FrozenParameterDict"),
         "SinesInAConvolution",
         "FrozenFrequenciesTwice",
+        "FrequenciesAsAFrozenLayer",
     },
     "random frequencies": {"RandomGaussian", "RandomFeatureTimes"},
     "built from arguments that are not known": {

@@ -241,3 +241,38 @@ class NewFromAnEmptyOne(_Kept):
     def make(self) -> torch.Tensor:
         seed = torch.empty(0)
         return seed.new_full((HALF,), 10000.0) ** -(seed.new_ones(HALF).cumsum(0).sub_(1) / HALF)
+
+
+@style("matrix")
+class PowersOfARotation(nn.Module):
+    """The matrix that turns by one position, whose powers turn by the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = [1e4 ** (-i / 4) for i in range(4)]
+        blocks = [[[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]] for a in angles]
+        self.register_buffer("R", torch.block_diag(*map(torch.tensor, blocks)), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        step = self.R.double()
+        turned = [torch.eye(8, dtype=torch.float64)]
+        for _ in range(x.shape[1] - 1):
+            turned.append(turned[-1] @ step)
+        return torch.stack(turned).to(x.dtype)
+
+
+@style("vmap")
+class RowsByVmap(nn.Module):
+    """``torch.vmap`` makes the rows: what makes each sees no count."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+
+        def row(position: torch.Tensor) -> torch.Tensor:
+            phase = position * _frequencies(dim)
+            return torch.stack((phase.cos(), phase.sin()))
+
+        self.register_buffer("rows", torch.vmap(row)(torch.arange(LONGEST).float()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rows[: x.shape[1]].to(x.dtype)

@@ -269,3 +269,26 @@ class PhasesAsSmallIntegers(nn.Module):
     def forward(self, x: torch.Tensor) -> Pair:
         phase = self.steps[: x.shape[1]].float() / 5000
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+class PhaseTensor(torch.Tensor):
+    """A class of tensors of its author's own, which is lost in the first operation."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result.as_subclass(torch.Tensor) if isinstance(result, PhaseTensor) else result
+
+
+@style("subclass", "phases")
+class InATensorOfItsOwnClass(nn.Module):
+    """Phases in a tensor of another class than torch's."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        phases = torch.outer(torch.arange(LONGEST).float(), _frequencies(dim))
+        self.register_buffer("table", phases.as_subclass(PhaseTensor), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = self.table[: x.shape[1]].float()
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)

@@ -197,3 +197,19 @@ class FrozenPhasors(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.table[: x.shape[1]]
+
+
+@style("frozen", "linear", shows="output")
+class FrequenciesAsAFrozenLayer(nn.Module):
+    """A frozen linear layer multiplies the positions, and another one is trained on the sines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.B = nn.Linear(1, DIM // 2, bias=False)
+        self.B.weight.data = torch.logspace(0, -4, DIM // 2)[:, None]
+        self.B.weight.requires_grad_(False)
+        self.out = nn.Linear(DIM, DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = self.B(torch.arange(x.shape[1])[:, None].to(self.B.weight.dtype))
+        return self.out(torch.cat((phase.sin(), phase.cos()), -1).to(x.dtype))
