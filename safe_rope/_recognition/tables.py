@@ -265,9 +265,11 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         return True
     if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name) or tensor.numel() < 2:
         return False
-    if tensor.is_floating_point() and origin & Origin.COUNTED and counts(module):
-        # What its forward changes is a state.
-        return _has_values(tensor) and not bytecode.conduct(_stock(module)).stores
+    if tensor.is_floating_point() and counts(module):
+        listed = bool(origin & Origin.LITERAL) and _is_progression(tensor, fewest=_FEWEST_ROWS)
+        if listed or origin & Origin.COUNTED:
+            # What its forward changes is a state.
+            return _has_values(tensor) and not bytecode.conduct(_stock(module)).stores
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_rotates(module)
@@ -323,10 +325,10 @@ def _has_values(tensor: torch.Tensor) -> bool:
     return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
 
 
-def _is_progression(tensor: torch.Tensor) -> bool:
+def _is_progression(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
     """Whether each row of a table rises or falls by the same number, or by the same factor."""
     rows = tensor.detach().squeeze()
-    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] < FEWEST:
+    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] < fewest:
         return False
     rows = rows.double()
     steps = rows.diff(dim=-1)

@@ -355,3 +355,17 @@ class Retained(nn.Module):
         index = torch.arange(x.shape[1]).to(self.decay)
         sin = torch.sin(index[:, None] * self.angle[None, :])
         return sin, torch.exp((index[:32, None] - index[None, :32]).tril() * self.decay[:, None, None])
+
+
+@style("bias", "slopes", "literal")
+class FewSlopesFromAList(nn.Module):
+    """The slopes of six heads under a name that says nothing, times the roots of distances."""
+
+    def __init__(self, heads: int = 6) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.tensor([2.0 ** (-8 * i / heads) for i in range(1, heads + 1)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1])
+        away = (places[:, None] - places[None]).abs().float().sqrt()
+        return (-away * self.m.float()[:, None, None]).to(x.dtype)
