@@ -9,8 +9,10 @@ on, whatever device is used, and only warns.
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol
 from weakref import ref
 
@@ -133,22 +135,36 @@ def _on_calls_outside(
     autocast: that the weights which it reads there are exact is what makes others safe.
     """
     calls: list[bool] = []  # those that run now, and whether they are outside
+    outermost: list[FrameType] = []  # torch's frame of the first of them
     device = _deepspeed.device_type()
 
-    def is_low() -> bool:
-        return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
+    def is_outside() -> bool:
+        if is_backward():
+            return False
+        # torch calls no hook after a forward that an interrupt ends: KeyboardInterrupt is no Exception.
+        if not torch.compiler.is_compiling() and outermost and not _is_running(outermost[0]):
+            while calls:
+                leave()
+        low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
+        return not (calls or low)
 
     def enter(*_: Any) -> None:
-        calls.append(not (calls or is_low() or is_backward()))
-        if calls[-1]:
+        outside = is_outside()
+        if not (calls or torch.compiler.is_compiling()):
+            outermost[:] = [sys._getframe(1)]
+        calls.append(outside)
+        if outside:
             before()
 
     def leave(*_: Any) -> None:
-        if calls and calls.pop() and after is not None:
+        outside = bool(calls) and calls.pop()
+        if not (calls or torch.compiler.is_compiling()):
+            outermost.clear()
+        if outside and after is not None:
             after()
 
     def check(*_: Any) -> None:
-        if not (calls or is_low() or is_backward()):
+        if is_outside():
             before()
 
     for module in model.modules():
@@ -160,6 +176,14 @@ def _on_calls_outside(
             module.register_forward_hook(leave, always_call=True)
         else:
             module.register_forward_pre_hook(check)
+
+
+def _is_running(frame: FrameType) -> bool:
+    """Whether what runs now in this thread was called from ``frame``."""
+    here: FrameType | None = sys._getframe(1)
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is not None
 
 
 def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:
@@ -181,6 +205,8 @@ def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:
                 "torch.autocast before calling the engine"
             )
             if torch.get_autocast_dtype(device) == torch.float16 and not engine.fp16_enabled():
+                if not torch.is_grad_enabled():
+                    return  # there is no loss to scale
                 raise ConfigError(f"{text}: nothing scales the loss for gradients in float16")
             warnings.warn(text, PrecisionWarning, stacklevel=4)
         elif engine.global_rank == 0:

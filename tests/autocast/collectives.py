@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,18 @@ def refusal(call: Any) -> str:
     return ""
 
 
+def interrupt(call: Any, module: Any) -> None:
+    """End ``call`` in the forward of ``module`` as Ctrl-C does."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = module.register_forward_pre_hook(stop)
+    with contextlib.suppress(KeyboardInterrupt):
+        call()
+    handle.remove()
+
+
 def rounded(stage: int, folder: Path) -> dict[str, Any]:
     """Train with and without the low-precision gather; read the weights in every way."""
     import safe_rope
@@ -124,6 +137,8 @@ def rounded(stage: int, folder: Path) -> dict[str, Any]:
         seen["export of a part"] = refusal(module.model.layers.state_dict)
         seen["outside"] = refusal(lambda: module(**batch))
         seen["a part outside"] = refusal(lambda: module.lm_head(torch.ones(1, module.lm_head.in_features)))
+        interrupt(lambda: engine(**batch), module.model.layers[1].mlp)
+        seen["outside after an interrupt"] = refusal(lambda: module(**batch))
         safe_rope.autocast.full_precision(engine)
         seen["restored"] = equal(parameters, truth)
         seen["exported"] = equal(module.state_dict(), truth)
@@ -252,10 +267,13 @@ def outside() -> dict[str, Any]:
         logits = engine.module(**batch).logits
         low = engine(**batch).logits
         again = engine.module(**batch).logits
+        interrupt(lambda: engine(**batch), engine.module.model.layers[1].mlp)
+        interrupted = engine.module(**batch).logits
     return {
         "error of a part": float(part.abs().max()),
         "error": float((logits - truth).abs().max()),
         "error again": float((again - truth).abs().max()),
+        "error after an interrupt": float((interrupted - truth).abs().max()),
         "autocast": float((low - truth).abs().max()),
     }
 

@@ -206,6 +206,9 @@ def test_a_parameter_that_a_step_does_not_use_stays_where_it_is(
 @pytest.mark.parametrize("stage", [0, 2])
 def test_autocast_around_an_engine_without_it_is_warned_about_once(stage: int) -> None:
     engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage))
+    with torch.autocast("cpu", dtype=torch.float16), torch.no_grad():
+        engine(BATCH)
+    engine.module.seen = None
     # Nothing scales the loss of an engine in FP32.
     with (
         torch.autocast("cpu", dtype=torch.float16),

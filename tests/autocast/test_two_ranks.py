@@ -208,6 +208,7 @@ def test_rounded_weights_are_refused_or_restored_wherever_they_would_be_read(
         assert seen["export of a part"] == seen["export"]
         assert "without autocast" in seen["outside"]
         assert seen["a part outside"] == seen["outside"]
+        assert seen["outside after an interrupt"] == seen["outside"]
         assert seen["restored"]
         assert seen["exported"]
         assert seen["rounded again"]
@@ -231,6 +232,7 @@ def test_zero_3_gathers_fp32_weights_outside_of_autocast(ranks: list[Any]) -> No
         assert seen["error of a part"] < 1e-5
         assert seen["error"] < 1e-5
         assert seen["error again"] < 1e-5
+        assert seen["error after an interrupt"] < 1e-5
         assert seen["autocast"] > 1e-4
 
 
