@@ -56,10 +56,10 @@ class LowPrecisionGather:
         if not any(low for ranks in shared for pieces in ranks for _, _, low in pieces):
             return original(**arguments)
         limit = int(arguments["allgather_bucket_size"])
+        self.rounded = True  # an interrupt among the broadcasts leaves some
         for flat, process_group, ranks in zip(flats, process_groups, self._groups, strict=True):
             if len(ranks) > 1:
                 self._exchange(flat, process_group, ranks, limit)
-        self.rounded = True
         return None
 
     def _exchange(self, flat: Tensor, process_group: Any, ranks: list[list[Piece]], limit: int) -> None:
