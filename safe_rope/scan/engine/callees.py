@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterable
 
 from safe_rope.scan.engine import tensors
-from safe_rope.scan.engine.inference import FORWARDS, Inference
+from safe_rope.scan.engine.call_sites import FORWARDS
+from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Call
 from safe_rope.scan.engine.scopes import Place, Scope, Walk
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from safe_rope.scan.engine import places, tensors
+from safe_rope.scan.engine.call_sites import CallSites
 from safe_rope.scan.engine.finding import Finding, Fix, Severity
 from safe_rope.scan.engine.flow import Flow
-from safe_rope.scan.engine.inference import CallSites, Inference
+from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.purpose import Purpose
 from safe_rope.scan.engine.scopes import Kind, Place, Site, Walk

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import TypeVar
 
 from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine.call_sites import FORWARDS
 from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
-from safe_rope.scan.engine.inference import FORWARDS, Inference
+from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.scopes import Place, Scope, Walk, children, pattern
 
 _OWN = ("self", "cls")

@@ -1,0 +1,284 @@
+"""What the calls of one file give to its functions, directly or in another way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from safe_rope.scan.engine.names import Argument, Call, Names, arguments_of
+from safe_rope.scan.engine.scopes import WRITES_ITEMS, Function, Place, Scope, Site, Walk, targets_of
+
+FORWARDS = ("forward", "__call__")  # called through their module, by no name
+
+
+class CallSites:
+    """Finds what a function's parameters are given by the calls in the same file."""
+
+    def __init__(self, walk: Walk, names: Names) -> None:
+        self._walk = walk
+        self._names = names
+        self._known: dict[int, list[Call]] = {}
+        self._calls_made: dict[int, Call] = {}
+        self._given_after: dict[str, list[Call]] = {}
+        # Of a function, the calls with something unpacked, and those that may be of it.
+        self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
+
+    def arguments(self, scope: Scope, parameter: str, *, indirect: bool = False) -> list[Argument]:
+        """Return the arguments that calls give to a parameter.
+
+        Args:
+            scope: the function.
+            parameter: its name.
+            indirect: also by what is given the function, as ``partial`` is, by ``super().__init__``, and by a
+                class that inherits it.
+        """
+        if not isinstance(scope.node, Function) or scope.name in FORWARDS:
+            return []
+        calls = self._calls(scope)
+        if indirect:
+            calls = [*calls, *self._indirect(scope)]
+        position = self._position(scope, parameter)
+        found = (call.argument(position + self._is_unbound(scope, call), parameter) for call in calls)
+        return [argument for argument in found if argument is not None]
+
+    def _is_unbound(self, scope: Scope, call: Call) -> bool:
+        """Say whether a call is of a method by its class, with the object as its first argument."""
+        function = call.node.func
+        if scope.parent is None or scope.parent.kind != "class" or not isinstance(function, ast.Attribute):
+            return False
+        return function.attr == scope.name and not _is_of_class(scope) and self._is_class(function.value)
+
+    def _is_class(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self._walk.classes
+
+    def supposed(self, scope: Scope, parameter: str) -> list[Argument]:
+        """Return what calls may give to a parameter besides.
+
+        By a sequence or a mapping that is unpacked, under another name of the function, or through what an
+        expression gives.
+        """
+        if not isinstance(scope.node, Function):
+            return []
+        position = self._position(scope, parameter)
+        if id(scope) not in self._supposed:
+            if scope.name in FORWARDS:
+                self._supposed[id(scope)] = ([], self._of_objects)
+            else:
+                named = [*self._calls(scope), *self._indirect(scope)]
+                names = ("", "__call__", *self._names_of(scope)[1:])
+                others = self._made(site for name in names for site in self._walk.calls.get(name, ()))
+                self._supposed[id(scope)] = ([one for one in named if not one.complete], others)
+        named, others = self._supposed[id(scope)]
+        found = (call.argument(position, parameter) for call in others)
+        given = [argument for argument in found if argument is not None]
+        given += [one for call in named + others if len(call.positional) <= position for one in call.unpacked]
+        given += self._packed(scope, parameter)
+        return given + (self._items.get(parameter, []) if any(call.mapped for call in named) else [])
+
+    def _packed(self, scope: Scope, parameter: str) -> list[Argument]:
+        """Return what is given with a function in a tuple or the like, as a thread is given its arguments."""
+        given: list[Argument] = []
+        position = self._position(scope, parameter)
+        for site in (site for name in self._names_of(scope) for site in self._given.get(name, ())):
+            assert isinstance(site.node, ast.Call)
+            listed = [one for one in site.node.args if isinstance(one, ast.Tuple | ast.List)]
+            given += [Argument(one, site.place, False) for one in listed]  # as ``map`` calls it with each
+            for word in site.node.keywords:
+                match word.value:
+                    case ast.Tuple(elts=items) | ast.List(elts=items):
+                        given += [Argument(one, site.place, False) for one in items[position : position + 1]]
+                    case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
+                        given += self._items.get(parameter, [])
+        return given
+
+    @cached_property
+    def _of_objects(self) -> list[Call]:
+        """The calls that may be of modules and are given a fraction, as it is written."""
+        calls = self._made(filter(self._is_of_object, self._walk.sites))
+        return [call for call in calls if any(map(_is_written_fraction, arguments_of(call.node)))]
+
+    def _is_of_object(self, site: Site) -> bool:
+        """Say whether a call may be of a module: of what a variable, an attribute or an expression holds."""
+        match site.node:
+            case ast.Call(func=ast.Call() | ast.Subscript()):
+                return True
+            case ast.Call(func=ast.Name(id=name)):
+                return bool(self._names.bindings(name, site.place))
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                return name not in self._walk.functions
+            case ast.Call(func=ast.Attribute(attr=name)):
+                return name in FORWARDS
+        return False
+
+    def _position(self, scope: Scope, parameter: str) -> int:
+        assert isinstance(scope.node, Function)
+        arguments = [*scope.node.args.posonlyargs, *scope.node.args.args]
+        position = next((n for n, argument in enumerate(arguments) if argument.arg == parameter), 10**6)
+        if scope.parent is not None and scope.parent.kind == "class":
+            position -= not any(
+                isinstance(decorator, ast.Name) and decorator.id == "staticmethod"
+                for decorator in scope.node.decorator_list
+            )
+        return position
+
+    def of_class(self, scope: Scope) -> list[Site]:
+        """Return the calls of a class, and of those of the file that derive from it."""
+        names = {scope.name, "cls"}
+        while (
+            more := {one.name for one in self._walk.classes.values() if not names.isdisjoint(one.bases)}
+            - names
+        ):
+            names |= more
+        return [site for name in names for site in self._walk.calls.get(name, ())]
+
+    def _calls(self, scope: Scope) -> list[Call]:
+        if id(scope) not in self._known:
+            owner = scope.parent if scope.name == "__init__" else None
+            self._known[id(scope)] = self._made(self._walk.calls.get(owner.name if owner else scope.name, ()))
+        return self._known[id(scope)]
+
+    def _indirect(self, scope: Scope) -> list[Call]:
+        owner = scope.parent if scope.name == "__init__" else None
+        sites: list[Site] = []
+        if owner is not None:
+            sites = [*self.of_class(owner), *self._walk.calls.get("__init__", ())]
+        calls = self._made(sites)
+        return calls + [call for name in self._names_of(scope) for call in self._after(name)]
+
+    def _after(self, name: str) -> list[Call]:
+        """Return the calls that are given something of a name, with what is given after it."""
+        if name not in self._given_after:
+            calls = self._given_after[name] = []
+            for call in self._made(self._given.get(name, ())):
+                at = [_last(one.value) == name for one in call.positional]
+                after = at.index(True) + 1 if True in at else 0
+                calls.append(replace(call, positional=call.positional[after:]))
+        return self._given_after[name]
+
+    def _names_of(self, scope: Scope) -> list[str]:
+        """Return the name of a function, or of the class that it constructs, then its other names."""
+        owner = scope.parent if scope.name == "__init__" else None
+        names = [(owner or scope).name]
+        for name in names:
+            names += [one for one in self._aliases.get(name, ()) if one not in names]
+        return names
+
+    @cached_property
+    def _given(self) -> dict[str, list[Site]]:
+        """The calls that are given something, by the last part of its name."""
+        given: dict[str, list[Site]] = {}
+        for site in self._walk.sites:
+            if isinstance(site.node, ast.Call):
+                for name in {_last(one) for one in arguments_of(site.node)} - {""}:
+                    given.setdefault(name, []).append(site)
+        return given
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        """What functions and classes are called as well: what is assigned them, and what takes them."""
+        aliases: dict[str, list[str]] = {}
+        for statement, _ in self._walk.statements:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.Name | ast.Attribute):
+                aliases.setdefault(_last(value), []).extend(map(_last, targets_of(statement)))
+        for name in {*self._walk.functions, *self._walk.classes} & self._given.keys():
+            for site in self._given[name]:
+                assert isinstance(site.node, ast.Call)
+                at = next((n for n, one in enumerate(site.node.args) if _last(one) == name), None)
+                words = [word.arg for word in site.node.keywords if word.arg and _last(word.value) == name]
+                takes = self._parameters(_last(site.node.func), at) if at is not None else []
+                aliases.setdefault(name, []).extend([*words, *takes])
+        for scopes in self._walk.functions.values():
+            for scope in scopes:
+                for one in scope.node.decorator_list:  # type: ignore[attr-defined]
+                    made_by = one.func if isinstance(one, ast.Call) else one
+                    aliases.setdefault(scope.name, []).extend(self._parameters(_last(made_by), None))
+        return aliases
+
+    def _parameters(self, name: str, at: int | None) -> list[str]:
+        """Return what the functions of a name, or a constructor, call an argument; all of them for None.
+
+        Of decorators, also what the functions in them do.
+        """
+        scopes = [*self._walk.functions.get(name, ())]
+        if name in self._walk.classes:
+            owner = self._walk.classes[name]
+            scopes += [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
+        if at is None:
+            inner = [one for scope in scopes for one in self._inner.get(id(scope), ())]
+            return [one for scope in [*scopes, *inner] for one in _named(scope)]
+        return [one for scope in scopes for one in _named(scope)[at + (scope.owner is not None) :][:1]]
+
+    @cached_property
+    def _inner(self) -> dict[int, list[Scope]]:
+        """The functions right in each scope."""
+        inner: dict[int, list[Scope]] = {}
+        for scope in (one for some in self._walk.functions.values() for one in some):
+            inner.setdefault(id(scope.parent), []).append(scope)
+        return inner
+
+    @cached_property
+    def _items(self) -> dict[str, list[Argument]]:
+        """What mappings are given, by its key."""
+        given: list[tuple[ast.expr | None, ast.expr, Place]] = []
+        for node, place in self._walk.mappings:
+            given += [(key, value, place) for key, value in zip(node.keys, node.values, strict=True)]
+        for statement, place in self._walk.statements:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.expr):
+                targets = targets_of(statement)
+                given += [(one.slice, value, place) for one in targets if isinstance(one, ast.Subscript)]
+        makers = {"dict", *WRITES_ITEMS, *self._take_mappings()}
+        for site in (site for name in makers for site in self._walk.calls.get(name, ())):
+            match site.node:
+                case ast.Call(args=[key, value]):
+                    given.append((key, value, site.place))
+                case ast.Call(keywords=words):
+                    given += [(ast.Constant(word.arg), word.value, site.place) for word in words]
+        items: dict[str, list[Argument]] = {}
+        for name, value, place in given:
+            if isinstance(name, ast.Constant):
+                items.setdefault(str(name.value), []).append(Argument(value, place, False))
+        return items
+
+    def _take_mappings(self) -> Iterator[str]:
+        """Yield the names of functions and classes that take any keywords."""
+        for scope in (one for some in self._walk.functions.values() for one in some):
+            if scope.node.args.kwarg is not None:  # type: ignore[attr-defined]
+                yield self._names_of(scope)[0]
+
+    def _made(self, sites: Iterable[Site]) -> list[Call]:
+        made = []
+        for site in sites:
+            if isinstance(site.node, ast.Call):
+                call = self._calls_made.get(id(site.node))
+                if call is None:
+                    call = self._calls_made[id(site.node)] = self._names.call(site.node, site.place)
+                made.append(call)
+        return made
+
+
+def _is_written_fraction(node: ast.expr) -> bool:
+    kinds = (ast.Div, ast.Pow)
+    return any(
+        isinstance(getattr(one, "value", None), float) or isinstance(getattr(one, "op", None), kinds)
+        for one in ast.walk(node)
+    )
+
+
+def _is_of_class(scope: Scope) -> bool:
+    """Say whether a method takes no object."""
+    decorators = {_last(one) for one in scope.node.decorator_list}  # type: ignore[attr-defined]
+    return bool(decorators & {"staticmethod", "classmethod"})
+
+
+def _last(node: ast.expr) -> str:
+    """Return a name, or the last part of a dotted one."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _named(scope: Scope) -> list[str]:
+    arguments = scope.node.args  # type: ignore[attr-defined]
+    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
