@@ -15,6 +15,7 @@ import ast
 import re
 
 from safe_rope.scan.engine import FLOATING, INVERSE_FREQUENCIES, Call, File, Report, Site
+from safe_rope.scan.rules.registered import registration
 from safe_rope.scan.rules.rule import Rule
 
 # Tables of cos and sin are SR011's; a decay is raised to a grid too.
@@ -23,12 +24,9 @@ _OTHERS = re.compile(r"cos|sin(?!us)|decay|slope|alibi|window|filter", re.IGNORE
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a registration of inverse frequencies."""
-    if call is None or (kept := registration(site, call)) is None:
+    if call is None or (kept := registration(file, site, call)) is None:
         return None
-    name, tensor, parameter = kept
-    value = file.value(tensor, site.place)
-    if value.sort == "none" or value.is_int:
-        return None
+    name, _, value, parameter = kept
     if not INVERSE_FREQUENCIES.fullmatch(name) and not (value.exponent and value.dtype in {*FLOATING, ""}):
         return None
     if _OTHERS.search(name):
@@ -54,23 +52,6 @@ def _is_restored(site: Site, name: str) -> bool:
         and any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(method))
         for method in getattr(owner and owner.node, "body", ())
     )
-
-
-def registration(site: Site, call: Call) -> tuple[str, ast.expr, bool] | None:
-    """Return name, tensor and whether it is a parameter, of what a call makes a part of a module's state."""
-    function = call.node.func
-    if isinstance(function, ast.Attribute) and function.attr == "register_buffer":
-        name, tensor = call.argument(0, "name"), call.argument(1, "tensor")
-        if name is None or tensor is None:
-            return None
-        parts = name.value.values if isinstance(name.value, ast.JoinedStr) else [name.value]
-        text = "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
-        return text, tensor.value, False
-    last = call.function.rpartition(".")[2]
-    if last not in ("Buffer", "Parameter") or not call.function.startswith("torch.") or not call.positional:
-        return None
-    attribute = getattr(site.targets[0], "attr", "") if site.targets else ""
-    return attribute, call.positional[0].value, last == "Parameter"
 
 
 RULE = Rule(

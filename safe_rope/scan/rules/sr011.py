@@ -11,8 +11,8 @@ import ast
 import re
 
 from safe_rope.scan.engine import Call, File, Place, Report, Site
+from safe_rope.scan.rules.registered import registration
 from safe_rope.scan.rules.rule import Rule
-from safe_rope.scan.rules.sr008 import registration
 
 _TABLE = re.compile(r"(?:\w+_)?(?:cos|sin|cosine|sine|freqs_cis)(?:_\w+)?", re.IGNORECASE)
 
@@ -22,18 +22,10 @@ _FILTERS = re.compile(r"filter|window|kernel|dct|basis|stft|dft|mel|hann", re.IG
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a registration of a cos or sin table."""
-    if call is None or (kept := registration(site, call)) is None:
+    if call is None or (kept := registration(file, site, call)) is None or kept.parameter:
         return None
-    name, tensor, parameter = kept
-    if parameter:
-        return None
-    value = file.value(tensor, site.place)
-    if (
-        value.sort == "none"
-        or value.is_int
-        or _FILTERS.search(name)
-        or not (_TABLE.fullmatch(name) or is_table(file, tensor, site.place))
-    ):
+    name = kept.name
+    if _FILTERS.search(name) or not (_TABLE.fullmatch(name) or is_table(file, kept.tensor, site.place)):
         return None
     return Report(
         call.node,
