@@ -19,10 +19,11 @@ from safe_rope.scan.engine.flow import Step
 from safe_rope.scan.engine.names import Argument, Call
 from safe_rope.scan.engine.places import kind
 from safe_rope.scan.engine.reading import UnreadableError, is_notebook, limited, read
-from safe_rope.scan.engine.scopes import ASKED, Place, Scope, Site, Walk
+from safe_rope.scan.engine.scopes import ASKED, Place, Scope, Site
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import FLOATING, LOW, PINNED, Value
 from safe_rope.scan.engine.vocabulary import INVERSE_FREQUENCIES
+from safe_rope.scan.engine.walk import Walk
 
 __all__ = [
     "ASKED", "FLOATING", "INVERSE_FREQUENCIES", "LOW", "PINNED", "Argument", "Call", "Diagnostic", "Edit",

@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from safe_rope.scan.engine.names import Argument, Call, Names, arguments_of
-from safe_rope.scan.engine.scopes import WRITES_ITEMS, Function, Place, Scope, Site, Walk, targets_of
+from safe_rope.scan.engine.nodes import targets_of
+from safe_rope.scan.engine.scopes import WRITES_ITEMS, Function, Place, Scope, Site
+from safe_rope.scan.engine.walk import Walk
 
 FORWARDS = ("forward", "__call__")  # called through their module, by no name
 

@@ -9,7 +9,8 @@ from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.call_sites import FORWARDS
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Place, Scope, Walk
+from safe_rope.scan.engine.scopes import Place, Scope
+from safe_rope.scan.engine.walk import Walk
 
 # Functions and methods, less underscores around, that take tensors of different dtypes together, or only one.
 ANY_DTYPES = (

@@ -12,8 +12,9 @@ from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.callees import MOST_CALLS, Callees, Operand, surely_takes_any
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Call
-from safe_rope.scan.engine.scopes import Binding, Place, Scope, Walk
+from safe_rope.scan.engine.scopes import Binding, Place, Scope
 from safe_rope.scan.engine.values import PINNED
+from safe_rope.scan.engine.walk import Walk
 
 # What gives a tensor of the dtype of what it is given.
 _KEEPING = (

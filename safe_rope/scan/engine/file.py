@@ -15,9 +15,10 @@ from safe_rope.scan.engine.flow import Flow
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.purpose import Purpose
-from safe_rope.scan.engine.scopes import Kind, Place, Site, Walk
+from safe_rope.scan.engine.scopes import Kind, Place, Site
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import Value
+from safe_rope.scan.engine.walk import Walk
 
 _CHANGES_DEFAULT = re.compile(
     rb"(?:set|local|with)_(?:default_)?(?:\w+_)?(?:dtype|tensor_type)\b|set_default_['\"]"

@@ -9,9 +9,11 @@ from typing import Literal, NamedTuple
 
 from safe_rope.scan.engine import prefilter, tensors
 from safe_rope.scan.engine.inference import Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, within
+from safe_rope.scan.engine.nodes import within
+from safe_rope.scan.engine.scopes import Place, Scope, Site
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import PINNED, Value
+from safe_rope.scan.engine.walk import Walk
 
 _MAX_VARIABLES = 3
 _MAX_USES = 400  # of one variable

@@ -10,7 +10,7 @@ from functools import cached_property
 from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.call_sites import FORWARDS, CallSites
 from safe_rope.scan.engine.names import Argument, Call, Names
-from safe_rope.scan.engine.scopes import Binding, Place, Scope, Walk
+from safe_rope.scan.engine.scopes import Binding, Place, Scope
 from safe_rope.scan.engine.values import (
     COMPLEX,
     DEVICE,
@@ -27,6 +27,7 @@ from safe_rope.scan.engine.values import (
     tensor,
 )  # fmt: skip
 from safe_rope.scan.engine.vocabulary import DEVICES, INTEGER_TENSORS, MASKS, RETURNS_INTEGERS, SHAPES
+from safe_rope.scan.engine.walk import Walk
 
 _DEPTH = 40
 _MOST = 2000  # expressions that one question leaves open

@@ -8,17 +8,10 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from safe_rope.scan.engine.scopes import (
-    LOOP,
-    WRITES_ITEMS,
-    Binding,
-    Path,
-    Place,
-    Scope,
-    Walk,
-    targets_of,
-)
+from safe_rope.scan.engine.nodes import targets_of
+from safe_rope.scan.engine.scopes import LOOP, WRITES_ITEMS, Binding, Path, Place, Scope
 from safe_rope.scan.engine.vocabulary import STARRED
+from safe_rope.scan.engine.walk import Walk
 
 _DEPTH = 8
 _HOOKS = ("__getattribute__", "__setattr__")  # that see every attribute of their class

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import PurePath
 
-from safe_rope.scan.engine.scopes import Function, Kind, Run, Scope, Walk
+from safe_rope.scan.engine.scopes import Function, Kind, Run, Scope
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -15,6 +15,7 @@ from safe_rope.scan.engine.vocabulary import (
     SCRIPT_FOLDERS,
     words,
 )
+from safe_rope.scan.engine.walk import Walk
 
 _DEPTH = 4  # of calls of calls
 

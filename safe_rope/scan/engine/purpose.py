@@ -12,8 +12,10 @@ from typing import NamedTuple
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.flow import Flow, Use
 from safe_rope.scan.engine.inference import Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Site, Walk, within
+from safe_rope.scan.engine.nodes import within
+from safe_rope.scan.engine.scopes import Place, Scope, Site
 from safe_rope.scan.engine.vocabulary import CONSTRUCTORS, FORWARD, INVERSE_FREQUENCIES, POSITIONS, words
+from safe_rope.scan.engine.walk import Walk
 
 _STEPS = 400  # expressions looked at for one value
 _CIRCULAR = {"sin", "cos", "polar", "sincos", "cis"}

@@ -6,13 +6,14 @@ import ast
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.call_sites import FORWARDS
 from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
 from safe_rope.scan.engine.inference import Inference
-from safe_rope.scan.engine.scopes import Place, Scope, Walk, children, pattern
+from safe_rope.scan.engine.scopes import Place, Scope
+from safe_rope.scan.engine.tree import Named, OpenError, Tree
+from safe_rope.scan.engine.walk import Walk
 
 _OWN = ("self", "cls")
 _MOST = 4000  # expressions on the ways of one value
@@ -51,26 +52,9 @@ _ALL_ATTRIBUTES = (
     "getmembers",
 )  # fmt: skip
 _ALL_NAMES = {"vars", "eval", "exec", "getmembers"}  # of variables and attributes
-_LONG = 200  # characters that no dotted name has
-_GETTERS = ("attrgetter", "methodcaller")
 _LOOKS = {"hasattr", "register_buffer", "register_parameter", "setattr", "delattr"}
 _DTYPES = re.compile(r"dtype\b")
-_Node = TypeVar("_Node", bound=ast.expr)
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-class _Named:
-    """The name of an attribute: as it is, or as what an expression can make."""
-
-    def __init__(self, name: ast.expr | str) -> None:
-        known = name.value if isinstance(name, ast.Constant) else name
-        self.literal = isinstance(known, str)
-        self.part = known if isinstance(known, str) else ""
-        self.pattern = re.escape(self.part) if isinstance(name, str) else pattern(name)
-
-    def may_be(self, name: str) -> bool:
-        """Say whether this can be a name."""
-        return name == self.part if self.literal else re.fullmatch(self.pattern, name) is not None
 
 
 @dataclass
@@ -87,10 +71,6 @@ class _Way:
             return False
         self.seen.add(key)
         return True
-
-
-class _OpenError(Exception):
-    """The value goes where the file does not show what becomes of it."""
 
 
 class Reach:
@@ -115,88 +95,46 @@ class Reach:
         if value not in self._reached:
             way = _Way()
             try:
-                if value not in self._nodes:
-                    raise _OpenError
-                way.waiting.append(self._nodes[value])
+                if value not in self._tree.nodes:
+                    raise OpenError
+                way.waiting.append(self._tree.nodes[value])
                 while way.waiting:
                     node = way.waiting.pop()
                     if way.once(id(node)):
                         self._above(node, way)
                     if len(way.seen) > _MOST:
-                        raise _OpenError
+                        raise OpenError
                 self._reached[value] = frozenset(way.operations)
-            except _OpenError:
+            except OpenError:
                 self._reached[value] = None
         return self._reached[value]
 
-    # The tree, from below.
-
     @cached_property
-    def _nodes(self) -> dict[int, ast.AST]:
-        self._parents: dict[int, ast.AST] = {}
-        self._loads: dict[str, list[ast.Name]] = {}
-        self._attributes: dict[str, list[ast.Attribute]] = {}
-        self._strings: dict[str, list[ast.Constant]] = {}
-        self._augmented: list[ast.AugAssign] = []
-        self._computed: list[ast.Call] = []  # attributes that are read by a name that is computed
-        self._computes = False  # whether a function is made that reads attributes by such names
-        nodes: dict[int, ast.AST] = {}
-        waiting: list[ast.AST] = [self._walk.module.node]
-        while waiting:
-            node = waiting.pop()
-            nodes[id(node)] = node
-            for child in children(node):
-                self._parents[id(child)] = node
-                waiting.append(child)
-            match node:
-                case ast.Name(id=name, ctx=ast.Load()):
-                    self._loads.setdefault(name, []).append(node)
-                case ast.Attribute(attr=name, ctx=ast.Load()):
-                    self._attributes.setdefault(name, []).append(node)
-                case ast.Constant(value=str(name)):
-                    for part in {name, *(name.split(".") if len(name) < _LONG else ())}:
-                        self._strings.setdefault(part, []).append(node)
-                case ast.AugAssign():
-                    self._augmented.append(node)
-                case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
-                    if not isinstance(name, ast.Constant):
-                        self._computed.append(node)
-                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=some) if (
-                    name in _GETTERS
-                ):
-                    self._computes |= not all(isinstance(one, ast.Constant) for one in some)
-        self._places = {id(statement): place for statement, place in self._walk.statements}
-        return nodes
-
-    def _place(self, node: ast.AST) -> Place:
-        while id(node) not in self._places:
-            if id(node) not in self._parents:
-                raise _OpenError
-            node = self._parents[id(node)]
-        return self._places[id(node)]
+    def _tree(self) -> Tree:
+        return Tree(self._walk)
 
     # One step.
 
     def _above(self, node: ast.AST, way: _Way) -> None:
         """Follow a value into what is right around it."""
-        parent = self._parents[id(node)]
+        parent = self._tree.parents[id(node)]
         match parent:
             case ast.Attribute(attr=name):
-                around = self._parents[id(parent)]
+                around = self._tree.parents[id(parent)]
                 if isinstance(around, ast.Call) and around.func is parent:
                     self._method(around, name, way)
                 elif name in _PARTS:
                     if not isinstance(parent.ctx, ast.Load) or isinstance(around, ast.Compare):
-                        raise _OpenError
+                        raise OpenError
                     way.waiting.append(parent)
                 elif name not in _FACTS:
-                    raise _OpenError
+                    raise OpenError
             case ast.Call() if parent.func is not node:
                 self._argument(parent, node, "", way)
             case ast.keyword(arg=name):
-                call = self._parents[id(parent)]
+                call = self._tree.parents[id(parent)]
                 if not isinstance(call, ast.Call) or name is None:
-                    raise _OpenError
+                    raise OpenError
                 self._argument(call, node, name, way)
             case ast.Subscript(value=inner):
                 if inner is node and isinstance(parent.ctx, ast.Load):
@@ -214,7 +152,7 @@ class Reach:
                 self._bound(target, node, node, way)
                 way.waiting.append(parent)
             case ast.Tuple() | ast.List():
-                around = self._parents[id(parent)]
+                around = self._tree.parents[id(parent)]
                 if isinstance(around, ast.Assign):
                     for target in around.targets:
                         self._bound(target, parent, node, way)
@@ -244,19 +182,19 @@ class Reach:
                     way.operations.add(id(parent))
                 self._bound(target, node, node, way)
             case ast.Return():
-                self._returned(self._place(parent).scope, way)
+                self._returned(self._tree.place(parent).scope, way)
             case ast.Compare() | ast.FormattedValue() | ast.Slice() | ast.Expr() | ast.Assert():
                 pass
             case ast.If() | ast.While() | ast.Raise() | ast.Delete():
                 pass
             case _:
-                raise _OpenError
+                raise OpenError
 
     # What keeps a value.
 
     def _bound(self, target: ast.expr, value: ast.AST, part: ast.AST, way: _Way) -> None:
         """Follow what is assigned to a target; ``part`` is the value, or the item of it that is followed."""
-        place = self._place(part)
+        place = self._tree.place(part)
         match target:
             case ast.Name(id=name):
                 self._variable(name, {(id(place.scope), place.order)}, way)
@@ -279,39 +217,39 @@ class Reach:
                 else:
                     self._put(held, way)
             case _:
-                raise _OpenError
+                raise OpenError
 
     def _indexed(self, target: ast.Subscript, way: _Way) -> None:
         """Follow a value into an assignment to items of a tensor, which takes one dtype unless it casts."""
-        statement = self._parents[id(target)]
+        statement = self._tree.parents[id(target)]
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            if not self._callees.is_plain(target.slice, self._place(target)):
+            if not self._callees.is_plain(target.slice, self._tree.place(target)):
                 way.operations.add(id(statement))
         elif not isinstance(statement, ast.AugAssign | ast.Delete):
-            raise _OpenError
+            raise OpenError
 
     def _put(self, held: ast.expr, way: _Way) -> None:
         """Follow a list or the like that the value was put into."""
-        place = self._place(held)
+        place = self._tree.place(held)
         match held:
             case ast.Name(id=name):
                 bindings = self._names.bindings(name, place)
                 if not bindings or any(one.how == "parameter" for one in bindings):
-                    raise _OpenError
+                    raise OpenError
                 self._variable(name, {(id(one.place.scope), one.place.order) for one in bindings}, way)
             case ast.Attribute(value=ast.Name(id=of), attr=name) if of in _OWN:
                 self._attribute(name, place.scope.owner, way)
             case _:
-                raise _OpenError
+                raise OpenError
 
     def _variable(self, name: str, bound: set[tuple[int, int]], way: _Way) -> None:
         """Follow where a variable is read, by the scopes and orders of what binds it."""
-        if not _ALL_NAMES.isdisjoint(self._loads) or self._is_listed(bound):
-            raise _OpenError
+        if not _ALL_NAMES.isdisjoint(self._tree.loads) or self._is_listed(bound):
+            raise OpenError
         way.waiting += self._reading(name, bound)
-        for statement in self._augmented:
+        for statement in self._tree.augmented:
             if getattr(statement.target, "id", "") == name:
-                place = self._place(statement)
+                place = self._tree.place(statement)
                 at = (id(place.scope), place.order)
                 if at not in bound and self._reads(name, place, bound) and way.once((name, at)):
                     if isinstance(statement.op, ast.MatMult):
@@ -321,17 +259,17 @@ class Reach:
     def _is_listed(self, bound: set[tuple[int, int]]) -> bool:
         """Say whether ``locals`` or ``globals`` gives the variables of one of some scopes."""
         scopes = {scope for scope, _ in bound}
-        if "globals" in self._loads and id(self._walk.module) in scopes:
+        if "globals" in self._tree.loads and id(self._walk.module) in scopes:
             return True
-        around = [self._place(node).scope for node in self._loads.get("locals", ())]
+        around = [self._tree.place(node).scope for node in self._tree.loads.get("locals", ())]
         return any(id(scope) in scopes for one in around for scope in one.upward())
 
     def _reading(self, name: str, bound: set[tuple[int, int]]) -> list[ast.Name]:
         """Return where a variable is read, the use of very many bindings among them."""
         if name not in self._readers:
             readers = self._readers[name] = {}
-            for node in self._loads.get(name, ()):
-                for at in self._binding(name, self._place(node)):
+            for node in self._tree.loads.get(name, ()):
+                for at in self._binding(name, self._tree.place(node)):
                     readers.setdefault(at, []).append(node)
         found = (node for at in (None, *bound) for node in self._readers[name].get(at, ()))
         return [*{id(node): node for node in found}.values()]
@@ -347,36 +285,38 @@ class Reach:
 
     def _attribute(self, name: ast.expr | str, owner: Scope | None, way: _Way) -> None:
         """Follow where an attribute of a class is read, also by its name as a string, or a computed one."""
-        named = _Named(name)
+        named = Named(name)
         if not way.once((named.pattern, id(owner))):
             return
-        if any(one in self._attributes for one in _ALL_ATTRIBUTES) or not _ALL_NAMES.isdisjoint(self._loads):
-            raise _OpenError
-        if self._computes:
-            raise _OpenError
+        if any(one in self._tree.attributes for one in _ALL_ATTRIBUTES) or not _ALL_NAMES.isdisjoint(
+            self._tree.loads
+        ):
+            raise OpenError
+        if self._tree.computes:
+            raise OpenError
         way.waiting += self._attribute_reads(named, owner)
-        for statement in self._augmented:
+        for statement in self._tree.augmented:
             if named.may_be(getattr(statement.target, "attr", "")) and isinstance(statement.op, ast.MatMult):
                 way.operations.add(id(statement))
 
-    def _attribute_reads(self, named: _Named, owner: Scope | None) -> list[ast.expr]:
+    def _attribute_reads(self, named: Named, owner: Scope | None) -> list[ast.expr]:
         reads: list[ast.expr] = []
-        for node in _matching(self._attributes, named):
+        for node in self._tree.reading(named):
             of = getattr(node.value, "id", "")
-            if of not in _OWN or self._related(owner, self._place(node).scope.owner):
+            if of not in _OWN or self._related(owner, self._tree.place(node).scope.owner):
                 reads.append(node)
-        for constant in _matching(self._strings, named):
-            match self._parents[id(constant)]:
+        for constant in self._tree.naming(named):
+            match self._tree.parents[id(constant)]:
                 case ast.Call(func=ast.Name(id="getattr")) as call:
                     reads.append(call)
                 case ast.Call(func=ast.Attribute(attr="get_buffer" | "get_parameter")) as call:
                     reads.append(call)
                 case ast.Call(func=function):
                     if getattr(function, "attr", getattr(function, "id", "")) not in _LOOKS:
-                        raise _OpenError
+                        raise OpenError
                 case ast.Subscript() | ast.keyword():
-                    raise _OpenError
-        return reads + [call for call in self._computed if _may_read(call, named)]
+                    raise OpenError
+        return reads + [call for call in self._tree.computed if _may_read(call, named)]
 
     def _related(self, one: Scope | None, other: Scope | None) -> bool:
         """Say whether of two classes one derives from the other, or may."""
@@ -400,15 +340,15 @@ class Reach:
         """Follow what a function returns to its callers in the file; others are out of sight."""
         node = scope.node
         if scope.name in FORWARDS or scope.name.startswith("__") or not isinstance(node, _DEFINED):
-            raise _OpenError
+            raise OpenError
         decorators = {_last(one) for one in node.decorator_list}
         if not decorators <= _TRANSPARENT:
-            raise _OpenError
+            raise OpenError
         if not way.once(id(scope)):
             return
         owner = scope.parent if scope.parent is not None and scope.parent.kind == "class" else None
-        loads: list[ast.expr] = [*self._loads.get(scope.name, ())]
-        references = loads if owner is None else self._attribute_reads(_Named(scope.name), owner)
+        loads: list[ast.expr] = [*self._tree.loads.get(scope.name, ())]
+        references = loads if owner is None else self._attribute_reads(Named(scope.name), owner)
         if decorators & {"property", "cached_property"}:
             way.waiting += references
             return
@@ -419,25 +359,27 @@ class Reach:
         """Follow the results of a function through an expression that is it."""
         if not way.once(("called", id(reference))):
             return
-        parent = self._parents[id(reference)]
+        parent = self._tree.parents[id(reference)]
         match parent:
             case ast.Call(func=function) if function is reference:
                 way.waiting.append(parent)
             case ast.IfExp():
                 self._called(parent, way)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                place = self._place(parent)
+                place = self._tree.place(parent)
                 for load in self._reading(name, {(id(place.scope), place.order)}):
                     self._called(load, way)
             case ast.Compare():
                 pass
             case _:
-                raise _OpenError
+                raise OpenError
 
     def _method(self, call: ast.Call, name: str, way: _Way) -> None:
         """Follow a value into what a method of it gives."""
         if name in ("to", "type", "type_as"):
-            target = tensors.cast_argument(self._inference, self._inference.call(call, self._place(call)))
+            target = tensors.cast_argument(
+                self._inference, self._inference.call(call, self._tree.place(call))
+            )
             if target is not None:
                 known = self._inference.of(target).sort in ("dtype", "tensor") or name == "type_as"
                 if known or _DTYPES.search(ast.unparse(target.value)):
@@ -448,12 +390,12 @@ class Reach:
         if plain in ONE_DTYPE:
             way.operations.add(id(call))
         elif plain not in ANY_DTYPES and not name.startswith("new_"):
-            raise _OpenError
+            raise OpenError
         way.waiting.append(call)
 
     def _argument(self, call: ast.Call, node: ast.AST, keyword: str, way: _Way) -> None:
         """Follow a value into a call that is given it."""
-        place = self._place(call)
+        place = self._tree.place(call)
         made = self._inference.call(call, place)
         function = call.func
         name = getattr(function, "attr", getattr(function, "id", ""))
@@ -477,7 +419,7 @@ class Reach:
             plain = name.strip("_")
             if of not in _OWN and plain in ANY_DTYPES | ONE_DTYPE:
                 if any(one.owner is not None for one in self._walk.functions.get(name, ())):
-                    raise _OpenError
+                    raise OpenError
                 if plain in ONE_DTYPE:
                     way.operations.add(id(call))
                 if not name.endswith("_") and plain not in _ENDS:
@@ -485,7 +427,7 @@ class Reach:
                 return
         takes_any = self._callees.takes_any(made, self._callees.given(made, place), place)
         if takes_any is None or (not made.complete and not torch):
-            raise _OpenError
+            raise OpenError
         if torch:
             if not takes_any:
                 way.operations.add(id(call))
@@ -505,7 +447,7 @@ class Reach:
             at = next(number for number, one in enumerate(call.args) if one is node)
             keyword = names[at] if at < len(names) else ""
         if keyword not in {*names, *(one.arg for one in arguments.kwonlyargs)}:
-            raise _OpenError
+            raise OpenError
         if way.once((id(scope), keyword)):
             self._variable(keyword, {(id(scope), 0)}, way)
 
@@ -521,14 +463,8 @@ def _is_part(index: ast.expr) -> bool:
     return isinstance(index, ast.Tuple | ast.Slice)
 
 
-def _may_read(call: ast.Call, named: _Named) -> bool:
+def _may_read(call: ast.Call, named: Named) -> bool:
     """Say whether a ``getattr`` of a computed name may read an attribute."""
     if "config" in ast.unparse(call.args[0]):
         return False
-    return not named.literal or _Named(call.args[1]).may_be(named.part)
-
-
-def _matching(by_name: dict[str, list[_Node]], named: _Named) -> list[_Node]:
-    if named.literal:
-        return by_name.get(named.part, [])
-    return [node for name, nodes in by_name.items() if named.may_be(name) for node in nodes]
+    return not named.literal or Named(call.args[1]).may_be(named.part)
