@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,12 @@ ATTRIBUTES = """
         self.__dict__['x{0}'] = 3
         setattr(self, 'p%d' % {0}, 0.5)
         self.y{0} = torch.arange(self.n{0}) / 3
+"""
+
+COMPUTED = """
+    def m{0}(self, k, n: int):
+        self.t{0} = torch.arange(n, dtype=torch.float32)
+        return getattr(self, f'a{{k}}_{0}')
 """
 
 REPEATED = """
@@ -80,5 +87,26 @@ def test_numbers_that_one_expression_binds_many_times_are_few(
     monkeypatch.setattr(Names, "qualify", counted(Names.qualify, counts))
     inner = "[torch.arange(i, dtype=torch.float32) / 3 for i in range(n)]"
     texts = [f"import torch\ndef f(n: int):\n    return {', '.join([inner] * n)}\n" for n in (100, 300)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_names_of_attributes_that_are_computed_are_read_once(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(ast, "unparse", counted(ast.unparse, counts))
+    texts = ["import torch\nclass A:" + "".join(COMPUTED.format(i) for i in range(n)) for n in (60, 180)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_where_a_sum_goes_on_is_looked_up_once(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Names, "bindings", counted(Names.bindings, counts))
+    head = "import torch\ndef f(n: int):\n    t = torch.arange(n, dtype=torch.float32)\n"
+    texts = [head + "    t += 1\n" * n for n in (100, 300)]
     few, many = (asked(project, scan, text, counts) for text in texts)
     assert 0 < many <= 4 * few

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from safe_rope.scan.engine import prefilter, tensors
@@ -23,6 +24,8 @@ _EXPONENTIAL = {"exp", "exp2"}
 _KEPT = ("einops.rearrange", "einops.repeat", "abs")
 _SAME = ast.UnaryOp | ast.Tuple | ast.List | ast.IfExp | ast.NamedExpr
 _FUNCTIONS = set(tensors.OPERATORS) - {"matmul"}
+# Attributes of self, but for what is assigned to one.
+_READ_OF_SELF = re.compile(rb"\bself\.([\w\x80-\xff]+)(?![\w\x80-\xff]|(?:: [^=\n]+)? = )")
 # A search ends at the first operation that makes integers floating; at the first that divides, scales or
 # raises values, floating or not; only at one that raises a number to them; or where they become a parameter
 # that is learned.
@@ -133,8 +136,11 @@ class Flow:
 
     def is_read_elsewhere(self, attribute: str) -> bool:
         """Say whether the text reads an attribute of self, perhaps in a method that was passed over."""
-        read = rb"\bself\.%s\b(?!(?:: [^=\n]+)? = )" % re.escape(attribute).encode()
-        return re.search(read, self._source.text) is not None
+        return attribute.encode() in self._read_of_self
+
+    @cached_property
+    def _read_of_self(self) -> set[bytes]:
+        return set(_READ_OF_SELF.findall(self._source.text))
 
     def reached(self, place: Place, name: str, value: ast.expr | None) -> list[Use]:
         """Return where a scope reads what a statement has bound to a name, wholly or in part."""

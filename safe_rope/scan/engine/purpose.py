@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from safe_rope.scan.engine import tensors
@@ -323,17 +323,24 @@ class Purpose:
     def _reads(self, owner: Scope) -> dict[str, list[Use]]:
         if id(owner) not in self._attributes:
             reads: dict[str, list[Use]] = {}
-            for statement, place in self._walk.statements:
-                if place.scope.owner is owner:
-                    for node, ancestors in within(statement):
-                        if (
-                            isinstance(node, ast.Attribute)
-                            and isinstance(node.ctx, ast.Load)
-                            and getattr(node.value, "id", "") == "self"
-                        ):
-                            reads.setdefault(node.attr, []).append((node, ancestors, place))  # type: ignore[arg-type]
+            for statement, place in self._statements.get(id(owner), ()):
+                for node, ancestors in within(statement):
+                    if (
+                        isinstance(node, ast.Attribute)
+                        and isinstance(node.ctx, ast.Load)
+                        and getattr(node.value, "id", "") == "self"
+                    ):
+                        reads.setdefault(node.attr, []).append((node, ancestors, place))  # type: ignore[arg-type]
             self._attributes[id(owner)] = reads
         return self._attributes[id(owner)]
+
+    @cached_property
+    def _statements(self) -> dict[int, list[tuple[ast.AST, Place]]]:
+        """The statements of each class, by its id."""
+        statements: dict[int, list[tuple[ast.AST, Place]]] = {}
+        for statement, place in self._walk.statements:
+            statements.setdefault(id(place.scope.owner), []).append((statement, place))
+        return statements
 
     def _returned(self, place: Place, state: _State) -> Iterator[_Found]:
         """Follow what a function returns to its calls in this file."""

@@ -54,6 +54,7 @@ _ALL_ATTRIBUTES = (
 _ALL_NAMES = {"vars", "eval", "exec", "getmembers"}  # of variables and attributes
 _LOOKS = {"hasattr", "register_buffer", "register_parameter", "setattr", "delattr"}
 _DTYPES = re.compile(r"dtype\b")
+_Bound = tuple[int, int]  # the id of a scope, and the order of what binds a variable in it
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -88,7 +89,10 @@ class Reach:
         self._names = inference.names
         self._callees = callees
         self._reached: dict[int, frozenset[int] | None] = {}
-        self._readers: dict[str, dict[tuple[int, int] | None, list[ast.Name]]] = {}
+        self._readers: dict[str, dict[_Bound | None, list[ast.Name]]] = {}
+        self._sums: dict[str, dict[_Bound | None, list[tuple[ast.AugAssign, _Bound]]]] = {}
+        self._read_in: dict[str, list[tuple[ast.Attribute, Scope | None]]] = {}
+        self._above_classes: dict[int, set[str]] = {}
 
     def operations(self, value: int) -> frozenset[int] | None:
         """Return the operations of one dtype that a value reaches, by id; None where one may be unseen."""
@@ -242,21 +246,34 @@ class Reach:
             case _:
                 raise OpenError
 
-    def _variable(self, name: str, bound: set[tuple[int, int]], way: _Way) -> None:
+    def _variable(self, name: str, bound: set[_Bound], way: _Way) -> None:
         """Follow where a variable is read, by the scopes and orders of what binds it."""
-        if not _ALL_NAMES.isdisjoint(self._tree.loads) or self._is_listed(bound):
-            raise OpenError
-        way.waiting += self._reading(name, bound)
-        for statement in self._tree.augmented:
-            if getattr(statement.target, "id", "") == name:
-                place = self._tree.place(statement)
-                at = (id(place.scope), place.order)
-                if at not in bound and self._reads(name, place, bound) and way.once((name, at)):
+        following = [bound]
+        while following:
+            bound = following.pop()
+            if not _ALL_NAMES.isdisjoint(self._tree.loads) or self._is_listed(bound):
+                raise OpenError
+            way.waiting += self._reading(name, bound)
+            summed = self._summing(name)
+            for statement, at in (one for binding in (None, *bound) for one in summed.get(binding, ())):
+                if at not in bound and way.once((name, at)):
                     if isinstance(statement.op, ast.MatMult):
                         way.operations.add(id(statement))
-                    self._variable(name, {at}, way)
+                    following.append({at})
 
-    def _is_listed(self, bound: set[tuple[int, int]]) -> bool:
+    def _summing(self, name: str) -> dict[_Bound | None, list[tuple[ast.AugAssign, _Bound]]]:
+        """Return the augmented assignments of a variable, with what each binds, by what it reads."""
+        if name not in self._sums:
+            sums: dict[_Bound | None, list[tuple[ast.AugAssign, _Bound]]] = {}
+            for statement in self._tree.augmented:
+                if getattr(statement.target, "id", "") == name:
+                    place = self._tree.place(statement)
+                    for read in self._binding(name, place):
+                        sums.setdefault(read, []).append((statement, (id(place.scope), place.order)))
+            self._sums[name] = sums
+        return self._sums[name]
+
+    def _is_listed(self, bound: set[_Bound]) -> bool:
         """Say whether ``locals`` or ``globals`` gives the variables of one of some scopes."""
         scopes = {scope for scope, _ in bound}
         if "globals" in self._tree.loads and id(self._walk.module) in scopes:
@@ -264,7 +281,7 @@ class Reach:
         around = [self._tree.place(node).scope for node in self._tree.loads.get("locals", ())]
         return any(id(scope) in scopes for one in around for scope in one.upward())
 
-    def _reading(self, name: str, bound: set[tuple[int, int]]) -> list[ast.Name]:
+    def _reading(self, name: str, bound: set[_Bound]) -> list[ast.Name]:
         """Return where a variable is read, the use of very many bindings among them."""
         if name not in self._readers:
             readers = self._readers[name] = {}
@@ -274,10 +291,7 @@ class Reach:
         found = (node for at in (None, *bound) for node in self._readers[name].get(at, ()))
         return [*{id(node): node for node in found}.values()]
 
-    def _reads(self, name: str, place: Place, bound: set[tuple[int, int]]) -> bool:
-        return not self._binding(name, place).isdisjoint({None, *bound})
-
-    def _binding(self, name: str, place: Place) -> set[tuple[int, int] | None]:
+    def _binding(self, name: str, place: Place) -> set[_Bound | None]:
         """Return the scopes and orders of what may bind a name, and None where that is very much."""
         bindings = self._names.bindings(name, place)
         many = {None} if len(bindings) > 64 else set()
@@ -288,11 +302,10 @@ class Reach:
         named = Named(name)
         if not way.once((named.pattern, id(owner))):
             return
-        if any(one in self._tree.attributes for one in _ALL_ATTRIBUTES) or not _ALL_NAMES.isdisjoint(
-            self._tree.loads
-        ):
+        tree = self._tree
+        if tree.computes or not _ALL_NAMES.isdisjoint(tree.loads):
             raise OpenError
-        if self._tree.computes:
+        if any(one in tree.attributes for one in _ALL_ATTRIBUTES):
             raise OpenError
         way.waiting += self._attribute_reads(named, owner)
         for statement in self._tree.augmented:
@@ -300,11 +313,12 @@ class Reach:
                 way.operations.add(id(statement))
 
     def _attribute_reads(self, named: Named, owner: Scope | None) -> list[ast.expr]:
-        reads: list[ast.expr] = []
-        for node in self._tree.reading(named):
-            of = getattr(node.value, "id", "")
-            if of not in _OWN or self._related(owner, self._tree.place(node).scope.owner):
-                reads.append(node)
+        reads: list[ast.expr] = [
+            node
+            for name in ([named.part] if named.literal else filter(named.may_be, self._tree.attributes))
+            for node, of in self._reads_in(name)
+            if self._related(owner, of)
+        ]
         for constant in self._tree.naming(named):
             match self._tree.parents[id(constant)]:
                 case ast.Call(func=ast.Name(id="getattr")) as call:
@@ -316,7 +330,17 @@ class Reach:
                         raise OpenError
                 case ast.Subscript() | ast.keyword():
                     raise OpenError
-        return reads + [call for call in self._tree.computed if _may_read(call, named)]
+        computed = self._tree.computed
+        return reads + [call for call, one in computed if not named.literal or one.may_be(named.part)]
+
+    def _reads_in(self, name: str) -> list[tuple[ast.Attribute, Scope | None]]:
+        """Return where an attribute is read, and of which class's objects where that is shown."""
+        if name not in self._read_in:
+            self._read_in[name] = [
+                (node, self._tree.place(node).scope.owner if getattr(node.value, "id", "") in _OWN else None)
+                for node in self._tree.attributes.get(name, ())
+            ]
+        return self._read_in[name]
 
     def _related(self, one: Scope | None, other: Scope | None) -> bool:
         """Say whether of two classes one derives from the other, or may."""
@@ -325,14 +349,15 @@ class Reach:
         return one.name in self._above_class(other) or other.name in self._above_class(one)
 
     def _above_class(self, owner: Scope) -> set[str]:
-        names: set[str] = set()
-        waiting = [*owner.bases]
-        while waiting:
-            base = waiting.pop()
-            if base not in names:
-                names.add(base)
-                waiting += self._walk.classes[base].bases if base in self._walk.classes else []
-        return names
+        if id(owner) not in self._above_classes:
+            names = self._above_classes[id(owner)] = set()
+            waiting = [*owner.bases]
+            while waiting:
+                base = waiting.pop()
+                if base not in names:
+                    names.add(base)
+                    waiting += self._walk.classes[base].bases if base in self._walk.classes else []
+        return self._above_classes[id(owner)]
 
     # What is called.
 
@@ -461,10 +486,3 @@ def _last(node: ast.expr) -> str:
 def _is_part(index: ast.expr) -> bool:
     """Say whether only a tensor takes such an index."""
     return isinstance(index, ast.Tuple | ast.Slice)
-
-
-def _may_read(call: ast.Call, named: Named) -> bool:
-    """Say whether a ``getattr`` of a computed name may read an attribute."""
-    if "config" in ast.unparse(call.args[0]):
-        return False
-    return not named.literal or Named(call.args[1]).may_be(named.part)

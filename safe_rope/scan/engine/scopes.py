@@ -39,6 +39,11 @@ class Scope:
     )  # global and nonlocal names: where they are bound
     imports: dict[str, str] = field(default_factory=dict)  # full names by local ones, of the last imports
     takes_tensors: bool = False  # a function that asks a parameter for its device, dtype or shape
+    owner: Scope | None = field(init=False)  # the class that this scope is, or is in
+
+    def __post_init__(self) -> None:
+        around = None if self.parent is None else self.parent.owner
+        self.owner = self if self.kind == "class" else around
 
     def upward(self) -> Iterator[Scope]:
         """Yield this scope and those around it."""
@@ -46,11 +51,6 @@ class Scope:
         while scope is not None:
             yield scope
             scope = scope.parent
-
-    @property
-    def owner(self) -> Scope | None:
-        """The class that this scope is, or is in."""
-        return next((scope for scope in self.upward() if scope.kind == "class"), None)
 
 
 # Made by the ten thousands, and therefore not frozen: a frozen one takes three times as long to make.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TypeVar
 
 from safe_rope.scan.engine.nodes import children, pattern
 from safe_rope.scan.engine.scopes import Place
@@ -12,7 +11,6 @@ from safe_rope.scan.engine.walk import Walk
 
 _LONG = 200  # characters that no dotted name has
 _GETTERS = ("attrgetter", "methodcaller")
-_Node = TypeVar("_Node", bound=ast.expr)
 
 
 class Named:
@@ -23,10 +21,11 @@ class Named:
         self.literal = isinstance(known, str)
         self.part = known if isinstance(known, str) else ""
         self.pattern = re.escape(self.part) if isinstance(name, str) else pattern(name)
+        self._fits = None if self.literal else re.compile(self.pattern)
 
     def may_be(self, name: str) -> bool:
         """Say whether this can be a name."""
-        return name == self.part if self.literal else re.fullmatch(self.pattern, name) is not None
+        return name == self.part if self._fits is None else self._fits.fullmatch(name) is not None
 
 
 class OpenError(Exception):
@@ -47,7 +46,8 @@ class Tree:
         self.attributes: dict[str, list[ast.Attribute]] = {}
         self.strings: dict[str, list[ast.Constant]] = {}
         self.augmented: list[ast.AugAssign] = []
-        self.computed: list[ast.Call] = []  # attributes that are read by a name that is computed
+        # Attributes that are read by a name that is computed, but for those of a configuration.
+        self.computed: list[tuple[ast.Call, Named]] = []
         self.computes = False  # whether a function is made that reads attributes by such names
         self._places = {id(statement): place for statement, place in walk.statements}
         waiting: list[ast.AST] = [walk.module.node]
@@ -67,9 +67,9 @@ class Tree:
                         self.strings.setdefault(part, []).append(node)
                 case ast.AugAssign():
                     self.augmented.append(node)
-                case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
-                    if not isinstance(name, ast.Constant):
-                        self.computed.append(node)
+                case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
+                    if not isinstance(name, ast.Constant) and "config" not in ast.unparse(of):
+                        self.computed.append((node, Named(name)))
                 case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=some) if (
                     name in _GETTERS
                 ):
@@ -87,16 +87,8 @@ class Tree:
             node = self.parents[id(node)]
         return self._places[id(node)]
 
-    def reading(self, named: Named) -> list[ast.Attribute]:
-        """Return where an attribute of a name is read."""
-        return _matching(self.attributes, named)
-
     def naming(self, named: Named) -> list[ast.Constant]:
         """Return the strings that are a name, or a part of a dotted one."""
-        return _matching(self.strings, named)
-
-
-def _matching(by_name: dict[str, list[_Node]], named: Named) -> list[_Node]:
-    if named.literal:
-        return by_name.get(named.part, [])
-    return [node for name, nodes in by_name.items() if named.may_be(name) for node in nodes]
+        if named.literal:
+            return self.strings.get(named.part, [])
+        return [node for name, nodes in self.strings.items() if named.may_be(name) for node in nodes]
