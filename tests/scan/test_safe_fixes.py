@@ -746,3 +746,41 @@ def test_a_fix_writes_no_name_that_is_imported_later() -> None:
     source = "from torch import arange, float32\nt = arange(4096, dtype=float32)\nfrom torch import int64\n"
     (finding,) = analyze(source.encode(), "model.py")
     assert finding.fix is None
+
+
+OF_SELF = "    def f(self):\n        n = self.n\n        return {}\n"
+OF_CALLS = "def f(n: int):\n    return len({})\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "n = 4096\ndef f():\n    from settings import n\n    return {}\n",
+        "n = 4096\ndef f():\n    from settings import n\n    def g():\n        return {}\n    return g()\n",
+        "class B:\n    n = 4096\n" + OF_SELF + "class C(B):\n    from settings import n\n",
+        "n = 4096\nglobals().update(settings)\ndef f():\n    return {}\n",
+        "n = 4096\nfor k, v in settings.items():\n    globals()[k] = v\ndef f():\n    return {}\n",
+        OF_CALLS + "g = numpy.vectorize(f)\ng([2.5])\n",
+        OF_CALLS + "g: object = functools.lru_cache(f)\ng(2.5)\n",
+        OF_CALLS + "g = f if f else None\ng(2.5)\n",
+        OF_CALLS + "g = getattr(module, 'f')\ng(2.5)\n",
+        OF_CALLS + "def g(*given):\n    return f(*given)\ng(2.5)\n",
+        "class C:\n    n: int = 4096\n" + OF_SELF + "C(n=2.5)\n",
+        "class C:\n    n: int = 4096\n" + OF_SELF + "C(2.5)\n",
+        "class C:\n    n: int\n" + OF_SELF + "def g(**k):\n    return C(**k)\ng(n=2.5)\n",
+        "class C:\n    n: int = 4096\n" + OF_SELF + "def g(*k):\n    return C(*k)\ng(2.5)\n",
+    ],
+)
+def test_a_bound_that_is_given_in_another_way_is_not_whole(source: str) -> None:
+    source = source.replace("{}", COUNT)
+    if "2.5" in source:
+        assert safe(source.replace("2.5", "4096"))
+    assert not safe(source)
+
+
+def test_an_attribute_that_is_a_float_may_be_an_int_in_a_class_of_another_file() -> None:
+    source = (
+        "class C:\n    scale = 0.5\n    def f(self, n: int):\n        return torch.arange(n) {} self.scale\n"
+    )
+    assert not safe(source.format("*"))
+    assert safe(source.format("/"))

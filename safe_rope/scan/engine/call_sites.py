@@ -75,9 +75,19 @@ class CallSites:
         named, others = self._supposed[id(scope)]
         found = (call.argument(position, parameter) for call in others)
         given = [argument for argument in found if argument is not None]
-        given += [one for call in named + others if len(call.positional) <= position for one in call.unpacked]
+        given += self.unpacked(call for call in named + others if len(call.positional) <= position)
         given += self._packed(scope, parameter)
-        return given + (self._items.get(parameter, []) if any(call.mapped for call in named) else [])
+        return given + (self.items(parameter) if any(call.mapped for call in named) else [])
+
+    def unpacked(self, calls: Iterable[Call]) -> list[Argument]:
+        """Return what calls unpack, and what a function is called with that passes all of it on."""
+        given = [one for call in calls for one in call.unpacked]
+        for one in given:
+            scope = one.place.scope
+            packed = scope.node.args.vararg if isinstance(scope.node, Function) else None
+            if packed is not None and getattr(one.value, "id", "") == packed.arg:
+                given = given + [some for call in self._calls(scope) for some in call.positional]
+        return given
 
     def _packed(self, scope: Scope, parameter: str) -> list[Argument]:
         """Return what is given with a function in a tuple or the like, as a thread is given its arguments."""
@@ -92,7 +102,7 @@ class CallSites:
                     case ast.Tuple(elts=items) | ast.List(elts=items):
                         given += [Argument(one, site.place, False) for one in items[position : position + 1]]
                     case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
-                        given += self._items.get(parameter, [])
+                        given += self.items(parameter)
         return given
 
     @cached_property
@@ -128,11 +138,11 @@ class CallSites:
     def of_class(self, scope: Scope) -> list[Site]:
         """Return the calls of a class, and of those of the file that derive from it."""
         names = {scope.name, "cls"}
-        while (
-            more := {one.name for one in self._walk.classes.values() if not names.isdisjoint(one.bases)}
-            - names
-        ):
+        waiting = [*names]
+        while waiting:
+            more = {one.name for one in self._names.children.get(waiting.pop(), ())} - names
             names |= more
+            waiting += more
         return [site for name in names for site in self._walk.calls.get(name, ())]
 
     def _calls(self, scope: Scope) -> list[Call]:
@@ -182,9 +192,9 @@ class CallSites:
         """What functions and classes are called as well: what is assigned them, and what takes them."""
         aliases: dict[str, list[str]] = {}
         for statement, _ in self._walk.statements:
-            value = getattr(statement, "value", None)
-            if isinstance(value, ast.Name | ast.Attribute):
-                aliases.setdefault(_last(value), []).extend(map(_last, targets_of(statement)))
+            targets = [*map(_last, targets_of(statement))]
+            for held in _held(getattr(statement, "value", None)) if targets else ():
+                aliases.setdefault(held, []).extend(targets)
         for name in {*self._walk.functions, *self._walk.classes} & self._given.keys():
             for site in self._given[name]:
                 assert isinstance(site.node, ast.Call)
@@ -220,6 +230,10 @@ class CallSites:
         for scope in (one for some in self._walk.functions.values() for one in some):
             inner.setdefault(id(scope.parent), []).append(scope)
         return inner
+
+    def items(self, key: str) -> list[Argument]:
+        """Return what mappings are given by a key."""
+        return self._items.get(key, [])
 
     @cached_property
     def _items(self) -> dict[str, list[Argument]]:
@@ -260,6 +274,20 @@ class CallSites:
                     call = self._calls_made[id(site.node)] = self._names.call(site.node, site.place)
                 made.append(call)
         return made
+
+
+def _held(node: ast.expr | None) -> Iterator[str]:
+    """Yield the names, or their last parts, of what a value may be or is made with."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            yield name
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            yield name
+        case ast.Call(args=some) | ast.BoolOp(values=some) | ast.Tuple(elts=some):
+            for one in some:
+                yield from _held(one)
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*_held(one), *_held(other))
 
 
 def _is_written_fraction(node: ast.expr) -> bool:

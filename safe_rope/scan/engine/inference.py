@@ -216,6 +216,8 @@ class Inference:
             if value.sort not in ("unknown", "none") and (dtype is not None or node.attr != "dtype"):
                 others = self._joined([*bindings, *self.names.inherited(node.attr, place)])
                 written = self.names.writes(node.attr, place.scope.owner)
+                if value.is_float:
+                    value = replace(value, nominal=True)  # a class of another file may give an int
                 return value if others == value and not others.assumed and not written else assume(value)
         if node.attr == "dtype":
             return dtypes.of_attribute(self, node, place)
@@ -262,6 +264,8 @@ class Inference:
         annotated = self._annotated(binding.annotation)
         if value.is_float and annotated.nominal and binding.place.scope.kind == "class":
             return replace(value, nominal=True)  # a field: an int may be given
+        if value.floating is False and binding.annotation and self._is_given_otherwise(binding, annotated):
+            return assume(value)
         return assume(annotated) if value.sort == "unknown" and annotated.sort != "unknown" else value
 
     def _annotated(self, annotation: ast.expr | None) -> Value:
@@ -281,7 +285,11 @@ class Inference:
         calls = self._call_sites.of_class(scope)
         calls += [site for name in ("replace", "_replace") for site in self.walk.calls.get(name, ())]
         made = [self.names.call(one.node, one.place) for one in calls if isinstance(one.node, ast.Call)]
-        given = [one for call in made for one in (*call.positional, *call.keywords.values(), *call.unpacked)]
+        given = [one for call in made for one in (*call.positional, *call.keywords.values())]
+        given += self._call_sites.unpacked(made)
+        if any(call.mapped for call in made):
+            fields = scope.bindings.items()
+            given += self._call_sites.items(next(name for name, some in fields if binding in some))
         return any(_is_fraction(self.of(one)) for one in given)
 
     def _item(self, binding: Binding) -> Value:

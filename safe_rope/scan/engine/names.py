@@ -81,10 +81,13 @@ class Names:
         # Those of a comprehension in the same statement; the use may as well stand outside of it.
         inner = place.scope.inner.get((name, place.order), [])
         for scope in place.scope.upward():
-            found = scope.bindings.get(name)
-            if found and (scope is place.scope or scope.kind != "class"):
+            if scope is not place.scope and scope.kind == "class":
+                continue
+            if found := scope.bindings.get(name):
                 found = self._reaching(found, place) if scope is place.scope else found[::-1]
                 return _at_most(inner) + _at_most(found)
+            if name in scope.imports:  # which hides what the scopes around it bind
+                break
         return _at_most(inner)
 
     def _reaching(self, bindings: list[Binding], place: Place) -> list[Binding]:
@@ -176,14 +179,15 @@ class Names:
         found: list[Scope] = []
         waiting, seen = [owner.name], {owner.name}
         while waiting:
-            below = self._children.get(waiting.pop(), ())
+            below = self.children.get(waiting.pop(), ())
             waiting += [one.name for one in below if one.name not in seen]
             seen.update(one.name for one in below)
             found += below
         return found
 
     @cached_property
-    def _children(self) -> dict[str, list[Scope]]:
+    def children(self) -> dict[str, list[Scope]]:
+        """The classes that name a base, by it."""
         children: dict[str, list[Scope]] = {}
         for one in self.walk.classes.values():
             for base in one.bases:
@@ -208,15 +212,10 @@ class Names:
             return ""
         bindings = self.bindings(node.id, place)
         if node.id in self.walk.imports:
-            importer = self._importer(node.id, place)
-            hidden = [] if importer is None or importer.parent is None else [*importer.parent.upward()]
-            # None stands for a module that is not there; an import hides what the scopes around it bind.
-            bindings = [
-                one
-                for one in bindings
-                if not isinstance(one.value, ast.Constant) and all(one.place.scope is not of for of in hidden)
-            ]
+            # None stands for a module that is not there.
+            bindings = [one for one in bindings if not isinstance(one.value, ast.Constant)]
             if not bindings:
+                importer = self._importer(node.id, place)
                 return (self.walk if importer is None else importer).imports[node.id]
         if bindings:
             return self._alias(bindings, depth)

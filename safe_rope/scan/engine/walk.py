@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import sys
 from bisect import insort
 from collections.abc import Iterator
 from typing import Any
@@ -55,7 +56,7 @@ class Walk:
         self.statements: list[tuple[ast.AST, Place]] = []
         self.varied: set[str] = set()  # names for which one scope imports one thing or another
         self.stars = 0  # the order of the statement that imports all names of torch, if any does
-        self.starred = 0  # the order of the last such import of another module
+        self.starred = 0  # the order of the last such import of another module, or of what may bind any name
         self.written: set[str] = set()  # attributes that are assigned to others than self
         # Patterns of attributes that are assigned by names that are made: of a class, or of any with None.
         self.computed: list[tuple[str, Scope | None]] = []
@@ -122,6 +123,8 @@ class Walk:
                 match name:
                     case ast.Constant(value=str(known)):
                         self._bind_aside(known, Binding("value", None, place), self.module)
+                    case _:
+                        self.starred = sys.maxsize  # whatever is bound, whenever that runs
 
     def _computes(self, names: str, of: str, place: Place) -> None:
         if "config" not in of:  # no module's
@@ -321,7 +324,8 @@ class Walk:
         self.statements += [(expression, place) for expression in outside]
         self.classes.setdefault(node.name, scope)
         self._body(node.body, scope, (), ())
-        for name, bindings in scope.bindings.items():
+        imported = {name: [Binding("value", None, place)] for name in scope.imports}
+        for name, bindings in (*scope.bindings.items(), *imported.items()):
             scope.attributes.setdefault(name, []).extend(bindings)
 
     def _if(self, node: ast.If, place: Place) -> None:
