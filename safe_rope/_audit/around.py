@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import bytecode, instructions
+from safe_rope._base.functions import signature_of
 from safe_rope._recognition.ask import UnansweredError, answering
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.tables import is_librarys
@@ -203,7 +203,7 @@ def _is_context(value: Any) -> bool:
 def _as_positional(forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
     """A call's arguments, given by their places where that is possible: a hook may see those alone."""
     with answering("forward raised"):
-        bound = inspect.signature(forward).bind(*args, **kwargs)
+        bound = signature_of(forward).bind(*args, **kwargs)
     return bound.args, bound.kwargs
 
 

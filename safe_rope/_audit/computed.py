@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.functions import filled_cells
+from safe_rope._base.functions import filled_cells, signature_of
 from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
 from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.outside import OutOfReachError
@@ -245,7 +244,7 @@ def values(
     ``are_positions``: what nothing is known of is positions, too.
     """
     try:
-        parameters = [*inspect.signature(module.forward).parameters.values()]
+        parameters = [*signature_of(module.forward).parameters.values()]
     except (TypeError, ValueError) as error:
         raise UnansweredError("its forward has no signature") from error
     names = [one.name for one in parameters if one.default is one.empty and one.kind < one.VAR_POSITIONAL]

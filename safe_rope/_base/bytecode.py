@@ -29,6 +29,8 @@ INITIALISING = (
     "reset_parameters",
 )
 """Methods that write what a module is to begin with."""
+_ANNOTATING = ("__annotate__", "__annotate_func__")
+"""What CPython from 3.14 on makes the annotations of a class with."""
 _CONSTRUCTORS = ("__init__", "_old_init")  # zero.Init keeps what it has replaced under the other name
 
 
@@ -366,21 +368,16 @@ def _counts_in_a_dtype(code: types.CodeType, by: tuple[str, ...]) -> bool:
     for at, one in enumerate(done):
         if one.attribute not in by:
             continue
-        ends = _end_of_call(done, at)
-        if any(_is_dtype_of_something(done, inner) for inner in range(at + 1, ends + 1)):
+        inside, results = instructions.call(done, at)
+        if any(_is_dtype_of_something(done, inner) for inner in inside):
             return True
-        cast = next((i for i in range(ends + 1, len(done)) if done[i].attribute is not None), None)
-        if cast != ends + 1 or done[cast].attribute not in ("to", "type", "type_as"):
-            continue
-        inside = range(cast + 1, _end_of_call(done, cast) + 1)
-        if done[cast].attribute == "type_as" or any(_is_dtype_of_something(done, i) for i in inside):
-            return True
+        for cast in (result + 1 for result in results if result + 1 < len(done)):
+            if done[cast].attribute not in ("to", "type", "type_as"):
+                continue
+            inside, _ = instructions.call(done, cast)
+            if done[cast].attribute == "type_as" or any(_is_dtype_of_something(done, i) for i in inside):
+                return True
     return False
-
-
-def _end_of_call(done: tuple[instructions.Step, ...], at: int) -> int:
-    """The step that calls the function or method which step ``at`` takes."""
-    return next((i for i in range(at + 1, len(done)) if done[i].depth < done[at].depth), len(done) - 1)
 
 
 def _is_dtype_of_something(done: tuple[instructions.Step, ...], at: int) -> bool:
@@ -559,7 +556,8 @@ def _by_name(cls: type) -> dict[str, Any]:
 def _own(cls: type) -> Iterator[tuple[str, Any]]:
     for base in cls.__mro__:
         if not base.__module__.startswith("torch.") and base is not object:
-            yield from tuple(vars(base).items())  # another thread may add an attribute
+            held = tuple(vars(base).items())  # another thread may add an attribute
+            yield from ((name, value) for name, value in held if name not in _ANNOTATING)
 
 
 def _all_reached(

@@ -72,7 +72,7 @@ def _does(code: types.CodeType, function: types.FunctionType, own: Collection[st
     for at, one in enumerate(done):
         if one.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return True
-        if one.is_method and one.value not in _QUIET and one.value not in own and one.value not in CHANGING:
+        if one.is_method and not _is_called_quietly(done, at, function, own):
             return True
         if one.name.startswith(("LOAD_GLOBAL", "LOAD_NAME")) and not _is_named_quietly(one.value, function):
             return True
@@ -101,6 +101,20 @@ def _names_of_kept(done: tuple[Step, ...], code: types.CodeType) -> set[str]:
             if by_attribute and (variable in arguments or variable not in code.co_varnames):
                 kept.add(one.value)
     return kept
+
+
+def _is_called_quietly(
+    done: tuple[Step, ...], at: int, function: types.FunctionType, own: Collection[str]
+) -> bool:
+    """Whether calling what step ``at`` takes does nothing besides, told by what it is or its name."""
+    first = next(before for before in reversed(range(at)) if done[before].attribute is None)
+    held: Any = function.__globals__.get(str(done[first].loads))
+    for step in done[first + 1 : at + 1]:
+        held = vars(held).get(str(step.attribute)) if isinstance(held, types.ModuleType) else None
+    if held is not None:
+        return _is_quiet(held, function)
+    name = done[at].value
+    return name in _QUIET or name in own or name in CHANGING
 
 
 def _is_named_quietly(name: str, function: types.FunctionType) -> bool:

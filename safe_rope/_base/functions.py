@@ -5,9 +5,26 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
+
+# CPython from 3.14 on evaluates annotations when somebody asks for them.
+_ANNOTATIONS: dict[str, Any] = {}
+if find_spec("annotationlib"):
+    _ANNOTATIONS = {"annotation_format": import_module("annotationlib").Format.FORWARDREF}
+
+
+def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
+    """Return the signature of a function, whose annotations may name what only a type checker imports.
+
+    Raises:
+        TypeError, ValueError: nothing says what it takes, as for many functions written in C.
+
+    """
+    return inspect.signature(function, follow_wrapped=follow_wrapped, **_ANNOTATIONS)
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -18,7 +35,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
     """
     taken = function.forward if isinstance(function, nn.Module) else function
-    return inspect.signature(taken).parameters
+    return signature_of(taken).parameters
 
 
 def filled_cells(function: Any) -> list[types.CellType]:

@@ -1,17 +1,19 @@
 """What code does, one step after the other: the same on every Python, as far as that can be.
 
 CPython 3.13 has one instruction for two loads or stores of local variables. From 3.12 on a comprehension
-is in the code around it, and a slice is read and written by one instruction.
+is in the code around it, a slice is read and written by one instruction, and what ends a function may be
+there several times. From 3.11 on a function of an imported module is taken as an attribute, not as a method.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import re
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 _LOCAL = re.compile(r"(?:LOAD|STORE)_FAST")
@@ -24,6 +26,12 @@ _PLAIN = {
     if one.opname == "BINARY_OP"
 }
 """Arguments of BINARY_OP that change nothing, other than those for ``a += b`` and its kin."""
+_IDLE = {"EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "KW_NAMES", "CACHE"}
+"""What leaves the stack as it is, whatever `dis` says of it, and stands between two steps."""
+_IS_FOLLOWED = ("LOAD_ATTR", "PUSH_NULL") in itertools.pairwise(
+    one.opname for one in dis.get_instructions(compile("f.of(*x)", "", "eval"))
+)
+"""Whether the empty place beside what is called is above it, as from CPython 3.13 on."""
 _AWAY = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD")
 _TAKING = ("POP_", "STORE_", "DELETE_")
 _VIEWING = {
@@ -51,6 +59,8 @@ class Step(NamedTuple):
     """Whether it takes a part: an index or a slice."""
     is_method: bool = False
     """Whether it takes an attribute to call it."""
+    goes_to: int | None = None
+    """The offset where it may jump to."""
 
     @property
     def loads(self) -> Any:
@@ -66,24 +76,37 @@ class Step(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def steps(code: types.CodeType) -> tuple[Step, ...]:
     """Return what code does, without what functions in it do."""
-    return tuple(_steps(code))
+    done = [*_steps(code)]
+    for at in [at for at, one in enumerate(done) if calls(one)]:
+        # What is called has two places on the stack from CPython 3.11 on, one of which may be empty.
+        is_pair = "PUSH_NULL" in dis.opmap or done[at].name == "CALL_METHOD"
+        called = _left(done, at, done[at].depth + is_pair)
+        if called is not None and done[called].name == "LOAD_ATTR":
+            done[called] = done[called]._replace(is_method=True)
+    return tuple(done)
 
 
 def _steps(code: types.CodeType) -> Iterator[Step]:
-    depth, arriving = 0, dict[int, int]()
-    for one in dis.get_instructions(code):
+    depth, arriving, is_called = 0, dict[int, int](), False
+    done = [*dis.get_instructions(code)]
+    for one, following in zip(done, [*(one.opname for one in done[1:]), ""], strict=True):
         depth = arriving.get(one.offset, depth)
-        if one.opcode in _JUMPS:
-            arriving[one.argval] = depth + dis.stack_effect(one.opcode, one.arg, jump=True)
+        goes_to = one.argval if one.opcode in _JUMPS else None
+        if goes_to is not None:
+            arriving[goes_to] = depth + dis.stack_effect(one.opcode, one.arg, jump=True)
         names = _LOCAL.findall(one.opname)
-        if isinstance(one.argval, tuple) and len(names) == len(one.argval):
+        if names and isinstance(one.argval, tuple):
             for name, value in zip(names, one.argval, strict=True):
                 depth += 1 if name.startswith("LOAD") else -1
                 yield Step(name, value, one.offset, depth, is_part=False)
             continue
         depth += dis.stack_effect(one.opcode, one.arg, jump=False)
+        if one.opname in _IDLE or (one.opname == "PUSH_NULL" and is_called):
+            continue
+        is_called = _IS_FOLLOWED and (one.opname, following) == ("LOAD_ATTR", "PUSH_NULL")
         is_part = one.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or one.argrepr == "[]"
-        yield Step(one.opname, one.argval, one.offset, depth, is_part, _is_method(one))
+        is_method = is_called or _is_method(one)
+        yield Step(one.opname, one.argval, one.offset, depth + is_called, is_part, is_method, goes_to)
         if one.opname.startswith(_AWAY):
             depth = 0
 
@@ -92,6 +115,11 @@ def _is_method(one: dis.Instruction) -> bool:
     if sys.version_info < (3, 12):
         return one.opname == "LOAD_METHOD"
     return one.opname in ("LOAD_ATTR", "LOAD_SUPER_ATTR") and bool((one.arg or 0) & 1)
+
+
+def calls(step: Step) -> bool:
+    """Whether a step calls a function."""
+    return step.name.startswith("CALL") and "INTRINSIC" not in step.name
 
 
 def is_in_place(step: Step) -> bool:
@@ -107,6 +135,30 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from codes(constant)
+
+
+def call(done: tuple[Step, ...], at: int) -> tuple[list[int], list[int]]:
+    """Return the steps that make the arguments of what step ``at`` takes to call it, and those that call it.
+
+    Where an argument is chosen, what calls may be there once for each choice.
+    """
+    places = {one.offset: index for index, one in reversed([*enumerate(done)])}
+    inside, calling, waiting = list[int](), list[int](), [at + 1]
+    while waiting:
+        for index in range(waiting.pop(), len(done)):
+            one = done[index]
+            if index in inside or index in calling:
+                break
+            is_result = one.depth == done[at].depth and one.name.startswith("CALL_FUNCTION")
+            if one.depth < done[at].depth or is_result:
+                calling.append(index)
+                break
+            inside.append(index)
+            if one.goes_to in places:
+                waiting.append(places[one.goes_to])
+            if one.name.startswith(_AWAY):
+                break
+    return inside, calling
 
 
 def rebound(done: tuple[Step, ...]) -> Iterator[tuple[int, str]]:
@@ -150,7 +202,7 @@ def _held(done: tuple[Step, ...], at: int | None) -> set[Any]:
     if step.name in ("BUILD_TUPLE", "BUILD_LIST"):
         items = range(step.depth, step.depth + step.value)
         return set().union(*(_held(done, _left(done, at, depth)) for depth in items))
-    if not step.name.startswith("CALL") or "INTRINSIC" in step.name:
+    if not calls(step):
         return set()
     begins = 1 + next(
         index for index in reversed(range(-1, at)) if index < 0 or done[index].depth < step.depth
@@ -193,7 +245,7 @@ def source(done: tuple[Step, ...], at: int) -> tuple[Any, bool]:
     return None, by_attribute
 
 
-def _left(done: tuple[Step, ...], before: int, depth: int) -> int | None:
+def _left(done: Sequence[Step], before: int, depth: int) -> int | None:
     """Return the last step before another that puts something where the stack is ``depth`` high then."""
     for index in reversed(range(before)):
         if done[index].depth == depth and not done[index].name.startswith(_TAKING):

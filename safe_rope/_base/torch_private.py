@@ -22,6 +22,7 @@ import torch
 import wrapt
 from torch.autograd import forward_ad
 
+from safe_rope._base.functions import signature_of
 from safe_rope._base.version import VERSION
 from safe_rope.errors import IncompatibleVersionError
 
@@ -498,7 +499,7 @@ def _keeps_operations_apart(device_type: str) -> bool:
             torch.version.hip is None
             and getattr(config, "cuda_backend", "triton") == "triton"
             and hasattr(triton.TritonOverrides, "inline_asm_elementwise")
-            and "use_compute_types" in inspect.signature(triton.TritonOverrides.to_dtype).parameters
+            and "use_compute_types" in signature_of(triton.TritonOverrides.to_dtype).parameters
         )
     contract = config.cpp.enable_floating_point_contract_flag
     return (

@@ -26,7 +26,10 @@ _PRODUCTS = {
     for one in dis.get_instructions(compile(source, "", "exec"))
     if one.opname.startswith(("BINARY", "INPLACE"))
 }
-_EMPTY = ("LOAD_CONST", "LOAD_SMALL_INT", "PUSH_", "LOAD_ASSERTION_ERROR", "LOAD_BUILD_CLASS")
+_EMPTY = (
+    *("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT", "PUSH_", "LOAD_ASSERTION_ERROR"),
+    "LOAD_BUILD_CLASS",
+)
 _VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")
 _DEEPEST = 8  # calls within calls
 _MOST = 300  # functions that are followed for one class, each for every way in which it is called
@@ -137,6 +140,11 @@ class _Following:
                 stack[after] = variables.get(one.value, _NOTHING)
             elif one.name.startswith(("STORE_FAST", "STORE_DEREF")):
                 variables[one.value] = variables.get(one.value, _NOTHING) | top
+            elif one.name == "SWAP":
+                below = after - one.value + 1
+                stack[after], stack[below] = stack.get(below, _NOTHING), top
+            elif one.name == "COPY":
+                stack[after] = stack.get(after - one.value, _NOTHING)
             elif one.name.startswith("RETURN_VALUE"):
                 returned |= top
             elif one.name.startswith(_EMPTY) or (one.name.startswith("BUILD_") and not one.value):
@@ -163,7 +171,7 @@ class _Following:
         of = _NOTHING.union(*(stack.get(at, _NOTHING) for at in range(min(one.depth, before), before + 1)))
         if one.name.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
             of = self._attribute(of, one, function)
-        elif one.name.startswith("CALL") and "INTRINSIC" not in one.name:
+        elif instructions.calls(one):
             of = self._call(of, function, variables)
         elif (one.name, one.value) in _PRODUCTS:
             of = _multiplied(of)

@@ -24,6 +24,7 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
+from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import forget_compiled, is_learned
@@ -287,7 +288,7 @@ def _bound_anew(raw: Any, inner: Any) -> Callable[..., Any]:
         return method
     functools.wraps(inner)(method)
     if isinstance(raw, staticmethod | classmethod):
-        vars(method)["__signature__"] = _with_self(inspect.signature(inner))
+        vars(method)["__signature__"] = _with_self(signature_of(inner))
     return method
 
 

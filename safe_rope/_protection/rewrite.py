@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import bytecode
+from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED, is_learned
 from safe_rope._protection.keeper import Keeper
@@ -188,7 +189,7 @@ def _initializer(stock: type[nn.Module]) -> Callable[..., None]:
             _become(self, stock)
             self.__init__(*args, **kwargs)
 
-    initialize.__signature__ = inspect.signature(stock.__init__)  # type: ignore[attr-defined]
+    initialize.__signature__ = signature_of(stock.__init__)  # type: ignore[attr-defined]
     return initialize
 
 
@@ -216,7 +217,7 @@ def _add_methods(cls: Any, methods: tuple[str, ...]) -> None:
 
 
 def _forward_by_positions(stock: type[nn.Module]) -> Callable[..., Any]:
-    by_layer_type = "layer_type" in inspect.signature(stock.forward).parameters
+    by_layer_type = "layer_type" in signature_of(stock.forward).parameters
     inner, plain_call = stock.forward, _plain_calls(stock, "position_ids")
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -261,7 +262,7 @@ def _forward_by_length(stock: type[nn.Module]) -> Callable[..., Any]:
 
 def _plain_calls(stock: type[nn.Module], asked: str) -> Callable[[Any, Any], tuple[Any, Any, Any] | None]:
     """Return what reads x, ``asked`` and layer_type of a call of forward; None where it says more."""
-    parameters = [*inspect.signature(stock.forward).parameters.values()][1:]
+    parameters = [*signature_of(stock.forward).parameters.values()][1:]
     names = tuple(p.name for p in parameters)
     defaults = {p.name: p.default for p in parameters}
 
@@ -297,7 +298,7 @@ def _called_otherwise(
         result = inner(module, *args, **kwargs)
     except Exception as error:
         if any(value is None for value in (*args, *kwargs.values())) or len(args) + len(kwargs) < 2:
-            takes = inspect.signature(inner)
+            takes = signature_of(inner)
             raise TypeError(
                 f"{type(module).__name__}.forward takes {takes}; got None, or fewer arguments"
             ) from error
@@ -441,8 +442,8 @@ class ProtectedRotary(ProtectedModule):
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
         forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
-        # inspect.signature() shows the stock signature.
-        forward.__signature__ = inspect.signature(stock.forward)  # type: ignore[attr-defined]
+        # signature_of() shows the stock signature.
+        forward.__signature__ = signature_of(stock.forward)  # type: ignore[attr-defined]
         return forward
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base.functions import signature_of
 from safe_rope._base.instructions import changed, rebound, source, steps
 from safe_rope.constructors._truthful import is_deepspeeds
 
@@ -237,7 +238,7 @@ def infer_arguments(module: nn.Module, stock: type[nn.Module]) -> Arguments | No
     """Tell from its attributes what a module was built with; None where they do not say."""
     kwargs = {}
     try:
-        parameters = list(inspect.signature(stock.__init__).parameters.values())[1:]
+        parameters = list(signature_of(stock.__init__).parameters.values())[1:]
     except (TypeError, ValueError):
         return None
     for parameter in parameters:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope import constructors
+from safe_rope._base.functions import signature_of
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.rebuild import unwatched
@@ -52,7 +52,7 @@ def ask(
         UnansweredError: forward raises.
 
     """
-    names = list(inspect.signature(type(module).forward).parameters)
+    names = list(signature_of(type(module).forward).parameters)
     takes_type = layer_type is not None and "layer_type" in names
     kwargs: dict[str, Any] = {"layer_type": layer_type} if takes_type else {}
     shape = (1, 1, 1, 8) if isinstance(positions, int) else (*positions.shape[-2:], 8)
@@ -167,7 +167,7 @@ def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
     Each comes with its answer.
     """
     try:
-        parameters = inspect.signature(type(reference).forward).parameters
+        parameters = signature_of(type(reference).forward).parameters
     except (TypeError, ValueError):
         return
     required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]

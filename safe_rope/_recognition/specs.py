@@ -7,7 +7,6 @@ model-level ``forward(x, position_ids)``, with per-layer-type parameters in 5.x.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from safe_rope._base.functions import signature_of
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.frequencies import RopeSpec
 from safe_rope.registry import RopePatch
@@ -34,7 +34,7 @@ def calling_convention(cls: type) -> Convention | None:
     ``"length"``: ``forward(x, seq_len)`` returns the first seq_len rows of a table [length, dim].
     """
     try:
-        names = tuple(inspect.signature(getattr(cls, "forward", None)).parameters)  # type: ignore[arg-type]
+        names = tuple(signature_of(getattr(cls, "forward", None)).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     if "position_ids" in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safe_rope._base.functions import signature_of
 from safe_rope.autocast import _deepspeed, gather3, gather12, preflight, reads
 from safe_rope.autocast.safety import agreement, choose_parameters, full_shape
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
@@ -88,7 +88,7 @@ def initialize(
     chosen = None
     joining = {"distributed_port": distributed_port, "dist_init_required": dist_init_required}
     with agreement(lambda join: _deepspeed.ranks(mpu, join, **joining)) as agree:
-        known = inspect.signature(_deepspeed.stock_initialize()).parameters
+        known = signature_of(_deepspeed.stock_initialize()).parameters
         # Not every release knows mesh_param; one that does not refuses it where the caller gives it.
         arguments = {k: v for k, v in given.items() if k not in _OWN and (k in known or v is not None)}
         found = find_config(args, config, config_params)
@@ -121,7 +121,7 @@ def in_place_of_deepspeeds(module: Any) -> None:
     @functools.wraps(stock)
     def initialized(*args: Any, **kwargs: Any) -> Any:
         # Not bound: what a newer DeepSpeed takes besides, it gets.
-        given = dict(zip(inspect.signature(initialize).parameters, args, strict=False)) | kwargs
+        given = dict(zip(signature_of(initialize).parameters, args, strict=False)) | kwargs
         found = find_config(*(given.get(name) for name in ("args", "config", "config_params")))
         section = read_config(found).get(SECTION) if found is not None else None
         if not section:

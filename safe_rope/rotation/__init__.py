@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
@@ -212,7 +213,7 @@ def _as_stock(value: Any) -> Any:
 def _chooses_rows(stock: Callable[..., Any]) -> int | None:
     """Return where among the arguments of ``stock`` the position_ids are, if it needs any that are known."""
     try:
-        parameters = list(inspect.signature(stock).parameters.values())
+        parameters = list(signature_of(stock).parameters.values())
     except (TypeError, ValueError):  # of a compiled extension: nothing says what it takes
         return None
     needed = [p.name for p in parameters if p.default is inspect.Parameter.empty]

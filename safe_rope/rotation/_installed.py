@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safe_rope._base.functions import signature_of
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope._base.uninterrupted import uninterrupted
@@ -107,7 +108,7 @@ class _OwnClass(_Replacement):
             _OwnClass(made)
             return made
 
-        vars(forward)["__signature__"] = inspect.signature(stock.forward)
+        vars(forward)["__signature__"] = signature_of(stock.forward)
         self._forward = forward
         self._runs: Any = None
         self._wrap_what_it_runs()
@@ -144,7 +145,7 @@ class _OwnClass(_Replacement):
         def called(*args: Any, **kwargs: Any) -> Any:
             return own(*args, **kwargs)  # a try of what it computes is no call for a hook to see
 
-        vars(called)["__signature__"] = inspect.signature(own)
+        vars(called)["__signature__"] = signature_of(own)
         self._application, self._runs = fp32_application(called, trusted=True), runs
 
     def put_back(self) -> None:
@@ -236,7 +237,7 @@ _PASSED: dict[Any, str] = {
 
 def _calling(name: str, stock: types.FunctionType) -> types.CodeType:
     """Return code that takes what ``stock`` takes and passes it to the global ``name``."""
-    given = inspect.signature(stock, follow_wrapped=False).parameters.values()
+    given = signature_of(stock, follow_wrapped=False).parameters.values()
     bare = [parameter.replace(default=parameter.empty, annotation=parameter.empty) for parameter in given]
     passed = ", ".join(_PASSED.get(parameter.kind, "{0}").format(parameter.name) for parameter in bare)
     scope: dict[str, Any] = {}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._base import originals
+from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import must_stay_opaque
 from safe_rope._base.torch_private import WithoutTorchFunction
 from safe_rope.rotation._bodies import Body
@@ -46,7 +47,7 @@ def recognise(stock: Callable[..., Any], *, trusted: bool = False) -> Body | Non
     if not (trusted or is_plain(stock)):
         return None
     try:
-        given = inspect.signature(stock).parameters
+        given = signature_of(stock).parameters
     except (TypeError, ValueError):
         return None
     parameters = list(given.values())

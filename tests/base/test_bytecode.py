@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import safe_rope
-from safe_rope._base.bytecode import conduct, facts, only_hands_out, stores_when_called
+from safe_rope._base.bytecode import conduct, counts_as_given, facts, only_hands_out, stores_when_called
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
@@ -110,6 +110,20 @@ class InAMemoryOfTheFile(Reads):
         return x
 
 
+_NAMES = "; ".join(f"x.name_{number}" for number in range(300))
+_MADE: dict[str, Any] = {"Reads": Reads}
+exec(
+    f"class AmongManyNames(Reads):\n    def forward(self, x):\n        {_NAMES}\n        self.last.add_(1)\n",
+    _MADE,
+)
+AmongManyNames: type[nn.Module] = _MADE["AmongManyNames"]
+
+
+class AfterEmptyArguments(Reads):
+    def forward(self, x: Any, **options: Any) -> Any:
+        return self.seen[self.name(**options)].update(x)  # type: ignore[operator,index]
+
+
 class InItsResult(Reads):
     def forward(self, x: Any) -> Any:
         rows = [x.clone() for x in (x, x)]
@@ -120,7 +134,8 @@ class InItsResult(Reads):
 
 STORING = [
     *(InPlace, InADictionary, InAList, ByName, InAMethod, ByAKeyOfItsArgument, ByAKeyThatIsChosen, InASlice),
-    *(InAPartOfAPart, InAComprehension, AfterAComprehension, InAMemoryOfTheFile),
+    *(InAPartOfAPart, InAComprehension, AfterAComprehension, InAMemoryOfTheFile, AmongManyNames),
+    AfterEmptyArguments,
 ]
 
 
@@ -233,6 +248,41 @@ def test_a_class_is_asked_for_in_a_comprehension_too() -> None:
     assert conduct(AsksInAComprehension).asks_its_class
     assert conduct(AsksThroughAnAttribute).asks_its_class
     assert not conduct(InItsResult).asks_its_class
+
+
+class CountsAsChosen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(x), dtype=torch.float32 if self.training else x.dtype)
+
+
+class CountsAndCasts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(len(x)).to(torch.float32 if self.training else x.dtype)
+
+
+class CountsAsOther(nn.Module):
+    def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.arange(len(x), **options).type_as(x) * 2
+
+
+class CountsWhole(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return torch.arange(len(x)) * 2, x.dtype
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("cls", [CountsAsChosen, CountsAndCasts, CountsAsOther, CountsWhole])
+def test_a_count_is_as_given_whatever_is_chosen_in_a_call(cls: type[nn.Module]) -> None:
+    assert counts_as_given(cls) == (cls is not CountsWhole)
+
+
+@pytest.mark.contract
+def test_what_makes_annotations_is_no_method() -> None:
+    source = "class Typed(nn.Module):\n    dtype: torch.dtype\n    scale: float\n"
+    made: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": __name__}
+    exec(compile(source, "typed", "exec", dont_inherit=True), made)
+    assert not conduct(made["Typed"]).asks_dtypes
+    assert not conduct(made["Typed"]).asks_for_fp32
 
 
 def _loop(q, k, cos):  # type: ignore[no-untyped-def]

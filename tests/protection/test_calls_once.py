@@ -9,12 +9,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import importlib
 import itertools
 import os
 import random
+import sys
 import threading
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -409,3 +412,55 @@ class OnlyCounts(Rotary):
 def test_what_is_known_to_do_nothing_besides_may_be_asked_twice() -> None:
     assert not acts(OnlyCounts)
     assert all(acts(make) for make in (*HOLDS, *ALONE) if isinstance(make, type))
+
+
+ELSEWHERE = """
+place = 300
+def move(count):
+    global place
+    place += count
+    return place - count
+"""
+USING_IT = """
+import moves_elsewhere
+import torch
+from torch import nn
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("inv_freq", 10000.0 ** -(torch.arange(0, 16, 2).float() / 16), persistent=False)
+    def forward(self, x):
+        positions = torch.arange(x.shape[1]) + moves_elsewhere.move(x.shape[1])
+        phase = torch.outer(positions.type_as(self.inv_freq), self.inv_freq)
+        return phase.cos(), phase.sin()
+"""
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.filterwarnings("ignore::safe_rope.PrecisionWarning")
+def test_a_function_of_another_package_is_called_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: bool
+) -> None:
+    for name, source in (("moves_elsewhere", ELSEWHERE), ("asks_elsewhere", USING_IT)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path / name)
+    moved = importlib.import_module("moves_elsewhere")
+    x = torch.ones(1, LENGTH, DIM, dtype=torch.bfloat16)
+    try:
+        rotary = importlib.import_module("asks_elsewhere").Rotary
+        true = rotary()(x)
+        moved.place = FAR
+        with safe_rope.guard():
+            model = Model(rotary)
+        model.to(torch.bfloat16)
+        for calls in range(1, CALLS + 1):
+            found = (torch.compile(model, backend="eager") if graph else model)(x)
+            assert moved.place == FAR + calls * LENGTH
+            if calls == 1:
+                for table, other in zip(found, true, strict=True):
+                    torch.testing.assert_close(table.float(), other, rtol=0, atol=2.0**-8)
+    finally:
+        for name in ("moves_elsewhere", "asks_elsewhere"):
+            sys.modules.pop(name, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from safe_rope._base.functions import signature_of
 from safe_rope.autocast.safety.contents import contents_kept, random_state_kept, reached
 from safe_rope.errors import ConfigError
 
@@ -109,7 +109,7 @@ def _first_batch(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -> An
 
 def _misfit(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     try:
-        inspect.signature(model.forward).bind(*args, **kwargs)
+        signature_of(model.forward).bind(*args, **kwargs)
     except TypeError as error:
         return str(error)
     except ValueError:  # a forward without a readable signature
@@ -155,7 +155,7 @@ def _described(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 def _parameter_names(model: nn.Module) -> set[str]:
     try:
-        return set(inspect.signature(model.forward).parameters)
+        return set(signature_of(model.forward).parameters)
     except ValueError:
         return set()
 
