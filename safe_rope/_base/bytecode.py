@@ -450,8 +450,8 @@ _AT = {
 def _has_at(code: types.CodeType) -> bool:
     # All methods of a model are looked through, which `dis` would take long for.
     units = code.co_code
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return not _AT.isdisjoint(zip(units[::2], units[1::2], strict=True)) or any(map(_has_at, inner))
+    is_there = not _AT.isdisjoint(zip(units[::2], units[1::2], strict=True))
+    return is_there or any(map(_has_at, instructions.inner(code)))
 
 
 def _changes_what_is_kept(code: types.CodeType) -> bool:
@@ -614,5 +614,4 @@ def names_in(function: types.FunctionType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names, inner))
+    return frozenset(code.co_names).union(*map(_names, instructions.inner(code)))

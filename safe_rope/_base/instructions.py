@@ -129,12 +129,18 @@ def is_in_place(step: Step) -> bool:
     )
 
 
+def inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of comprehensions and functions in code, but for what makes annotations of those."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and constant.co_name != "__annotate__":
+            yield constant
+
+
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield the code, and that of comprehensions and functions in it."""
     yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes(constant)
+    for one in inner(code):
+        yield from codes(one)
 
 
 def call(done: tuple[Step, ...], at: int) -> tuple[list[int], list[int]]:
