@@ -42,7 +42,8 @@ UNEXPLAINED = Explanation(
     certain=False,
     shown=False,
 )
-_BUILT_FROM = "were built from inv_freq as it is"
+BUILT_FROM = "were built from inv_freq as it is"
+"""What is said of answers that follow from the frequencies that a module holds, and from no others."""
 _FEW = 0.25
 """Of the values of a table: what is rounded differs in more of them."""
 _MOVED = 0.5
@@ -116,7 +117,7 @@ def explain_cos_sin(
         if not errors.damaged:
             continue
         how = _match(table, layout, reference)
-        if how == _BUILT_FROM and inv_freq is not None:
+        if how == BUILT_FROM and inv_freq is not None:
             return inv_freq._replace(said=f"{what} {how}: {inv_freq.said}")
         if how is not None:
             at_rest: Where = "module cast" if how.endswith("(cast)") else "constructor"
@@ -187,4 +188,4 @@ def _hypotheses(positions: Tensor, length: int, reference: PhaseReference) -> It
         yield f"were computed in {name} (positions, inv_freq and their product)", product.to(torch.float64)
     shown = getattr(reference.module, f"{reference.prefix}inv_freq", None)
     if isinstance(shown, Tensor) and not shown.is_meta and shown.shape == frequencies.shape:
-        yield _BUILT_FROM, phases(positions, shown.detach())
+        yield BUILT_FROM, phases(positions, shown.detach())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from safe_rope._audit.around import stands_around
-from safe_rope._audit.causes import Explanation, explain_cos_sin, explain_table
+from safe_rope._audit.causes import BUILT_FROM, Explanation, explain_cos_sin, explain_table
 from safe_rope._audit.forward import call, device_of
 from safe_rope._audit.reference import (
     TOLERANCE,
@@ -279,7 +279,9 @@ class EmbeddingAuditor:
         if cause is None:
             cause = explain_cos_sin(what, reference, tables)
             certain = cause.certain
-            otherwise = not certain and self._is_set_otherwise()
+            # Frequencies that are right, or that somebody has put a parametrization on.
+            follows = cause.said.endswith(BUILT_FROM)
+            otherwise = follows or (not certain and self._is_set_otherwise())
         measured = errors.measured()
         if cause is inv_freq and not by_length:
             # Computed from a damaged inv_freq, the error is known beyond a full turn, and between positions.

@@ -88,6 +88,10 @@ def _own(value: Any, memo: dict[int, Any]) -> Any:
         return duplicate
     if id(value) in memo:
         return memo[id(value)]
+    if hasattr(type(value), "model_type"):  # a configuration, to which a forward of transformers writes
+        config = memo[id(value)] = object.__new__(type(value))
+        vars(config).update({name: _own(held, memo) for name, held in vars(value).items()})
+        return config
     if isinstance(value, dict):
         table = memo[id(value)] = copy.copy(value)
         table.update({key: _own(held, memo) for key, held in value.items()})

@@ -135,10 +135,15 @@ def _built(
     alive = reference.module is module
     tables = tables_of(module, Reference(None) if alive else reference, patch)
     built = None if alive else reference.module
-    for name, (expected, finished) in tables.items():
+    if built is None:
+        return tables
+    for name, current in list(vars(module).items()):
         kept = getattr(stock_class(module), name, None)
-        if built is not None and expected is None and isinstance(kept, functools.cached_property):
+        expected, finished = tables.get(name, (None, not is_frequency(name)))
+        if expected is None and isinstance(current, Tensor) and isinstance(kept, functools.cached_property):
             with contextlib.suppress(Exception):  # a foreign property
                 made = kept.func(copied(built))
-                tables[name] = (made if isinstance(made, Tensor) else None), finished
+                is_made = isinstance(made, Tensor)
+                if name in tables or (is_made and is_table_of(module, name, made, Origin.NONE)):
+                    tables[name] = (made if is_made else None), finished
     return tables

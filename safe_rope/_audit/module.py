@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from safe_rope._audit.another_config import (
 from safe_rope._audit.answers import Answers, grown, may_be_made_anew
 from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.asked import told_by_forward
-from safe_rope._audit.causes import explain_cos_sin, explain_table, is_written_to
+from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
@@ -30,6 +31,7 @@ from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
+from safe_rope._base.tensors import is_distributed
 from safe_rope._base.text import class_name
 from safe_rope._base.turned import turned_when_called
 from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave
@@ -232,8 +234,11 @@ class ModuleAuditor:
             if not _is_as_told(built, true):
                 return None
             answers = call(built, true, [0, 1, 7, true.max_position - 1], torch.float32)
-            wrong = any(compare(true, answer)[0].damaged for answer in answers)
-            return None if wrong and not explain_cos_sin("forward", true, answers).certain else formula
+            if not any(compare(true, answer)[0].damaged for answer in answers):
+                return formula
+            cause = explain_cos_sin("forward", true, answers)
+            is_of_another_rule = cause.said.endswith(BUILT_FROM)  # for the length, of right frequencies
+            return formula if cause.certain and not is_of_another_rule else None
         except (SafeRopeError, UnansweredError) as error:
             self._may_be_of_another |= isinstance(error, ConfigError)
             return None
@@ -411,8 +416,9 @@ class ModuleAuditor:
 
     def _audit_left(self, found: Frozen) -> None:
         """Judge a frozen parameter that no constructor explains: by its dtype, and by its values alone."""
-        value = found.module.get_parameter(found.name)
-        here = plain(getattr(value, "ds_tensor", value)).detach()
+        value = operator.attrgetter(found.name)(found.module)
+        here = value.to_local() if is_distributed(value) else getattr(value, "ds_tensor", value)
+        here = plain(here).detach()
         said = None
         if not (found.is_damaged or here.is_meta):
             is_turned = may_be_turned(found.module, here)
@@ -424,10 +430,21 @@ class ModuleAuditor:
         left = said is None and not found.is_damaged and here.dtype in LOW
         if left and found.name.rpartition(".")[0] in turned:
             said = f"{dtype_name(here.dtype)}-rounded values, which sines are taken of products with"
+        if said is None and here.numel() == 1 and here.dtype in LOW and not self._is_made(found.name, here):
+            said = f"a {dtype_name(here.dtype)} number beside positions, and its constructor gives another"
         if said is None:
             self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
         else:  # a checkpoint may have rounded it, and it may be meant so
             self.add(found.name, "damaged" if bool(here.isnan().any()) else "unknown", said, dtype=here.dtype)
+
+    def _is_made(self, name: str, number: Tensor) -> bool:
+        """Whether the constructor makes that very number, as far as it tells."""
+        try:
+            made = operator.attrgetter(name)(self.reference.module)
+        except AttributeError:
+            return True
+        is_told = isinstance(made, Tensor) and made.numel() == 1 and not made.is_meta
+        return not is_told or float(made.detach()) == float(number)
 
     def _wrong_in_itself(self, name: str, table: Tensor) -> str | None:
         said = damaged_in_itself(name, table)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
-from safe_rope._base.tensors import in_real_numbers
+from safe_rope._base.tensors import in_real_numbers, is_distributed, part_of_rank
 from safe_rope._protection.frozen import shard_like
 from safe_rope._recognition.numbers import numbers, rounded_numbers
 from safe_rope._recognition.reference import Reference
@@ -107,6 +107,8 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
         if shard is not None and shard.numel() < expected.numel() // _ranks():
             continue  # it was moved to somewhere else
         actual = parameter if shard is None else shard.data
+        if is_distributed(parameter):
+            actual, expected = parameter.to_local(), part_of_rank(expected, parameter)  # type: ignore[attr-defined]
         ready = not (is_frequency(name) or may_be_turned(module, expected))
         once = ready and actual.dtype in LOW
         true = expected.to(actual.dtype).to(expected.dtype) if once else expected

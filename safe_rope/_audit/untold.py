@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import dtype_name, low_dtype_of
+from safe_rope._base.tensors import in_real_numbers
 from safe_rope._protection.frozen import random_tables
 from safe_rope._protection.rewrite import is_pinned, is_protected
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, stock_class
-from safe_rope._recognition.tables import has_position_name, is_frequency, own_tensors
+from safe_rope._recognition.tables import (
+    has_position_name,
+    is_frequency,
+    is_seldom_position,
+    is_state,
+    may_be_filled_with_positions,
+    own_tensors,
+)
 from safe_rope.rotation import plain
+
+_NOTHING = 1e-30
+"""A number of no formula is smaller, or larger than its reciprocal."""
+_FEWEST = 4
 
 
 def untold_tables(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
@@ -37,23 +50,43 @@ def _rounded_or_empty(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[str, str]]:
-    """Yield the buffers that are called like tables and hold one number everywhere, as fresh memory does."""
+    """Yield the buffers that may be tables and hold what fresh memory does: one number everywhere, or chaos.
+
+    Those that are not called like tables count if their module makes little but positions, and if what they
+    hold is zero, or of no size that a formula gives.
+    """
     if is_protected(module) or is_pinned(module):
         return
     built = reference.module
     stock = stock_class(module)
     fills = bytecode.stores_when_called(stock)
     for name, buffer in own_tensors(module):
-        if name not in module._buffers or buffer.is_meta or not buffer.is_floating_point():
+        if name not in module._buffers or buffer.is_meta:
             continue
         if built is not None and get_table(built, name) is not None:
             continue  # the constructor tells what it should hold
+        if _is_unnamed(module, name, buffer) and not fills:
+            yield name, "it holds what memory does that nobody has filled"
+            continue
         turned = is_frequency(name) and bytecode.facts(stock).turns
         if not (turned or has_position_name(name)) or (fills and not is_frequency(name)):
             continue
-        values = plain(buffer).detach().reshape(-1)
+        values = in_real_numbers(plain(buffer).detach()).reshape(-1)
         if "mask" in name.lower() or values.numel() < 2 or not bool((values == values[0]).all()):
             continue
         is_first_row = values.numel() == buffer.shape[-1] and not is_frequency(name) and "slope" not in name
         if not is_first_row:
             yield name, f"each of its numbers is {values[0].item():g}, as in memory that nobody has filled"
+
+
+def _is_unnamed(module: nn.Module, name: str, buffer: torch.Tensor) -> bool:
+    """Whether a buffer whose name says nothing is to hold positions and holds numbers of no formula."""
+    if has_position_name(name) or is_frequency(name) or is_seldom_position(name) or is_state(module, name):
+        return False
+    if "mask" in name.lower() or not may_be_filled_with_positions(module, name, buffer):
+        return False
+    values = in_real_numbers(plain(buffer).detach()).reshape(-1).float().abs()
+    if values.numel() < _FEWEST or bool(values.isinf().any()):
+        return False
+    is_odd = (values.isnan() | (values > 1 / _NOTHING)).any() | (values <= _NOTHING).all()
+    return bool(is_odd)

@@ -168,3 +168,19 @@ def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
     for name, new in changed.items():
         object.__setattr__(duplicate, name, new)  # it may be frozen
     return duplicate
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``DTensor``, of which this rank has a part, as FSDP's second form makes them."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
+
+
+def part_of_rank(values: Tensor, like: Any) -> Tensor:
+    """Return what of ``values``, which each rank has, is this rank's of the ``DTensor`` ``like``."""
+    if like.to_local().shape == values.shape:
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    part = distribute_tensor(values.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    local: Tensor = part.to_local()
+    return local.cpu()

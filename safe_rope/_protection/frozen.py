@@ -35,7 +35,7 @@ from safe_rope._recognition.tables import (
     own_tensors,
     rises_or_falls,
 )
-from safe_rope._recognition.truths import HOLDERS, ROUNDED, frozen_tables
+from safe_rope._recognition.truths import HOLDERS, ROUNDED, frozen_tables, parametrized
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
@@ -103,7 +103,7 @@ class Frozen(NamedTuple):
 def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
     """Yield the frozen position tables of modules, and of torch's own modules (an Embedding) in them."""
     for module in modules:
-        if type(module).__module__.startswith("torch."):
+        if _is_torchs(module):
             continue
         for name, parameter in _own_parameters(module):
             if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
@@ -257,6 +257,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter
+    yield from parametrized(module)
     for child_name, child in module._modules.items():
         if isinstance(child, HOLDERS):
             held = [(f"{child_name}.{name}", p) for name, p in child.named_parameters()]

@@ -13,6 +13,7 @@ from safe_rope._protection.rewrite import is_pinned
 from safe_rope._recognition.explained import UNKNOWN
 from safe_rope._recognition.reference import own_class
 from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation import _installed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,13 +87,14 @@ class ProtectionReport(Report):
         reason = _listed(exact, "; kept in full precision") if exact else None
         others = {table: why for table, why in state.notes.items() if table not in exact}
         kept = {table: why for table, why in others.items() if table in pins}
+        family, apply, said = family or "pinned", *_application(state, full)
+        reason = "; ".join(filter(None, (reason, said))) or None
         if not full:
-            family, apply = family or "pinned", "stock" if state.applied is None else "fp32"
             entry = ModuleEntry(
                 path, name, family, reason, "pinned", tuple(name for name in pins if name not in kept), apply
             )
         else:
-            entry = ModuleEntry(path, name, family, reason, "full", apply=state.apply)
+            entry = ModuleEntry(path, name, family, reason, "full", apply=apply)
         if entry.tables or full or (not kept and state.applied is not None):
             self.protected.append(entry)
         if kept:
@@ -138,6 +140,20 @@ class ProtectionReport(Report):
         )
         entries = (*self.protected, *self.unprotected, *self.left)
         return "\n".join([head, *(line for entry in entries for line in wrapped(f"  {entry}"))])
+
+
+def _application(state: Any, full: bool) -> tuple[str, str | None]:
+    """Return how the positions of a module are applied, and which functions run as in stock beside others."""
+    applied = state.applied
+    if applied is None or (full and state.apply == "stock"):
+        return "stock", None
+    if applied.how == "methods":
+        return "fp32", None
+    is_stock, names = _installed.as_stock(applied.places)
+    if is_stock:
+        said = f"{', '.join(names)} may do more than rotate" if names else None
+        return "stock", said
+    return "fp32", f"{', '.join(names)} as in stock" if names else None
 
 
 def _is_low(pin: Any) -> bool:

@@ -417,13 +417,23 @@ def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     A position table's name says so, or the module, which only makes positions, or makes waves and has no
     weights.
     """
-    own = tensor.numel() > 1 and tensor.is_floating_point()
-    own = own and (
-        only_makes_positions(module, _stock(module)) or (_makes_waves(module) and not is_no_position(name))
-    )
+    own = tensor.numel() > 1 and may_be_filled_with_positions(module, name, tensor)
     if not (own or has_position_name(name)) or not is_readable(tensor) or is_given_back(tensor):
         return False
     return tensor.is_meta or bool(tensor.isnan().any())
+
+
+def may_be_filled_with_positions(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a module that only makes positions, or makes waves and has no weights, may hold some there."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    makes = only_makes_positions(module, _stock(module))
+    return makes or (_makes_waves(module) and not is_no_position(name))
+
+
+def is_seldom_position(name: str) -> bool:
+    """Whether what is called so holds no positions unless those are counted out."""
+    return bool(_SELDOM.search(name.lower()))
 
 
 def are_phases(tensor: torch.Tensor, error: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -163,8 +164,20 @@ def frozen_tables(
                 yield whole, parameter, values
 
 
+def parametrized(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of what torch computes for a module from frozen parameters, and no others."""
+    parts = module._modules.get("parametrizations")
+    for name, part in () if parts is None else parts.named_children():
+        own = [*part.parameters()]
+        if own and not any(one.requires_grad for one in own):
+            with contextlib.suppress(Exception):  # foreign code
+                value = getattr(module, name)
+                if isinstance(value, torch.Tensor):
+                    yield name, value
+
+
 def _frozen_pairs(module: nn.Module, built: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    for name, parameter in module._parameters.items():
+    for name, parameter in (*module._parameters.items(), *parametrized(module)):
         true = built._parameters.get(name)
         if not (parameter is None or parameter.requires_grad or true is None or true.is_meta):
             yield name, parameter, true

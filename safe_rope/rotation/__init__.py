@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from safe_rope._base import instructions
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import check_arguments
@@ -30,12 +31,22 @@ from safe_rope.rotation._plain_code import TRUSTED, Helper, helpers_of
 from safe_rope.rotation._samples import can_sample, recognise, returns_low
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
-__all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
+__all__ = [
+    "CosSin",
+    "apply_rotary",
+    "fp32_application",
+    "is_marked",
+    "marked",
+    "plain",
+    "round_results",
+    "runs_as_stock",
+]
 
 logger = logging.getLogger(__name__)
 
 
 Layout = Literal["half", "interleaved"]
+_RECOGNISED = "_safe_rope_recognised"
 
 
 def apply_rotary(
@@ -90,7 +101,9 @@ def apply_rotary(
     return rotated_q, rotated_k
 
 
-def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Callable[..., Any]:
+def fp32_application(
+    stock: Callable[..., Any], *, trusted: bool = False, of_class: bool = False
+) -> Callable[..., Any]:
     """Wrap an architecture's application function so that it rotates protected tables in FP32.
 
     Called with plain tensors only, it returns the stock function's result. Called with `CosSin` tables, it
@@ -98,13 +111,14 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
     autocast off. Each result is rounded once to the dtype of the argument that it was made from. A function
     that `safe_rope.rotation._samples` has recognised is not run at all then: a kernel gives the same bits.
     One whose code does more than compute runs as in stock, on tables rounded once, unless it is ``trusted``.
+    The first argument of a method ``of_class`` is the class.
 
     Raises:
         TypeError: the function chooses rows by position_ids (before transformers 4.48), and those are no
             integers.
     """
     chooses_rows = _chooses_rows(stock)
-    recognised = _Recognised(stock, trusted)
+    recognised = _Recognised(stock, trusted, of_class)
     recognised.try_now()
 
     @functools.wraps(stock)
@@ -130,7 +144,7 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
                 return fast
         dtypes = [v.dtype for v in values if _is_rotated(v) and not (by_dtype and v.dtype not in LOW)]
         may_be_raised = bool(dtypes) and (
-            recognised.is_known or (recognised.computes and not any(map(callable, values)))
+            recognised.is_known or (recognised.computes and not any(map(callable, values[of_class:])))
         )
         if not may_be_raised and any(map(is_marked, values)):
             return stock(*map(_as_stock, args), **{name: _as_stock(v) for name, v in kwargs.items()})
@@ -140,7 +154,15 @@ def fp32_application(stock: Callable[..., Any], *, trusted: bool = False) -> Cal
         with without_autocast(device):
             return round_results(stock(*args, **kwargs), dtypes)
 
+    vars(application)[_RECOGNISED] = recognised
     return application
+
+
+def runs_as_stock(application: Callable[..., Any]) -> bool:
+    """Whether what `fp32_application` returned is known to run as in stock, on tables rounded once."""
+    recognised: _Recognised = vars(application)[_RECOGNISED]
+    is_raised = recognised.body is not None or recognised.is_known or recognised.computes
+    return recognised.tried and not is_raised
 
 
 class _Found(NamedTuple):
@@ -158,8 +180,8 @@ _found: weakref.WeakKeyDictionary[types.CodeType, _Found] = weakref.WeakKeyDicti
 class _Recognised:
     """What is known of a function; it is tried when first there is an occasion to, and once."""
 
-    def __init__(self, stock: Callable[..., Any], trusted: bool) -> None:
-        self.stock, self.trusted = stock, trusted
+    def __init__(self, stock: Callable[..., Any], trusted: bool, of_class: bool) -> None:
+        self.stock, self.trusted, self.of_class = stock, trusted, of_class
         self.tried = False
         self.body: Body | None = None
         self._helpers: list[Helper] = []
@@ -179,7 +201,10 @@ class _Recognised:
             found = _Found(told_from or (), *self._try(computes=helpers is not None))
             if told_from is not None:
                 _found[self.stock.__code__] = found
-        self.body, self.computes = found.body, found.computes
+        self.body, self.computes = (
+            found.body,
+            found.computes and not (self.of_class and _reads_its_class(self.stock)),
+        )
         logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 
     def _try(self, *, computes: bool) -> tuple[Body | None, bool]:
@@ -195,6 +220,13 @@ class _Recognised:
                 self.body = None
                 self.try_now()
                 return
+
+
+def _reads_its_class(method: Any) -> bool:
+    """Whether the code of a class method asks the class for anything."""
+    code: types.CodeType = method.__code__
+    steps = (step for one in instructions.codes(code) for step in instructions.steps(one))
+    return any(step.loads in (code.co_varnames[0], "__class__") for step in steps)
 
 
 def _told_from(function: Any, helpers: list[Helper]) -> tuple[Any, ...] | None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from safe_rope._base.functions import signature_of
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import is_compiler_at_work
 from safe_rope._base.uninterrupted import uninterrupted
-from safe_rope.rotation import fp32_application
+from safe_rope.rotation import fp32_application, runs_as_stock
 from safe_rope.rotation._plain_code import OURS
 
 # Re-entrant, because a finalizer can run in the middle of an acquisition in the same thread.
@@ -42,6 +42,7 @@ class _Replacement:
     """What is FP32-aware now, and how many modules need it."""
 
     users = 0
+    application: Callable[..., Any]
 
     def put_back(self) -> None:
         """Undo the replacement, unless somebody else has replaced it meanwhile."""
@@ -54,7 +55,7 @@ class _Replacement:
 class _OwnCode(_Replacement):
     """A plain function, which runs the FP32-aware one: its code is replaced, the object stays."""
 
-    def __init__(self, function: types.FunctionType) -> None:
+    def __init__(self, function: types.FunctionType, *, of_class: bool = False) -> None:
         self.function = function
         self.code = function.__code__
         self.wrapped = vars(function).get("__wrapped__")
@@ -64,7 +65,7 @@ class _OwnCode(_Replacement):
         stock.__kwdefaults__ = function.__kwdefaults__
         stock.__qualname__, stock.__module__ = function.__qualname__, function.__module__
         self.name = _GLOBAL.format(f"{id(function):x}")
-        function.__globals__[self.name] = fp32_application(stock)
+        function.__globals__[self.name] = self.application = fp32_application(stock, of_class=of_class)
         self.ours = _calling(self.name, stock)
         function.__code__ = self.ours
         vars(function)["__wrapped__"] = stock
@@ -97,10 +98,10 @@ class _OwnClass(_Replacement):
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 self._wrap_what_it_runs()
-            return self._application(*args, **kwargs)
+            return self.application(*args, **kwargs)
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._application(*args, **kwargs)
+            return self.application(*args, **kwargs)
 
         def deepcopy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             made = memo[id(module)] = stock.__new__(stock)
@@ -146,7 +147,7 @@ class _OwnClass(_Replacement):
             return own(*args, **kwargs)  # a try of what it computes is no call for a hook to see
 
         vars(called)["__signature__"] = signature_of(own)
-        self._application, self._runs = fp32_application(called, trusted=True), runs
+        self.application, self._runs = fp32_application(called, trusted=True), runs
 
     def put_back(self) -> None:
         if self.is_in_place():
@@ -161,17 +162,17 @@ class _Name(_Replacement):
 
     def __init__(self, owner: Any, attribute: str, stock: Callable[..., Any]) -> None:
         self.owner, self.attribute = owner, attribute
-        self.wrapper = fp32_application(stock)
+        self.application = fp32_application(stock)
         self._replaced = Replaced()
         # What a class binds to itself, or to nothing, is bound already.
         is_bound = isinstance(vars(owner).get(attribute), classmethod | staticmethod)
-        self._replaced.put(owner, attribute, staticmethod(self.wrapper) if is_bound else self.wrapper)
+        self._replaced.put(owner, attribute, staticmethod(self.application) if is_bound else self.application)
 
     def put_back(self) -> None:
         self._replaced.put_back()
 
     def is_in_place(self) -> bool:
-        return getattr(self.owner, self.attribute, None) is self.wrapper
+        return getattr(self.owner, self.attribute, None) is self.application
 
 
 Places = Iterable[tuple[str, str]]
@@ -206,7 +207,8 @@ def _install(owner: Any, attribute: str) -> Any:
         replacement = _OwnClass(current)
     else:
         is_plain = isinstance(key, types.FunctionType)
-        replacement = _OwnCode(key) if is_plain else _Name(owner, attribute, current)
+        of_class = isinstance(current, types.MethodType)
+        replacement = _OwnCode(key, of_class=of_class) if is_plain else _Name(owner, attribute, current)
     replacement.users = 0 if known is None else known.users
     _installed[key] = replacement
     return key
@@ -274,15 +276,23 @@ def _release(keys: Iterable[Any]) -> None:
 
 def installed(places: Places) -> bool:
     """Whether every function at ``places`` that exists is FP32-aware at this moment."""
-    for place in places:
-        owner, attribute = _find(*place)
+    return all(known is not None and known.is_in_place() for _, known in _standing(places))
+
+
+def as_stock(places: Places) -> tuple[bool, list[str]]:
+    """Whether no function at ``places`` rotates in FP32, and the names of those that run as in stock."""
+    standing = [(name, known) for name, known in _standing(places) if known is not None]
+    names = [name for name, known in standing if runs_as_stock(known.application)]
+    return len(names) == len(standing), list(dict.fromkeys(names))
+
+
+def _standing(places: Places) -> Iterator[tuple[str, _Replacement | None]]:
+    """Yield the name of each function that exists at ``places``, and what has been made of it."""
+    for module_name, name in places:
+        owner, attribute = _find(module_name, name)
         current = getattr(owner, attribute, None)
-        if current is None:
-            continue
-        known = _installed.get(_key(owner, attribute, current))
-        if known is None or not known.is_in_place():
-            return False
-    return True
+        if current is not None:
+            yield name, _installed.get(_key(owner, attribute, current))
 
 
 def exists(module_name: str, name: str) -> bool:

@@ -123,3 +123,33 @@ def test_a_guarded_model_that_is_filled_on_meta_by_assignment_is_ok() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, stock(tokens).logits)
     assert safe_rope.audit(model).ok, str(safe_rope.audit(model))
+
+
+@pytest.mark.parametrize("length", [0, 512])
+def test_the_audit_leaves_a_config_as_it_is_where_a_forward_writes_to_it(length: int) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 16,
+        "long_factor": [2.0] * 16,
+        "original_max_position_embeddings": 1024,
+    }
+    config = transformers.Phi3Config(
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=32,
+        vocab_size=64,
+        pad_token_id=0,
+        max_position_embeddings=4096,
+        original_max_position_embeddings=1024,
+        rope_scaling=rope,
+    )
+    if not isinstance(getattr(config, "rope_parameters", None), dict):
+        pytest.skip("this release keeps it elsewhere")
+    model = transformers.Phi3Model(config)
+    model.config.rope_parameters["original_max_position_embeddings"] = length
+    report = safe_rope.audit(model)
+    assert report.verdict != "damaged", str(report)
+    assert model.config.rope_parameters["original_max_position_embeddings"] == length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -180,3 +181,69 @@ def test_a_table_that_only_a_constructor_makes_is_damaged_as_no_number(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert bool(safe_rope.protect(model).unprotected) == is_named
+
+
+class Sines(nn.Module):
+    """What its buffer is called says nothing, and its argument is kept nowhere."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("rows_", phases(width).sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.rows_[: x.shape[1]]
+
+
+class Phasors(Sines):
+    def __init__(self, width: int) -> None:
+        nn.Module.__init__(self)
+        rows = phases(width)
+        self.register_buffer("rows_", torch.polar(torch.ones_like(rows), rows), persistent=False)
+
+
+class Statistics(nn.Module):
+    """It takes sines, and counts what it has seen."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(width))
+        self.register_buffer("offset_", torch.zeros(width), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.offset_).sin()
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-40, 1e35])
+@pytest.mark.parametrize("make", [Sines, Phasors])
+def test_a_table_whose_name_says_nothing_is_not_ok_where_nobody_has_filled_it(
+    make: Callable[[int], nn.Module], number: float
+) -> None:
+    model = make(DIM)
+    assert safe_rope.audit(model).verdict != "damaged"
+    model.get_buffer("rows_").fill_(number)
+    assert safe_rope.audit(nn.Sequential(model)).verdict == "unknown"
+
+
+def test_zeros_of_a_module_that_counts_nothing_are_no_table() -> None:
+    assert safe_rope.audit(nn.Sequential(Statistics(DIM))).verdict == "ok"
+
+
+class Property(nn.Module):
+    def __init__(self, width: int = DIM) -> None:
+        super().__init__()
+        self.width = width
+
+    @functools.cached_property
+    def cos(self) -> torch.Tensor:
+        return phases(self.width).cos()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.cos[: x.shape[1]]
+
+
+def test_a_cached_property_that_holds_zeros_is_damaged() -> None:
+    model = Property()
+    assert model.cos.any()
+    assert safe_rope.audit(nn.Sequential(model)).ok
+    model.cos.zero_()
+    assert safe_rope.audit(nn.Sequential(model)).verdict == "damaged"

@@ -280,3 +280,29 @@ def test_a_command_that_is_none_names_the_nearest(
         main([typed])
     assert ended.value.code == 2
     assert capsys.readouterr().err.strip().endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        ("diffllama", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+        ("mimi", {"num_attention_heads": 4, "num_key_value_heads": 4}),
+        ("kyutai_speech_to_text", {"num_attention_heads": 4}),
+    ],
+)
+def test_a_model_that_cannot_be_narrow_is_built_in_its_own_width(
+    model_type: str, values: dict[str, Any]
+) -> None:
+    small = skeleton_of(model_type, **values)
+    assert frequencies(small.build())
+    assert frequencies(small.build())  # once more, as a side of a comparison
+
+
+@pytest.mark.parametrize("width", [96, 16384])
+def test_sinusoids_are_measured_at_the_width_of_the_model_or_are_said_not_to_be(width: int) -> None:
+    small = skeleton_of("xglm", d_model=width, attention_heads=4, num_layers=2, ffn_dim=64)
+    model = small.build()
+    is_said = any("sinusoids" in said for said in small.left_out)
+    assert is_said == (width > 96)
+    assert small.config.hidden_size == (width // 4 if is_said else width)
+    assert model.config.num_hidden_layers == 1

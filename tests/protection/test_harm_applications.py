@@ -327,3 +327,31 @@ def test_protect_reports_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (module,) = written_modules.write(tmp_path, monkeypatch, modeling_reported=BY_HAND)
     report = safe_rope.protect(copy.deepcopy(module.Model()))
     assert [fields["apply"] for fields in report.to_dict()["protected"]] == ["stock"]
+
+
+def with_helper(said: str) -> str:
+    """A file whose function that rotates is called as the text says."""
+    return KNOWN.replace("class Attention(", f"{said}\n\n\nclass Attention(")
+
+
+TELLS = with_helper(
+    "HEARD = []\nstock = apply_rotary_pos_emb\n"
+    "def apply_rotary_pos_emb(q, k, cos, sin):\n    HEARD.append(q.shape)\n    return stock(q, k, cos, sin)\n"
+)
+BESIDE = with_helper(
+    "HEARD = []\ndef rotates_and_tells(q, k, cos, sin):\n    HEARD.append(q.shape)\n"
+    "    return apply_rotary_pos_emb(q, k, cos, sin)\n"
+)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("source", "applies", "named"), [(TELLS, "stock", True), (BESIDE, "fp32", True), (KNOWN, "fp32", False)]
+)
+def test_the_report_names_functions_that_run_as_in_stock(
+    source: str, applies: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = reported(source, tmp_path, monkeypatch)
+    assert [fields["apply"] for fields in report.to_dict()["protected"]] == [applies]
+    names = "apply_rotary_pos_emb may" if applies == "stock" else "rotates_and_tells as in stock"
+    assert (names in " ".join(str(report).split())) == named

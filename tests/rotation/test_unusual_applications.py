@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import safe_rope
 from safe_rope.rotation import fp32_application, marked
-from safe_rope.rotation._installed import acquire
+from safe_rope.rotation._installed import acquire, as_stock
 
 
 def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,3 +212,31 @@ def test_other_libraries_can_read_a_table() -> None:
         model = Rotary()
     cos, _ = model(torch.zeros(1), torch.arange(50)[None])
     assert torch.equal(torch.from_dlpack(cos), Rotary()(torch.zeros(1), torch.arange(50)[None])[0])
+
+
+class OfClasses:
+    scale = 1.0
+
+    @classmethod
+    def ignoring(cls, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return plain(q, k, cos, sin)
+
+    @classmethod
+    def asking(cls, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        return plain(q * cls.scale, k, cos, sin)
+
+
+@pytest.mark.parametrize(("name", "of_stock"), [("ignoring", False), ("asking", True)])
+def test_a_class_method_rotates_in_fp32_unless_it_asks_its_class(name: str, of_stock: bool) -> None:
+    class User:
+        pass
+
+    user, (q, k, cos, sin) = User(), torch.randn(4, 2, 2, 50, 16)
+    cos, sin = cos[:, 0], sin[:, 0]
+    method, low = getattr(OfClasses, name), (q.bfloat16(), k.bfloat16())
+    true = [one.bfloat16() for one in method(*(one.float() for one in low), cos, sin)]
+    stock = method(*low, cos.bfloat16(), sin.bfloat16())
+    acquire(user, places := [(__name__, f"OfClasses.{name}")])
+    tables = (marked(table, torch.bfloat16) for table in (cos, sin))
+    assert all(map(torch.equal, getattr(OfClasses, name)(*low, *tables), stock if of_stock else true))
+    assert as_stock(places) == (of_stock, [f"OfClasses.{name}"] if of_stock else [])

@@ -10,8 +10,9 @@ import copy
 import importlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from safe_rope.errors import ConfigError, UnsupportedModelError
@@ -22,6 +23,8 @@ transformers: Any = importlib.import_module("transformers")
 
 _VOCABULARY = 64
 _WIDTH = 32
+_MOST = 2**26
+"""Weights that a small model may have."""
 _NARROWED = (
     "intermediate_size",
     "ffn_dim",
@@ -86,7 +89,7 @@ class Skeleton:
                 text = getattr(whole, "text_config", whole)  # before transformers 4.44
             self.model_type: str = text.model_type
             self.left_out = _left_out(whole, text, content)
-            self.config = _shrunk(text)
+            self.config, self._whole = _shrunk(text), text
         except ConfigError:
             raise
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
@@ -103,6 +106,9 @@ class Skeleton:
             )
         self.announced = getattr(text, "max_position_embeddings", None) or 2048
         self.description = _describe(specs)
+        # What the config tells of no rotary embedding may follow from any width, and from the heads.
+        self._ways = _WAYS if isinstance(specs, dict) else (*_WAYS[2:], *_WAYS[:2])
+        self._built = False
 
     def build(self) -> nn.Module:
         """Return the small model, as its constructor makes it here and now.
@@ -110,21 +116,56 @@ class Skeleton:
         Raises:
             UnsupportedModelError: transformers has no model of this type, or cannot build it.
         """
-        config, version = copy.deepcopy(self.config), transformers.__version__
+        version, config = transformers.__version__, self.config
         autos = [transformers.AutoModelForCausalLM, transformers.AutoModel]
         if getattr(config, "is_encoder_decoder", False):
             autos.reverse()  # a causal model of it would have no encoder
         auto = next((auto for auto in autos if type(config) in auto._model_mapping), None)
         if auto is None:
             raise UnsupportedModelError(f"transformers {version} has no model of type {self.model_type!r}")
-        try:
-            model: nn.Module = auto.from_config(config)
-        except Exception as error:  # a constructor can fail in any way
-            why = f"{type(error).__name__}: {error}; {self.description}"
-            raise UnsupportedModelError(
-                f"transformers {version} cannot build a small {self.model_type}: {why}"
-            ) from error
-        return model
+        if self._built:
+            model: nn.Module = auto.from_config(copy.deepcopy(config))
+            return model
+        problem: Exception | None = None
+        for way in self._ways:
+            try:
+                config = _shrunk(self._whole, *way)
+                if way.is_wide and not _is_small(auto, config):
+                    continue
+                model = auto.from_config(copy.deepcopy(config))
+            except Exception as error:  # a constructor can fail in any way
+                problem = problem or error
+                continue
+            if _specs(config) != _specs(self.config):
+                continue
+            self.config, self._built = config, True
+            if not way.is_wide and self._ways is not _WAYS:
+                self.left_out.append(
+                    "its width and heads, which sinusoids and slopes follow from (too large)"
+                )
+            return model
+        why = f"{type(problem).__name__}: {problem}; {self.description}"
+        raise UnsupportedModelError(
+            f"transformers {version} cannot build a small {self.model_type}: {why}; "
+            "audit the model live, with safe_rope.audit(model)"
+        ) from problem
+
+
+class _Way(NamedTuple):
+    """How a model is made small: whether it has its own width and heads, and whether all its layers."""
+
+    is_wide: bool
+    has_every_layer: bool
+
+
+_WAYS = tuple(itertools.starmap(_Way, itertools.product((False, True), (False, True))))
+
+
+def _is_small(auto: Any, config: Any) -> bool:
+    """Whether the weights of a model fit, as they are made on the meta device."""
+    with torch.device("meta"):
+        model = auto.from_config(copy.deepcopy(config))
+    return bool(sum(one.numel() for one in model.parameters()) <= _MOST)
 
 
 def _left_out(whole: Any, text: Any, content: Mapping[str, Any]) -> list[str]:
@@ -140,26 +181,32 @@ def _left_out(whole: Any, text: Any, content: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _shrunk(whole: Any) -> Any:
+def _shrunk(whole: Any, is_wide: bool = False, has_every_layer: bool = False) -> Any:
     by_layer = _by_layer(whole)
     if by_layer:
         whole = copy.deepcopy(whole)
         whole.per_layer_config = None  # until then no value that differs between layers can be read
     for name in _COUNTS:
         value = getattr(whole, name, 1)
-        if value is not None and (type(value) is not int or value < 1):
+        is_left_out = value is None or (name == "head_dim" and value == 0)  # as of a model with several
+        if not is_left_out and (type(value) is not int or value < 1):
             raise ConfigError(f"the config's {name} must be an integer from 1 on, got {value!r}")
     config = copy.deepcopy(whole)
     heads = getattr(whole, "num_attention_heads", None) or 1
     head_dim = getattr(whole, "head_dim", None) or whole.hidden_size // heads
-    kept = _keep_one_layer_of_each_kind(config, by_layer)
-    config.num_attention_heads = 1
+    every = range(int(config.num_hidden_layers))
+    kept = [*every] if has_every_layer else _keep_one_layer_of_each_kind(config, by_layer)
     for name, value in list(vars(config).items()):
-        if name in _PARTS or (name.endswith(_HEADS) and type(value) is int):
+        is_count = type(value) is int
+        if name in _PARTS or (is_count and name.endswith(_HEADS) and not is_wide):
             setattr(config, name, 1)
-    if getattr(whole, "num_key_value_heads", None):
-        config.num_key_value_heads = 1
-    config.hidden_size = head_dim
+        if is_count and name.endswith("_token_id") and value >= _VOCABULARY:
+            setattr(config, name, 0)
+    if not is_wide:
+        config.num_attention_heads = 1
+        if getattr(whole, "num_key_value_heads", None):
+            config.num_key_value_heads = 1
+        config.hidden_size = head_dim
     config.vocab_size = _VOCABULARY
     # An id beyond the vocabulary is refused, and transformers 5 cannot pad under zero.Init.
     if hasattr(config, "decoder_start_token_id"):

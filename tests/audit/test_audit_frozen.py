@@ -1,0 +1,122 @@
+"""audit() measures frozen position tables that torch has put something around, and frozen numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import safe_rope
+
+DIM, ROWS = 32, 64
+
+
+class Tables(nn.Module):
+    def __init__(self, rows: int = ROWS, dim: int = DIM) -> None:
+        super().__init__()
+        rates = 10000.0 ** -(torch.arange(0, dim, 2) / dim)
+        phases = torch.arange(rows)[:, None] * rates
+        self.pos_emb = nn.Parameter(torch.cat((phases.sin(), phases.cos()), -1), requires_grad=False)
+        self.inv_freq = nn.Parameter(rates, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.pos_emb[: x.shape[1]].to(x.dtype)
+
+
+class Same(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value
+
+
+class Twice(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return 2 * value
+
+
+class LogBase(nn.Module):
+    def __init__(self, dim: int = DIM, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+        self.log_base = nn.Parameter(torch.tensor(math.log(base)), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rates = torch.exp(-self.log_base.float() * torch.arange(0, self.dim, 2) / self.dim)
+        phases = torch.outer(torch.arange(x.shape[1]), rates)
+        return torch.cat((phases.sin(), phases.cos()), -1)
+
+
+class Inv(nn.Module):
+    def __init__(self, dim: int = DIM, base: float = 10000.0) -> None:
+        super().__init__()
+        self.dim, self.base = dim, base
+        self.register_buffer("inv_freq", base ** -(torch.arange(0, dim, 2) / dim), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        phases = position_ids[..., None].float() * self.inv_freq.float()
+        both = torch.cat((phases, phases), -1)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("names", [("pos_emb",), ("inv_freq",), ("pos_emb", "inv_freq")])
+def test_a_frozen_table_under_a_parametrization_is_measured(names: tuple[str, ...]) -> None:
+    verdicts = []
+    for make in (lambda model: model, lambda model: model.bfloat16()):
+        model: nn.Module = nn.Sequential(Tables())
+        for name in names:
+            parametrize.register_parametrization(model[0], name, Same())  # type: ignore[index]
+        report = safe_rope.audit(make(model))
+        assert report.modules, str(report)
+        verdicts.append(report.verdict)
+    assert verdicts == ["ok", "damaged"]
+
+
+@pytest.mark.contract
+def test_protect_names_a_frozen_table_under_a_parametrization() -> None:
+    model = Tables()
+    parametrize.register_parametrization(model, "pos_emb", Same())
+    said = str(safe_rope.protect(nn.Sequential(model)))
+    assert "pos_emb is a frozen parameter" in said
+    assert "inv_freq is a frozen parameter" in said
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("make", [Inv, Tables])
+def test_what_a_parametrization_makes_of_right_values_is_not_called_damaged(
+    make: Callable[[], nn.Module],
+) -> None:
+    model = make()
+    parametrize.register_parametrization(model, "inv_freq", Twice())
+    assert safe_rope.audit(nn.Sequential(model)).verdict == "unknown"
+
+
+def test_a_frozen_table_of_a_sharded_module_is_measured() -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    group = torch.distributed
+    group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
+    try:
+        mesh, verdicts = group.init_device_mesh("cpu", (1,)), []
+        for low in (False, True):
+            model = nn.Sequential(Tables())
+            model = model.bfloat16() if low else model
+            fsdp.fully_shard(model[0], mesh=mesh)
+            verdicts.append(safe_rope.audit(model).verdict)
+    finally:
+        group.destroy_process_group()
+    assert verdicts == ["ok", "damaged"]
+
+
+@pytest.mark.contract
+def test_a_frozen_number_that_a_cast_has_rounded_is_not_ok() -> None:
+    x, low = torch.zeros(1, 600, DIM), LogBase().bfloat16()
+    assert (low(x) - LogBase()(x)).abs().max() > 0.5
+    assert safe_rope.audit(nn.Sequential(LogBase())).verdict == "ok"
+    assert safe_rope.audit(nn.Sequential(low)).verdict == "unknown"
+    exact = LogBase(base=math.exp(8.0)).bfloat16()  # 16 bits have its logarithm
+    assert safe_rope.audit(nn.Sequential(exact)).verdict == "ok"
