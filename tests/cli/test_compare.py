@@ -135,3 +135,18 @@ def test_what_only_one_dump_has_is_named_and_does_not_pass(tmp_path: Path) -> No
     assert lines[-2] == "not compared: zero.Init is in other.safetensors only"
     assert lines[-1] == "SAME: 2 of 2 tables within the tolerance; 1 not compared"
     assert max(map(len, lines)) < 100
+
+
+@pytest.mark.parametrize(("factor", "differs"), [(1.0, None), (1.0 + 2.0**-22, None), (1.001, 0), (2.0, 0)])
+def test_tables_that_differ_by_a_factor_are_different(
+    factor: float, differs: int | None, tmp_path: Path
+) -> None:
+    phases = torch.outer(torch.arange(64).float(), 10000.0 ** -(torch.arange(8) / 8))
+    files = [tmp_path / "one.safetensors", tmp_path / "other.safetensors"]
+    for file, scale in zip(files, (1.0, factor), strict=True):
+        table = {"positions": torch.arange(64), "cos": phases.cos() * scale, "sin": phases.sin() * scale}
+        save(file, {"": {"rope": table}}, file.name)
+    sides = [{"name": file.name, "dump": str(file)} for file in files]
+    asked = {"sides": sides, "positions": (), "longest": None, "tolerance": None, "ulp": None}
+    (module,) = compare_sides(asked | {"tables": "stock"})["modules"]
+    assert module["first_beyond"] == differs

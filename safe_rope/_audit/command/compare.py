@@ -142,7 +142,8 @@ def _difference(
     allowed = TOLERANCE * common.double().clamp(min=1.0)
     if request["tolerance"] is not None:
         allowed = torch.full_like(allowed, request["tolerance"])
-    beyond = off > allowed
+    # The angle alone is blind to what both are multiplied by, as attention scaling is.
+    beyond = torch.maximum(off, _scaled(cos, sin, other_cos, other_sin)) > allowed
     if request["ulp"] is not None:
         beyond = steps > request["ulp"] if request["tolerance"] is None else beyond | (steps > request["ulp"])
     worst = int(off.argmax())
@@ -159,6 +160,14 @@ def _difference(
             {"position": int(common[i]), "radians": float(off[i]), "ulp": float(steps[i])} for i in shown
         ],
     }
+
+
+def _scaled(cos: Tensor, sin: Tensor, other_cos: Tensor, other_sin: Tensor) -> Tensor:
+    """The largest difference of each row between the lengths of its pairs, relative to the longest of all."""
+    one, other = (torch.hypot(c.double(), s.double()) for c, s in ((cos, sin), (other_cos, other_sin)))
+    longest = torch.maximum(one, other).nan_to_num(nan=0.0).max().clamp(min=torch.finfo(torch.float32).tiny)
+    off = (one - other).abs() / longest
+    return off.nan_to_num(nan=torch.pi).amax(dim=-1)
 
 
 def _ulps(one: Tensor, other: Tensor) -> Tensor:
