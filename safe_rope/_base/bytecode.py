@@ -48,6 +48,8 @@ class Facts(NamedTuple):
     """They take sines or cosines."""
     makes_waves: bool
     """They, the constructor, or what helps them take sines or cosines of what they count."""
+    makes_own_waves: bool
+    """So they do, without the method that initialises another module, which it is given."""
     turns_counts: bool
     """``forward``, or what helps it, counts, and takes sines or cosines."""
     rotates: bool
@@ -298,22 +300,31 @@ def _facts(cls: Any) -> Facts:
     methods = methods_of(cls)
     names, own = _all_names(methods), _everything(cls, methods)
     reached = reached_by_forward(cls)
-    everywhere, later = _all_names(own), _all_names(reached)
-    for helper in _helpers(own):
-        of_helper = methods_of(helper)
-        later |= _all_names(of_helper)
-        everywhere |= _all_names(_everything(helper, of_helper))
-    counted = everywhere & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
-    counts = bool(names & _COUNTING)
+    later = _all_names(reached).union(*(_all_names(methods_of(helper)) for helper in _helpers(own)))
+    counts, makes_waves = bool(names & _COUNTING), _make_waves(own)
+    for_itself = own
+    if makes_waves and any(name in INITIALISING and _takes_another(value) for name, value in _own(cls)):
+        for_itself = _everything(cls, _methods_of(cls, with_initialising=False))
     return Facts(
         counts=counts,
         computes=counts and bool(names & _WAVES),
         turns=_take_waves(names, methods),
-        makes_waves=bool(counted) and (bool(everywhere & _SINES) or any(map(_turns, own))),
+        makes_waves=makes_waves,
+        makes_own_waves=makes_waves and (for_itself is own or _make_waves(for_itself)),
         turns_counts=bool(later & _COUNTING) and _take_waves(later, reached),
         rotates={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
         counts_when_called=bool(later & (_COUNTING - {"range"})),
     )
+
+
+def _make_waves(functions: list[types.FunctionType]) -> bool:
+    """Whether functions, and the classes that help them, take sines or cosines of what they count."""
+    names = _all_names(functions)
+    names |= _all_names(
+        one for helper in _helpers(functions) for one in _everything(helper, methods_of(helper))
+    )
+    counted = names & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
+    return bool(counted) and (bool(names & _SINES) or any(map(_turns, functions)))
 
 
 def conduct(cls: Any) -> Conduct:
@@ -454,6 +465,7 @@ def _has_at(code: types.CodeType) -> bool:
     return is_there or any(map(_has_at, instructions.inner(code)))
 
 
+@functools.lru_cache(maxsize=4096)
 def _changes_what_is_kept(code: types.CodeType) -> bool:
     """Whether a method assigns an attribute or a buffer, or changes in place what its object holds."""
     if _names(code) & _STORING:
@@ -540,7 +552,24 @@ def is_writing(method: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def methods_of(cls: type) -> tuple[types.FunctionType, ...]:
     """The methods of a class but its constructor, and the functions that they reach."""
-    return tuple(_all_reached(_function_of(value) for name, value in _own(cls) if name not in _CONSTRUCTORS))
+    return _methods_of(cls, with_initialising=True)
+
+
+def _methods_of(cls: type, *, with_initialising: bool) -> tuple[types.FunctionType, ...]:
+    """As `methods_of`; those that initialise a module which they are given may be left out."""
+    values = (
+        value
+        for name, value in _own(cls)
+        if name not in _CONSTRUCTORS
+        and (with_initialising or name not in INITIALISING or not _takes_another(value))
+    )
+    return tuple(_all_reached(map(_function_of, values)))
+
+
+def _takes_another(value: Any) -> bool:
+    """Whether a method takes something besides its object."""
+    function = _function_of(value)
+    return function is not None and function.__code__.co_argcount > 1
 
 
 def _everything(cls: type, methods: tuple[types.FunctionType, ...]) -> list[types.FunctionType]:
@@ -553,11 +582,15 @@ def _by_name(cls: type) -> dict[str, Any]:
     return dict(reversed([*_own(cls)]))
 
 
+def bases(cls: type) -> Iterator[type]:
+    """Yield a class and its bases but for those of torch."""
+    return (base for base in cls.__mro__ if not base.__module__.startswith("torch.") and base is not object)
+
+
 def _own(cls: type) -> Iterator[tuple[str, Any]]:
-    for base in cls.__mro__:
-        if not base.__module__.startswith("torch.") and base is not object:
-            held = tuple(vars(base).items())  # another thread may add an attribute
-            yield from ((name, value) for name, value in held if name not in _ANNOTATING)
+    for base in bases(cls):
+        held = tuple(vars(base).items())  # another thread may add an attribute
+        yield from ((name, value) for name, value in held if name not in _ANNOTATING)
 
 
 def _all_reached(

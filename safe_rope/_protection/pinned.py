@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import bytecode
+from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
 from safe_rope._base.functions import signature_of
@@ -42,14 +43,20 @@ from safe_rope.rotation._cos_sin import CosSin
 
 _COUNTS_TO = 2.0**24
 """How far FP32 counts."""
+_reaches = ByIdentity[torch.Tensor, float]()
+"""Those that stand for all, with their reach."""
 _values: weakref.WeakValueDictionary[tuple[Any, ...], torch.Tensor] = weakref.WeakValueDictionary()
 
 
 def shared(values: torch.Tensor) -> torch.Tensor:
     """Return the tensor that stands for all pins with these values: layers often have the same table each."""
+    if values in _reaches:
+        return values
     numbers = values.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(numbers.tobytes()).digest()
-    return _values.setdefault((tuple(values.shape), values.dtype, digest), values)
+    one = _values.setdefault((tuple(values.shape), values.dtype, digest), values)
+    _reaches.setdefault(one, _reach(one))
+    return one
 
 
 @dataclasses.dataclass
@@ -73,7 +80,7 @@ class PinnedState(Keeper):
     ) -> None:
         super().__init__()
         self.applied = applied
-        self.pins = {name: Pin(one, finished, _reach(one)) for name, (one, finished) in tables.items()}
+        self.pins = {name: Pin(one, ready, _reach_of(one)) for name, (one, ready) in tables.items()}
         self.nominal = {name: _nominal(module, name, pin.values) for name, pin in self.pins.items()}
         self.owner = class_name(type(module))
         stock: Any = stock_class(module)
@@ -309,6 +316,11 @@ def rotating_method(stock: type[nn.Module], name: str) -> Callable[..., Any]:
 
     vars(method)["_safe_rope_rotates"] = True
     return method
+
+
+def _reach_of(values: torch.Tensor) -> float:
+    known = _reaches.get(values)
+    return _reach(values) if known is None else known
 
 
 def _reach(values: torch.Tensor) -> float:

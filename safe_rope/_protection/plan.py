@@ -109,7 +109,7 @@ def concerns(module: nn.Module) -> bool:
         if may_hold_positions(module) or only_makes_positions(module, cls) or only_counts(module, cls):
             return True
         in_arrays = any(map(is_array, vars(module).values()))
-        if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_waves:
+        if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_own_waves:
             return True
     if has_damaged_sines(module):
         return True

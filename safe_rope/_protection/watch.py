@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +55,7 @@ from safe_rope._recognition.arguments import (
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
+from safe_rope._recognition.only_kept import only_kept
 from safe_rope._recognition.outside import OutOfReachError, is_followed
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope._recognition.reference import Again, Reference, corresponds, stock_class
@@ -236,7 +237,7 @@ class ConstructionWatch:
         conditions = building.conditions
         if conditions is None or conditions.plain or arguments is None:
             return
-        if not bytecode.facts(type(module)).makes_waves:
+        if not bytecode.facts(type(module)).makes_own_waves:
             return
         key = _key(type(module), arguments, conditions)
         if conditions.device == "meta":
@@ -433,6 +434,9 @@ class ConstructionWatch:
     def _run_again(
         self, module: nn.Module, arguments: Arguments, conditions: Conditions | None, key: Hashable | None
     ) -> Again:
+        kept = only_kept(type(module))
+        if key is not None and kept:
+            key = _key(type(module), arguments, conditions, kept)
         known = self._again.get(key) if key is not None else None
         if known is not None and known[1].moves:
             known = self._again_of.get(module)  # another call of the constructor makes something else
@@ -444,7 +448,9 @@ class ConstructionWatch:
             known = self._again_of[module] = (arguments, again)
             if key is not None:
                 self._again.setdefault(key, known)  # the arguments stay alive, so that ids stay theirs
-        return known[1]
+        own = {} if known[0] is arguments else arguments.kwargs
+        numbers = {attribute: own[name] for name, attribute in kept.items() if type(own.get(name)) is int}
+        return known[1].of_another(numbers) if numbers else known[1]
 
     def has_seen_a_model(self) -> bool:
         """Whether a module was built that does more than to hold an unprotected one from before the guard."""
@@ -524,9 +530,11 @@ def _is_under_construction(module: nn.Module, frame: Any) -> bool:
     return False
 
 
-def _key(cls: type, arguments: Arguments, conditions: Conditions | None) -> Hashable | None:
+def _key(
+    cls: type, arguments: Arguments, conditions: Conditions | None, kept: Collection[str] = ()
+) -> Hashable | None:
     """Return what two calls of a constructor that make the same tables have in common."""
-    key = arguments.key()
+    key = arguments.key(kept)
     return None if key is None else (cls, conditions, key)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -52,9 +52,13 @@ class Arguments(NamedTuple):
         given = (*self.args, *self.kwargs.values())
         return [one.value if isinstance(one, Kept) else one for one in given]
 
-    def key(self) -> Hashable | None:
-        """Return what two calls that make the same tables have in common; None where that cannot be said."""
-        values = (*self.args, *self.kwargs.values())
+    def key(self, kept: Collection[str] = ()) -> Hashable | None:
+        """Return what two calls that make the same tables have in common; None where that cannot be said.
+
+        Of the arguments ``kept`` only the types count.
+        """
+        named = (type(one) if name in kept and type(one) is int else one for name, one in self.kwargs.items())
+        values = (*self.args, *named)
         if any(isinstance(value, nn.Module) for value in values):
             return None
         try:

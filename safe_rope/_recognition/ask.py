@@ -152,8 +152,10 @@ def made_in_first_forward(reference: nn.Module, names: list[str]) -> dict[str, T
         names: of those attributes.
 
     """
+    if not names:
+        return {}
     with undisturbed():
-        for _, module in _answers(reference) if names else ():
+        for _, module in _answers(reference):
             values = {name: get_table(module, name) for name in names}
             made = {name: value.detach() for name, value in values.items() if isinstance(value, Tensor)}
             if made:

@@ -8,7 +8,7 @@ import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.torch_private import PARAMETRIZED, WRAPPED
 from safe_rope._recognition.arguments import Arguments, infer_arguments
 from safe_rope._recognition.conditions import Conditions
-from safe_rope._recognition.holdings import get_table, has_no_shape
+from safe_rope._recognition.holdings import get_table, has_no_shape, twin
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.rebuild import Rebuilt, rebuild
 from safe_rope._recognition.tables import is_library_module
@@ -72,11 +72,21 @@ class Again:
         self._arguments = arguments
         self._conditions = tuple(conditions)
         self._replays: dict[torch.device | None, list[Rebuilt]] = {}
+        self._tables: dict[Hashable, dict[str, tuple[torch.Tensor, bool]]] = {}
         try:
             self.rebuilt: Rebuilt | None = rebuild(cls, arguments, before=before)
         except Exception:
             logger.info("%s cannot be built again", cls.__name__, exc_info=True)
             self.rebuilt = None
+
+    def of_another(self, attributes: dict[str, Any]) -> Again:
+        """Return it as for a module that differs from the one it makes in nothing but these attributes."""
+        another = copy.copy(self)
+        if another.rebuilt is not None:
+            module = twin(another.rebuilt.module, type(another.rebuilt.module))
+            vars(module).update(attributes)
+            another.rebuilt = another.rebuilt._replace(module=module)
+        return another
 
     @property
     def moves(self) -> bool:
@@ -93,6 +103,15 @@ class Again:
             for name, value in other.items()
             if isinstance(value, bool | int | float | str) and isinstance(own.get(name), type(value))
         )
+
+    def tables(self, path: str, above: type | None) -> dict[str, tuple[torch.Tensor, bool]]:
+        """Return what `Rebuilt.tables` does: it looks at all values, and is asked for each equal module."""
+        if self.rebuilt is None:
+            return {}
+        key = (path, above, *self.rebuilt.module.get_submodule(path)._buffers)
+        if key not in self._tables:
+            self._tables[key] = self.rebuilt.tables(path, above)
+        return self._tables[key]
 
     def replays(self, device: torch.device | None = None) -> list[Rebuilt]:
         """Return what the constructor makes under each of the conditions that it may have run in.

@@ -47,12 +47,12 @@ def tables_of(
     The values are None where the constructor does not make the table, or cannot be run again.
     """
     named = _tables_by_name(module)
-    if reference.rebuilt is None or reference.module is None:
+    if reference.again is None or reference.rebuilt is None or reference.module is None:
         return {name: (None, is_finished) for name, is_finished in named.items()}
     if patch is not None and patch.adjust is not None:
         patch.adjust(reference.module)
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {
-        **reference.rebuilt.tables(reference.path, reference.above)
+        **reference.again.tables(reference.path, reference.above)
     }
     for name in reference.rebuilt.unseen(reference.path) & tables.keys():
         made, current = tables[name][0], get_table(module, name)

@@ -1,0 +1,85 @@
+"""Arguments that a constructor does nothing with but to keep them, as the index of a layer.
+
+Two calls that differ in such arguments alone make the same tables.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from safe_rope._base import bytecode
+from safe_rope._base.instructions import Step, codes, rebound, steps
+from safe_rope._recognition.outside import is_followed
+
+_EVERYTHING = {"locals", "__dict__", "__getstate__", "eval", "exec", "_getframe", "currentframe", "stack"}
+"""Names of what reads attributes or arguments without naming them."""
+
+
+def only_kept(cls: Any) -> Mapping[str, str]:
+    """Return the arguments that the constructor of a library's class only keeps, with the attribute of each.
+
+    It may ask whether one is None. Nothing that helps the constructor reads such an attribute, nor gets the
+    module itself. Somebody's own class may be followed further than that: it has none.
+    """
+    bases = tuple(bytecode.bases(cls))
+    constructors = tuple(vars(base)["__init__"] for base in bases if "__init__" in vars(base))
+    plain = all(type(one) is types.FunctionType and not hasattr(one, "__wrapped__") for one in constructors)
+    if type(cls) is not type or not plain or is_followed(cls) or "__init__" not in vars(cls):
+        return {}
+    return _only_kept(cls, constructors)
+
+
+@functools.lru_cache(maxsize=4096)
+def _only_kept(cls: Any, constructors: tuple[types.FunctionType, ...]) -> Mapping[str, str]:
+    """As `only_kept`, for the ``constructors`` that a class and its bases have now."""
+    packages = {bytecode.package(base.__module__) for base in bytecode.bases(cls)}
+    constructing = bytecode.constructing(cls)
+    everything = any(not bytecode.names_in(one).isdisjoint(_EVERYTHING) for one in constructing)
+    if len(packages) > 1 or everything or cls.__new__ is not object.__new__:
+        return {}
+    methods = {*constructors, *itertools.chain.from_iterable(bytecode.methods_by_name(cls).values())}
+    if any(_hands_itself_on(one.__code__) for one in constructing if one in methods):
+        return {}
+    read = {step.attribute for one in constructing for code in codes(one.__code__) for step in steps(code)}
+    kept = _kept(constructors[0].__code__)
+    return {name: attribute for name, attribute in kept.items() if attribute not in read}
+
+
+def _hands_itself_on(code: types.CodeType) -> bool:
+    """Whether a method does something else with its object than to take or assign attributes of it."""
+    first, done = code.co_varnames[0] if code.co_argcount else None, steps(code)
+    uses = (done[at + 1] for at, step in enumerate(done) if step.loads == first)
+    named = all(
+        one.name == "STORE_ATTR" or one.name.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER"))
+        for one in uses
+    )
+    return first in code.co_cellvars or not named
+
+
+def _kept(code: types.CodeType) -> dict[str, str]:
+    done, names = steps(code), code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    changing = {*code.co_cellvars, *(name for _, name in rebound(done))}
+    found: dict[str, str] = {}
+    for name in set(names) - changing:
+        uses = [
+            _attribute(done[at + 1 : at + 3], code.co_varnames[0])
+            for at, step in enumerate(done)
+            if step.loads == name
+        ]
+        attributes = {one for one in uses if one}
+        if None not in uses and len(attributes) == 1:
+            found[name] = attributes.pop()
+    return found
+
+
+def _attribute(after: tuple[Step, ...], module: str) -> str | None:
+    """The attribute that a value is assigned to; "" where it is compared with None; None for all else."""
+    following, last = after
+    if following.loads == module and last.name == "STORE_ATTR":
+        return str(last.value)
+    compared = following.name.endswith("NONE") or (last.name == "IS_OP" and following.value is None)
+    return "" if compared else None
