@@ -39,7 +39,6 @@ __all__ = [
     "marked",
     "plain",
     "round_results",
-    "runs_as_stock",
 ]
 
 logger = logging.getLogger(__name__)

@@ -94,21 +94,17 @@ def test_what_a_parametrization_makes_of_right_values_is_not_called_damaged(
     assert safe_rope.audit(nn.Sequential(model)).verdict == "unknown"
 
 
+@pytest.mark.usefixtures("deepspeed_group")
 def test_a_frozen_table_of_a_sharded_module_is_measured() -> None:
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("this torch has no fully_shard")
-    group = torch.distributed
-    group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
-    try:
-        mesh, verdicts = group.init_device_mesh("cpu", (1,)), []
-        for low in (False, True):
-            model = nn.Sequential(Tables())
-            model = model.bfloat16() if low else model
-            fsdp.fully_shard(model[0], mesh=mesh)
-            verdicts.append(safe_rope.audit(model).verdict)
-    finally:
-        group.destroy_process_group()
+    mesh, verdicts = torch.distributed.init_device_mesh("cpu", (1,)), []
+    for low in (False, True):
+        model = nn.Sequential(Tables())
+        model = model.bfloat16() if low else model
+        fsdp.fully_shard(model[0], mesh=mesh)
+        verdicts.append(safe_rope.audit(model).verdict)
     assert verdicts == ["ok", "damaged"]
 
 
