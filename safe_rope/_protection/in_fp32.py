@@ -70,22 +70,14 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
     if runner.is_opaque or key in runner.refused:
         return _run_unasked(call)
     origins: dict[int, Origin] = {}
-    is_refused = False
     learned = None if call.watched else runner.results.get(key)
-    given: Any = None
-    stock: nn.Module | None = None
-    try:
-        if learned is None:
-            with unrecorded():
-                given, stock = _as_stock(call)
-    except UnansweredError:
-        logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
-        is_refused = True
-    if is_refused:
+    answer = _asked(call) if learned is None else (None, None)
+    if answer is None:
         result = _run_unasked(call)
         if not call.watched:
             runner.refuse(key)  # a call that raises says nothing of the next
         return result
+    given, stock = answer
     if any(map(_is_opaque, flattened(given)[0])):
         runner.is_opaque = not call.watched
         return _run_unasked(call)
@@ -104,6 +96,7 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
             runner.refuse(key)
         return run_once(call)
     returned: Any = None
+    is_refused = False
     try:
         returned = on_twin(call, as_it_is, run)
     except Exception:
@@ -309,6 +302,16 @@ def _show_caches(state: Any, stand_in: nn.Module) -> None:
         cache = get_table(stand_in, name)
         if isinstance(cache, torch.Tensor) and cache.dtype == torch.float32:
             set_table(stand_in, name, cache.to(dtype))
+
+
+def _asked(call: Call) -> tuple[Any, nn.Module] | None:
+    """Return what `_as_stock` does; None where the call cannot be asked."""
+    try:
+        with unrecorded():
+            return _as_stock(call)
+    except UnansweredError:
+        logger.info("%s cannot be asked", type(call.module).__name__, exc_info=True)
+        return None
 
 
 def _as_stock(call: Call) -> tuple[Any, nn.Module]:
