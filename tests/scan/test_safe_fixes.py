@@ -523,7 +523,7 @@ def test_a_bound_that_something_else_may_rebind_makes_no_safe_fix(name: str) -> 
 @pytest.mark.parametrize(
     "source",
     [
-        "from sizes import *\nn = 4\ndef f():\n    return torch.arange(n, 900, dtype=torch.float32)\n",
+        "from math import *\nn = 4\ndef f():\n    return torch.arange(n, 900, dtype=torch.float32)\n",
         "from sizes import n\ndef f(n: int):\n    return torch.arange(n, 900, dtype=torch.float32)\n",
         CLASS + METHOD.replace("OWN", "torch.arange(self.n, 900, dtype=torch.float32)")
         + "def g(self, i):\n    setattr(self, f'layer_{i}', 1.5)\n    setattr(self, 'layer_%d' % i, 1.5)\n"
@@ -765,6 +765,9 @@ OF_CALLS = "def f(n: int):\n    return len({})\n"
         OF_CALLS + "g = f if f else None\ng(2.5)\n",
         OF_CALLS + "g = getattr(module, 'f')\ng(2.5)\n",
         OF_CALLS + "def g(*given):\n    return f(*given)\ng(2.5)\n",
+        "def g(h):\n    return lambda: h(2.5)\n@g\n" + OF_CALLS,
+        "def g(h):\n    H.append(h)\n    return h\n@g\n" + OF_CALLS + "for h in H:\n    h(2.5)\n",
+        "def g(h):\n    return k(h)\ndef k(h):\n    return lambda: h(2.5)\n@g\n" + OF_CALLS,
         "class C:\n    n: int = 4096\n" + OF_SELF + "C(n=2.5)\n",
         "class C:\n    n: int = 4096\n" + OF_SELF + "C(2.5)\n",
         "class C:\n    n: int\n" + OF_SELF + "def g(**k):\n    return C(**k)\ng(n=2.5)\n",
@@ -776,6 +779,25 @@ def test_a_bound_that_is_given_in_another_way_is_not_whole(source: str) -> None:
     if "2.5" in source:
         assert safe(source.replace("2.5", "4096"))
     assert not safe(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(n: int):\n    return {}\n",
+        "def f(x):\n    return torch.arange(len(x), dtype=torch.float32)\n",
+        "def f(x):\n    return torch.arange(math.ceil(x), dtype=torch.float32)\n",
+        "def f(n: int):\n    return torch.tensor(list(range(n)), dtype=torch.float32)\n",
+        "def f(n: int):\n    return torch.arange(n) / 3\n",
+    ],
+)
+def test_a_star_may_give_torch_and_what_is_built_in_another_meaning(source: str) -> None:
+    source = "import math\n{star}" + source.replace("{}", COUNT)
+    for known in ("", "from numpy import *\n", "from torch.nn import *\n", "from typing import *\n"):
+        assert safe(source.replace("{star}", known))
+    for other in ("from .types import *\n", "from sizes import *\n", "globals().update(settings)\n"):
+        assert kinds("import torch\n" + source.replace("{star}", other))
+        assert not safe(source.replace("{star}", other))
 
 
 def test_an_attribute_that_is_a_float_may_be_an_int_in_a_class_of_another_file() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from safe_rope.scan.engine.names import Names
+from safe_rope.scan.engine.names import Argument, Call, Names
 
 FUNCTIONS = """
 def f{0}(n: int):
@@ -29,6 +29,17 @@ COMPUTED = """
     def m{0}(self, k, n: int):
         self.t{0} = torch.arange(n, dtype=torch.float32)
         return getattr(self, f'a{{k}}_{0}')
+"""
+
+DECORATED = """
+def g{0}(call):
+    @wraps(call)
+    def inner(*given):
+        return call(*given)
+    return inner
+@g{0}
+def f{0}(n: int):
+    return torch.arange(n, dtype=torch.float32)
 """
 
 REPEATED = """
@@ -108,5 +119,26 @@ def test_where_a_sum_goes_on_is_looked_up_once(
     monkeypatch.setattr(Names, "bindings", counted(Names.bindings, counts))
     head = "import torch\ndef f(n: int):\n    t = torch.arange(n, dtype=torch.float32)\n"
     texts = [head + "    t += 1\n" * n for n in (100, 300)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_what_decorators_call_is_of_their_own_functions(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Call, "argument", counted(Call.argument, counts))
+    texts = ["import torch\n" + "".join(DECORATED.format(i) for i in range(n)) for n in (40, 120)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_a_call_with_many_arguments_is_read_once(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Argument, "__init__", counted(Argument.__init__, counts))
+    given = "torch.arange(n, dtype=torch.float32), "
+    texts = [f"import torch\ndef f(n: int):\n    return g({given * n})\n" for n in (100, 300)]
     few, many = (asked(project, scan, text, counts) for text in texts)
     assert 0 < many <= 4 * few

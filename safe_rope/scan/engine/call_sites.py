@@ -13,6 +13,7 @@ from safe_rope.scan.engine.scopes import WRITES_ITEMS, Function, Place, Scope, S
 from safe_rope.scan.engine.walk import Walk
 
 FORWARDS = ("forward", "__call__")  # called through their module, by no name
+Alias = tuple[str, Scope]  # a name, and the scope in which something has it
 
 
 class CallSites:
@@ -23,7 +24,10 @@ class CallSites:
         self._names = names
         self._known: dict[int, list[Call]] = {}
         self._calls_made: dict[int, Call] = {}
-        self._given_after: dict[str, list[Call]] = {}
+        self._given_after: dict[tuple[str, int], list[Call]] = {}
+        # Of a table and a name, the sites in each scope.
+        self._inside: dict[tuple[int, str], dict[int, list[Site]]] = {}
+        self._passed: dict[int, set[str]] = {}  # of a scope, the names that it does more with than call them
         # Of a function, the calls with something unpacked, and those that may be of it.
         self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
 
@@ -69,8 +73,10 @@ class CallSites:
                 self._supposed[id(scope)] = ([], self._of_objects)
             else:
                 named = [*self._calls(scope), *self._indirect(scope)]
-                names = ("", "__call__", *self._names_of(scope)[1:])
-                others = self._made(site for name in names for site in self._walk.calls.get(name, ()))
+                calls = self._walk.calls
+                sites = [*calls.get("", ()), *calls.get("__call__", ())]
+                sites += [site for one in self._names_of(scope)[1:] for site in self._sites(calls, one)]
+                others = self._made(sites)
                 self._supposed[id(scope)] = ([one for one in named if not one.complete], others)
         named, others = self._supposed[id(scope)]
         found = (call.argument(position, parameter) for call in others)
@@ -93,7 +99,7 @@ class CallSites:
         """Return what is given with a function in a tuple or the like, as a thread is given its arguments."""
         given: list[Argument] = []
         position = self._position(scope, parameter)
-        for site in (site for name in self._names_of(scope) for site in self._given.get(name, ())):
+        for site in (site for one in self._names_of(scope) for site in self._sites(self._given, one)):
             assert isinstance(site.node, ast.Call)
             listed = [one for one in site.node.args if isinstance(one, ast.Tuple | ast.List)]
             given += [Argument(one, site.place, False) for one in listed]  # as ``map`` calls it with each
@@ -157,23 +163,35 @@ class CallSites:
         if owner is not None:
             sites = [*self.of_class(owner), *self._walk.calls.get("__init__", ())]
         calls = self._made(sites)
-        return calls + [call for name in self._names_of(scope) for call in self._after(name)]
+        return calls + [call for one in self._names_of(scope) for call in self._after(one)]
 
-    def _after(self, name: str) -> list[Call]:
+    def _after(self, alias: Alias) -> list[Call]:
         """Return the calls that are given something of a name, with what is given after it."""
-        if name not in self._given_after:
-            calls = self._given_after[name] = []
-            for call in self._made(self._given.get(name, ())):
-                at = [_last(one.value) == name for one in call.positional]
+        key = (alias[0], id(alias[1]))
+        if key not in self._given_after:
+            calls = self._given_after[key] = []
+            for call in self._made(self._sites(self._given, alias)):
+                at = [_last(one.value) == alias[0] for one in call.positional]
                 after = at.index(True) + 1 if True in at else 0
                 calls.append(replace(call, positional=call.positional[after:]))
-        return self._given_after[name]
+        return self._given_after[key]
 
-    def _names_of(self, scope: Scope) -> list[str]:
+    def _sites(self, table: dict[str, list[Site]], alias: Alias) -> list[Site]:
+        """Return what a table has of a name in a scope."""
+        name, scope = alias
+        inside = self._inside.get((id(table), name))
+        if inside is None:
+            inside = self._inside[id(table), name] = {}
+            for site in table.get(name, ()):
+                for around in site.place.scope.upward():
+                    inside.setdefault(id(around), []).append(site)
+        return inside.get(id(scope), [])
+
+    def _names_of(self, scope: Scope) -> list[Alias]:
         """Return the name of a function, or of the class that it constructs, then its other names."""
         owner = scope.parent if scope.name == "__init__" else None
-        names = [(owner or scope).name]
-        for name in names:
+        names = [((owner or scope).name, self._walk.module)]
+        for name, _ in names:
             names += [one for one in self._aliases.get(name, ()) if one not in names]
         return names
 
@@ -188,20 +206,23 @@ class CallSites:
         return given
 
     @cached_property
-    def _aliases(self) -> dict[str, list[str]]:
+    def _aliases(self) -> dict[str, list[Alias]]:
         """What functions and classes are called as well: what is assigned them, and what takes them."""
-        aliases: dict[str, list[str]] = {}
+        aliases: dict[str, list[Alias]] = {}
+        everywhere = self._walk.module
         for statement, _ in self._walk.statements:
-            targets = [*map(_last, targets_of(statement))]
+            targets = [(_last(one), everywhere) for one in targets_of(statement)]
             for held in _held(getattr(statement, "value", None)) if targets else ():
                 aliases.setdefault(held, []).extend(targets)
         for name in {*self._walk.functions, *self._walk.classes} & self._given.keys():
             for site in self._given[name]:
                 assert isinstance(site.node, ast.Call)
                 at = next((n for n, one in enumerate(site.node.args) if _last(one) == name), None)
-                words = [word.arg for word in site.node.keywords if word.arg and _last(word.value) == name]
                 takes = self._parameters(_last(site.node.func), at) if at is not None else []
-                aliases.setdefault(name, []).extend([*words, *takes])
+                for word in site.node.keywords:
+                    if word.arg and _last(word.value) == name:
+                        takes.append((word.arg, everywhere))
+                aliases.setdefault(name, []).extend(takes)
         for scopes in self._walk.functions.values():
             for scope in scopes:
                 for one in scope.node.decorator_list:  # type: ignore[attr-defined]
@@ -209,7 +230,7 @@ class CallSites:
                     aliases.setdefault(scope.name, []).extend(self._parameters(_last(made_by), None))
         return aliases
 
-    def _parameters(self, name: str, at: int | None) -> list[str]:
+    def _parameters(self, name: str, at: int | None) -> list[Alias]:
         """Return what the functions of a name, or a constructor, call an argument; all of them for None.
 
         Of decorators, also what the functions in them do.
@@ -220,8 +241,21 @@ class CallSites:
             scopes += [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
         if at is None:
             inner = [one for scope in scopes for one in self._inner.get(id(scope), ())]
-            return [one for scope in [*scopes, *inner] for one in _named(scope)]
-        return [one for scope in scopes for one in _named(scope)[at + (scope.owner is not None) :][:1]]
+            return [self._alias(one, scope) for scope in [*scopes, *inner] for one in _named(scope)]
+        takes = ((scope, _named(scope)[at + (scope.owner is not None) :]) for scope in scopes)
+        return [self._alias(one, scope) for scope, names in takes for one in names[:1]]
+
+    def _alias(self, parameter: str, scope: Scope) -> Alias:
+        """Return a parameter as a name: of its function where that only calls it, else of the file."""
+        if id(scope) not in self._passed:
+            nodes = [*ast.walk(scope.node)]
+            kept = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+            for node in nodes:
+                if isinstance(node, ast.Call):
+                    kept.update(map(id, node.args if _last(node.func) == "wraps" else [node.func]))
+            loads = (node for node in nodes if isinstance(node, ast.Name) and id(node) not in kept)
+            self._passed[id(scope)] = {node.id for node in loads}
+        return parameter, self._walk.module if parameter in self._passed[id(scope)] else scope
 
     @cached_property
     def _inner(self) -> dict[int, list[Scope]]:
@@ -263,7 +297,7 @@ class CallSites:
         """Yield the names of functions and classes that take any keywords."""
         for scope in (one for some in self._walk.functions.values() for one in some):
             if scope.node.args.kwarg is not None:  # type: ignore[attr-defined]
-                yield self._names_of(scope)[0]
+                yield self._names_of(scope)[0][0]
 
     def _made(self, sites: Iterable[Site]) -> list[Call]:
         made = []

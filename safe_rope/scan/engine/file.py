@@ -53,8 +53,8 @@ class File:
         self.purpose = Purpose(walk, self.inference, self.flow, PurePath(path).stem)
         # Where a file changes the default dtype, nothing is known of what follows it.
         self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None
-        # Where it replaces a tensor's casts, or sees torch's calls, a fix makes it see others.
-        self.intercepts = "to" in walk.written or not _HOOKS.isdisjoint(walk.functions)
+        # Where it replaces a tensor's casts, sees torch's calls, or hides which they are, a fix may matter.
+        self.intercepts = "to" in walk.written or walk.obscured or not _HOOKS.isdisjoint(walk.functions)
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
 

@@ -55,6 +55,7 @@ class Inference:
         self._defined: dict[str, bool] = {}
         self._above = 0  # the outermost such expression of what was asked last
         self._known: dict[tuple[int, int], Value] = {}
+        self._calls: dict[tuple[int, int], tuple[Call, Place]] = {}
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression at a place."""
@@ -126,7 +127,10 @@ class Inference:
 
     def call(self, node: ast.Call, place: Place) -> Call:
         """Return a call with its full name and all its arguments."""
-        return self.names.call(node, place)
+        key = (id(node), id(place))
+        if key not in self._calls:  # what is kept with the answer keeps its ids
+            self._calls[key] = self.names.call(node, place), place
+        return self._calls[key][0]
 
     def _value(self, node: ast.expr, place: Place) -> Value:
         match node:

@@ -29,6 +29,8 @@ _COPIES = {
     "update", "dumps", "pformat", "pprint", "format", "join", "items", "asdict",
 }  # fmt: skip
 _READS = {"getattr", "hasattr", "delattr"}
+# Packages all of whose names leave torch, and what is built in, what they are.
+_PLAIN = {"torch", "numpy", *sys.stdlib_module_names}
 # How the context managers begin that pass errors on.
 _PASSES_ON = (
     "torch.",
@@ -56,7 +58,8 @@ class Walk:
         self.statements: list[tuple[ast.AST, Place]] = []
         self.varied: set[str] = set()  # names for which one scope imports one thing or another
         self.stars = 0  # the order of the statement that imports all names of torch, if any does
-        self.starred = 0  # the order of the last such import of another module, or of what may bind any name
+        self.starred = 0  # the order of the last such import of another module
+        self.obscured = False  # an import or an assignment may give torch, len and the like another meaning
         self.written: set[str] = set()  # attributes that are assigned to others than self
         # Patterns of attributes that are assigned by names that are made: of a class, or of any with None.
         self.computed: list[tuple[str, Scope | None]] = []
@@ -124,7 +127,7 @@ class Walk:
                     case ast.Constant(value=str(known)):
                         self._bind_aside(known, Binding("value", None, place), self.module)
                     case _:
-                        self.starred = sys.maxsize  # whatever is bound, whenever that runs
+                        self.obscured = True  # whatever is bound, whenever that runs
 
     def _computes(self, names: str, of: str, place: Place) -> None:
         if "config" not in of:  # no module's
@@ -204,6 +207,7 @@ class Walk:
             self.stars = place.order
         elif local == "*":
             self.starred = place.order
+            self.obscured |= name.partition(".")[0] not in _PLAIN
         if place.scope is self.module and not place.path:
             self.bound.setdefault(local, place.order)
 
