@@ -767,6 +767,7 @@ OF_CALLS = "def f(n: int):\n    return len({})\n"
         OF_CALLS + "def g(*given):\n    return f(*given)\ng(2.5)\n",
         "def g(h):\n    return lambda: h(2.5)\n@g\n" + OF_CALLS,
         "def g(h):\n    H.append(h)\n    return h\n@g\n" + OF_CALLS + "for h in H:\n    h(2.5)\n",
+        "def g(h):\n    return wraps(h)\ndef wraps(h):\n    return lambda: h(2.5)\n@g\n" + OF_CALLS,
         "def g(h):\n    return k(h)\ndef k(h):\n    return lambda: h(2.5)\n@g\n" + OF_CALLS,
         "class C:\n    n: int = 4096\n" + OF_SELF + "C(n=2.5)\n",
         "class C:\n    n: int = 4096\n" + OF_SELF + "C(2.5)\n",

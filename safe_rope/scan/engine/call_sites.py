@@ -249,10 +249,11 @@ class CallSites:
         """Return a parameter as a name: of its function where that only calls it, else of the file."""
         if id(scope) not in self._passed:
             nodes = [*ast.walk(scope.node)]
+            wraps = {"wraps"} - self._walk.functions.keys()
             kept = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
             for node in nodes:
                 if isinstance(node, ast.Call):
-                    kept.update(map(id, node.args if _last(node.func) == "wraps" else [node.func]))
+                    kept.update(map(id, node.args if _last(node.func) in wraps else [node.func]))
             loads = (node for node in nodes if isinstance(node, ast.Name) and id(node) not in kept)
             self._passed[id(scope)] = {node.id for node in loads}
         return parameter, self._walk.module if parameter in self._passed[id(scope)] else scope
