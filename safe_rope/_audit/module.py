@@ -49,6 +49,7 @@ from safe_rope._recognition.tables import (
     uninitialized,
     unreadable,
 )
+from safe_rope._recognition.truths import parametrized
 from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
@@ -416,7 +417,9 @@ class ModuleAuditor:
 
     def _audit_left(self, found: Frozen) -> None:
         """Judge a frozen parameter that no constructor explains: by its dtype, and by its values alone."""
-        value = operator.attrgetter(found.name)(found.module)
+        computed = dict(parametrized(found.module, found.name.__eq__))
+        value: Any = computed.get(found.name)
+        value = operator.attrgetter(found.name)(found.module) if value is None else value
         here = value.to_local() if is_distributed(value) else getattr(value, "ds_tensor", value)
         here = plain(here).detach()
         said = None

@@ -257,7 +257,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter
-    yield from parametrized(module)
+    yield from parametrized(module, functools.partial(_is_told, module))
     for child_name, child in module._modules.items():
         if isinstance(child, HOLDERS):
             held = [(f"{child_name}.{name}", p) for name, p in child.named_parameters()]

@@ -266,7 +266,7 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name) or tensor.numel() < 2:
         return False
     if tensor.is_floating_point() and counts(module):
-        listed = bool(origin & Origin.LITERAL) and _is_progression(tensor, fewest=_FEWEST_ROWS)
+        listed = bool(origin & Origin.LITERAL) and _are_slopes(tensor)
         if listed or origin & Origin.COUNTED:
             # What its forward changes is a state.
             return _has_values(tensor) and not bytecode.conduct(_stock(module)).stores
@@ -276,6 +276,7 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     # The origin of a parameter's values is not followed.
     named = is_frequency(name) or isinstance(tensor, nn.Parameter)
     makes = (named and may_be_turned(module, tensor)) or only_makes_positions(module, _stock(module))
+    makes = makes or (bytecode.facts(_stock(module)).turns and are_phases(tensor, _error_of(tensor)))
     return makes and _has_values(tensor)
 
 
@@ -298,8 +299,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():
         return counted and bool(origin & Origin.FINISHED)
-    error = 2.0**-9 if tensor.dtype in LOW else _EXACT  # some keep their tables in 16 bits on purpose
-    if not counted and any(told(tensor, error) for told in (oscillates, are_phasors, are_turns, are_phases)):
+    error = _error_of(tensor)
+    if not counted and any(told(tensor, error) for told in (oscillates, are_phasors, are_turns)):
         return True
     if not (counted or _POSITION.search(name.lower())):
         return False
@@ -309,6 +310,11 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
         if bool((others == others[:1]).all()):
             return False  # one constant, or a mask
     return _has_values(tensor)
+
+
+def _error_of(tensor: torch.Tensor) -> float:
+    """What sines may be off by; some keep their tables in 16 bits on purpose."""
+    return 2.0**-9 if tensor.dtype in LOW else _EXACT
 
 
 def is_no_position(name: str) -> bool:
@@ -325,10 +331,10 @@ def _has_values(tensor: torch.Tensor) -> bool:
     return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
 
 
-def _is_progression(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
+def _is_progression(tensor: torch.Tensor) -> bool:
     """Whether each row of a table rises or falls by the same number, or by the same factor."""
     rows = tensor.detach().squeeze()
-    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] < fewest:
+    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] < FEWEST:
         return False
     rows = rows.double()
     steps = rows.diff(dim=-1)
@@ -337,6 +343,16 @@ def _is_progression(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
     ratios = rows[..., 1:] / rows[..., :-1]
     even = (ratios - ratios[..., :1]).abs() <= _ROUNDING * ratios.abs()
     return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
+
+
+def _are_slopes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything."""
+    slopes = tensor.detach().squeeze().double()
+    if slopes.dim() != 1 or len(slopes) < _FEWEST_ROWS:
+        return False
+    places = torch.arange(1, len(slopes) + 1, dtype=torch.float64, device=tensor.device)
+    true = 2 ** (-8 * places / len(slopes))
+    return bool(((slopes - true).abs() <= _ROUNDING * true).all())
 
 
 def is_multiplied_and_turned(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
@@ -384,9 +400,11 @@ def are_phasors(tensor: torch.Tensor, error: float = _EXACT) -> bool:
 
 
 def are_turns(tensor: torch.Tensor, error: float = _EXACT) -> bool:
-    """Whether a tensor holds matrices [..., size, size] that turn pairs of coordinates.
+    """Whether a tensor holds matrices [..., size, size] that turn pairs of coordinates by positions.
 
-    Their rows are orthogonal, and have two numbers each. ``error`` is what the numbers may be off by.
+    Their rows are orthogonal, and have two numbers each. Each of some matrices turns by as much more than the
+    one before, or the pairs turn by angles that fall from pair to pair, to the same side. ``error`` is what
+    the numbers may be off by.
     """
     if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.is_meta:
         return False
@@ -403,7 +421,24 @@ def are_turns(tensor: torch.Tensor, error: float = _EXACT) -> bool:
     back = matrices @ (matrices.mT @ there)[..., None]
     # What turns has opposite numbers across the diagonal; what mirrors has the same.
     mirrored = (matrices + matrices.mT).abs().sum(-1) - 2 * matrices.diagonal(dim1=-2, dim2=-1).abs()
-    return float((back[..., 0] - there).abs().max()) <= 4 * error and float(mirrored.abs().max()) <= 4 * error
+    if max(float((back[..., 0] - there).abs().max()), float(mirrored.abs().max())) > 4 * error:
+        return False
+    return _turn_evenly(matrices[:FEWEST], 8 * error) or _turn_by_falling_angles(matrices[0])
+
+
+def _turn_evenly(matrices: torch.Tensor, error: float) -> bool:
+    """Whether each rotation is the one before and the same one besides."""
+    steps = matrices[1:] @ matrices[:-1].mT
+    turned = len(matrices) >= _FEWEST_ROWS and float((matrices[1] - matrices[0]).abs().max()) > error
+    return turned and float((steps - steps[0]).abs().max()) <= error
+
+
+def _turn_by_falling_angles(matrix: torch.Tensor) -> bool:
+    across = matrix.triu(1).sum(-1)
+    first = across != 0
+    angles = torch.atan2(across.abs(), matrix.diagonal())[first]
+    is_one_way = bool((across >= 0).all()) or bool((across <= 0).all())
+    return is_one_way and len(angles) >= _FEWEST_ROWS and bool((angles.diff() < 0).all())
 
 
 def has_position_name(name: str) -> bool:
@@ -464,12 +499,31 @@ def oscillates(tensor: torch.Tensor, error: float = _EXACT) -> bool:
     length besides: the squares of a sine and its cosine add up to 1. The first rows may tell it alone: BF16
     counts no further, and later rows of a damaged table repeat others.
     """
-    if tensor.dim() > 2 and tensor.shape[-2] < _FEWEST_ROWS <= len(tensor):
+    if _are_pairs(tensor, error):
         tensor = tensor.flatten(1)  # a cosine and a sine for each position
     if tensor.dim() < 2 or tensor.shape[-2] < _FEWEST_ROWS or not tensor.is_floating_point():
         return False
     rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
     return _are_sines(rows, error) or (len(rows) > _COUNTED_LOW and _are_sines(rows[:_COUNTED_LOW], error))
+
+
+def _are_pairs(tensor: torch.Tensor, error: float) -> bool:
+    """Whether a table [rows, 2, columns] may hold cosines and sines, of phases that fall with the columns.
+
+    A bank of filters has no such pairs, and the phases of a Fourier transform rise.
+    """
+    if tensor.dim() != 3 or tensor.shape[1] != 2 or len(tensor) < _FEWEST_ROWS or tensor.is_meta:
+        return False
+    if not tensor.is_floating_point() or not tensor.shape[2]:
+        return False
+    length = tensor.float().norm(dim=1)
+    if not bool(((length - length[:1, :1]).abs() <= 2 * error * length[:1, :1]).all()):
+        return False
+    (one, other), (following, beside) = tensor[0].double(), tensor[1].double()
+    steps = torch.atan2(one * beside - other * following, one * following + other * beside).abs()
+    half = len(steps) // 2
+    steps = steps[:half] if half and torch.equal(steps[:half], steps[half:]) else steps
+    return bool((steps.diff() <= 0).all())
 
 
 def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:

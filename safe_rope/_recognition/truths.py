@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator
+import copy
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
 from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth, is_cast, is_same
@@ -164,20 +166,26 @@ def frozen_tables(
                 yield whole, parameter, values
 
 
-def parametrized(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and value of what torch computes for a module from frozen parameters, and no others."""
+def parametrized(module: nn.Module, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of what torch computes for a module from frozen parameters, and no others.
+
+    What computes it is a copy in evaluation: a spectral norm changes its vectors whenever it is read.
+    """
     parts = module._modules.get("parametrizations")
     for name, part in () if parts is None else parts.named_children():
         own = [*part.parameters()]
-        if own and not any(one.requires_grad for one in own):
-            with contextlib.suppress(Exception):  # foreign code
-                value = getattr(module, name)
-                if isinstance(value, torch.Tensor):
-                    yield name, value
+        if not own or any(one.requires_grad for one in own) or not is_wanted(name):
+            continue
+        value = None
+        with contextlib.suppress(Exception), random_states_kept(), torch.no_grad():  # foreign code
+            value = copy.deepcopy(part, {id(one): one for one in own}).eval()()
+        if isinstance(value, torch.Tensor):
+            yield name, value
 
 
 def _frozen_pairs(module: nn.Module, built: nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    for name, parameter in (*module._parameters.items(), *parametrized(module)):
+    computed = parametrized(module, built._parameters.__contains__)
+    for name, parameter in (*module._parameters.items(), *computed):
         true = built._parameters.get(name)
         if not (parameter is None or parameter.requires_grad or true is None or true.is_meta):
             yield name, parameter, true

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 
 import safe_rope
 
@@ -35,6 +35,21 @@ class Same(nn.Module):
 class Twice(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         return 2 * value
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(DIM, DIM))
+        parametrizations.spectral_norm(self, "weight")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class NormedWaves(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() @ self.weight + x.cos()
 
 
 class LogBase(nn.Module):
@@ -92,6 +107,19 @@ def test_what_a_parametrization_makes_of_right_values_is_not_called_damaged(
     model = make()
     parametrize.register_parametrization(model, "inv_freq", Twice())
     assert safe_rope.audit(nn.Sequential(model)).verdict == "unknown"
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("look", [safe_rope.audit, safe_rope.protect])
+@pytest.mark.parametrize("cls", [Normed, NormedWaves])
+def test_a_frozen_weight_with_a_spectral_norm_is_left_alone(
+    cls: Callable[[], nn.Module], look: Callable[[nn.Module], object]
+) -> None:
+    model = nn.Sequential(cls()).requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    look(model)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 @pytest.mark.usefixtures("deepspeed_group")
