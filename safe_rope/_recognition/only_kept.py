@@ -11,12 +11,17 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from safe_rope._base import bytecode
 from safe_rope._base.instructions import Step, codes, rebound, steps
 from safe_rope._recognition.outside import is_followed
 
 _EVERYTHING = {"locals", "__dict__", "__getstate__", "eval", "exec", "_getframe", "currentframe", "stack"}
 """Names of what reads attributes or arguments without naming them."""
+_HOOKS = {"__setattr__", "__getattr__", "__getattribute__"}
+_REGISTERING = {"register_buffer", "register_parameter", "register_module", "add_module"}
+"""Methods of ``nn.Module`` that call nothing of the class."""
 
 
 def only_kept(cls: Any) -> Mapping[str, str]:
@@ -41,23 +46,48 @@ def _only_kept(cls: Any, constructors: tuple[types.FunctionType, ...]) -> Mappin
     everything = any(not bytecode.names_in(one).isdisjoint(_EVERYTHING) for one in constructing)
     if len(packages) > 1 or everything or cls.__new__ is not object.__new__:
         return {}
+    own = {name: value for base in reversed([*bytecode.bases(cls)]) for name, value in vars(base).items()}
+    of_torch = [base for base in cls.__mro__ if base.__module__.startswith("torch.")]
+    if not _HOOKS.isdisjoint(own) or of_torch != [nn.Module]:  # Linear, say, calls what a class overrides
+        return {}
     methods = {*constructors, *itertools.chain.from_iterable(bytecode.methods_by_name(cls).values())}
-    if any(_hands_itself_on(one.__code__) for one in constructing if one in methods):
+    if any(_hands_itself_on(one.__code__, own) for one in constructing if one in methods):
         return {}
     read = {step.attribute for one in constructing for code in codes(one.__code__) for step in steps(code)}
     kept = _kept(constructors[0].__code__)
     return {name: attribute for name, attribute in kept.items() if attribute not in read}
 
 
-def _hands_itself_on(code: types.CodeType) -> bool:
-    """Whether a method does something else with its object than to take or assign attributes of it."""
+def _hands_itself_on(code: types.CodeType, own: Mapping[str, Any]) -> bool:
+    """Whether a method does something else with its object than to take or assign plain attributes of it."""
     first, done = code.co_varnames[0] if code.co_argcount else None, steps(code)
-    uses = (done[at + 1] for at, step in enumerate(done) if step.loads == first)
-    named = all(
-        one.name == "STORE_ATTR" or one.name.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER"))
-        for one in uses
-    )
-    return first in code.co_cellvars or not named
+    if first in code.co_cellvars:
+        return True
+    for at, step in enumerate(done):
+        # The others of a base's methods may be overridden, and so are not looked at.
+        if step.loads == "super" and all(one.value != "__init__" for one in done[at + 1 : at + 4]):
+            return True
+        if step.loads == first and not _is_plain_use(done[at + 1], own):
+            return True
+    return False
+
+
+def _is_plain_use(step: Step, own: Mapping[str, Any]) -> bool:
+    """Whether a step assigns or takes an attribute of a module, and runs nothing but what its name says."""
+    name, held = step.value, own.get(step.value)
+    if step.name == "STORE_ATTR":
+        return not hasattr(type(held), "__set__")
+    if step.name.startswith("LOAD_SUPER"):
+        return bool(name == "__init__")
+    if not step.name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+        return False
+    if name not in own:
+        return not hasattr(nn.Module, name) or name in _REGISTERING or name == "__class__"
+    function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
+    if type(function) is not types.FunctionType:
+        return not hasattr(type(held), "__get__")
+    # A method that is not called there may be taken elsewhere, and its object with it.
+    return not hasattr(function, "__wrapped__") and (isinstance(held, property) or step.is_method)
 
 
 def _kept(code: types.CodeType) -> dict[str, str]:

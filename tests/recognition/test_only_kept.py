@@ -25,6 +25,8 @@ pytestmark = pytest.mark.contract
 
 LAYERS = 3
 SOURCE = """
+import functools
+import operator
 import torch
 from torch import nn
 
@@ -33,6 +35,22 @@ def speeds(dim, scale):
 
 def index_of(module):
     return module.layer_idx
+
+class Lazy:
+    def __init__(self, made):
+        self.made = made
+
+    def __get__(self, module, owner):
+        return self.made(module)
+
+def by_index(made):
+    @functools.wraps(made)
+    def scaled(module):
+        return made(module) / (1 + module.layer_idx)
+    return scaled
+
+def fill(name, module):
+    module.register_buffer("inv_freq", speeds(16, 1.0 / (1 + getattr(module, name))), persistent=False)
 
 class Layer(nn.Module):
     def forward(self, x, positions):
@@ -103,8 +121,138 @@ class ByItsBase(Computed):
     def __init__(self, dim, layer_idx=None):
         super().__init__(dim, layer_idx)
         self.layer_idx = layer_idx
+
+class Read(Layer):
+    factor = 1.0
+
+    def __init__(self, dim, layer_idx=None):
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.register_buffer("inv_freq", speeds(dim, self.scale), persistent=False)
+
+    @property
+    def scale(self):
+        return self.factor
+
+class BySetter(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.size = dim
+
+    @property
+    def size(self):
+        return len(self.weight)
+
+    @size.setter
+    def size(self, dim):
+        self.inv_freq = speeds(dim, 1.0 / (1 + self.layer_idx))
+
+class BySetAttr(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, self.factor)
+
+    def __setattr__(self, name, value):
+        if name == "layer_idx" and value is not None:
+            self.factor = 1.0 / (1 + value)
+        super().__setattr__(name, value)
+
+class ByGetAttr(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, self.of_index)
+
+    def __getattr__(self, name):
+        return 1.0 / (1 + self.layer_idx) if name == "of_index" else super().__getattr__(name)
+
+class ByGetAttribute(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, 1.0 / (1 + self.__getattribute__("layer_idx")))
+
+class ByDescriptor(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, self.of_index)
+
+    of_index = Lazy(lambda module: 1.0 / (1 + module.layer_idx))
+
+class ByGetter(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, 1.0 / (1 + self.index))
+
+    index = property(operator.attrgetter("layer_idx"))
+
+class ByWrapper(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, self.made())
+
+    @by_index
+    def made(self):
+        return 1.0
+
+class ByApply(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.apply(functools.partial(fill, "layer_idx"))
+
+class ByModules(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        for module in self.modules():
+            fill("layer_idx", module)
+
+class ByMethod(Read):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        method = self.made
+        self.inv_freq = speeds(dim, 1.0 / (1 + getattr(method.__self__, "layer_idx")))
+
+    def made(self):
+        return 1.0
+
+class ByOverridden(Read):
+    def made(self):
+        return 1.0 / (1 + self.layer_idx)
+
+class BySuper(ByOverridden):
+    def __init__(self, dim, layer_idx=None):
+        super().__init__(dim)
+        self.layer_idx = layer_idx
+        self.inv_freq = speeds(dim, super().made())
+
+    def made(self):
+        return 1.0
+
+class ByLinear(nn.Linear):
+    forward = Layer.forward
+
+    def __init__(self, dim, layer_idx=None):
+        self.layer_idx = layer_idx
+        super().__init__(dim, dim)
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        fill("layer_idx", self)
 """
-OTHERS = ("Computed", "ReadAgain", "ReadByAProperty", "HandsItselfOn", "ReadByName", "Compared", "ByItsBase")
+OTHERS = (
+    *("Computed", "ReadAgain", "ReadByAProperty", "HandsItselfOn", "ReadByName", "Compared", "ByItsBase"),
+    *("BySetter", "BySetAttr", "ByGetAttr", "ByGetAttribute", "ByDescriptor", "ByGetter", "ByWrapper"),
+    *("ByApply", "ByModules", "ByMethod", "BySuper", "ByLinear"),
+)
 
 
 @pytest.fixture
@@ -131,6 +279,17 @@ def test_each_layer_has_the_frequencies_of_its_own_index(library: ModuleType, na
     with safe_rope.guard(), default_dtype(torch.bfloat16):
         layers = stack(cls)
     assert [layer.layer_idx for layer in layers] == [*range(LAYERS)]
+    assert all(torch.equal(layer.inv_freq, values) for layer, values in zip(layers, true, strict=True))
+
+
+@pytest.mark.parametrize("name", ["OnlyKept", *OTHERS])
+def test_each_layer_from_meta_has_the_frequencies_of_its_own_index(library: ModuleType, name: str) -> None:
+    cls = getattr(library, name)
+    true = [layer.inv_freq.clone() for layer in stack(cls)]
+    with safe_rope.guard():
+        with torch.device("meta"):
+            layers = stack(cls)
+        layers.to_empty(device="cpu")
     assert all(torch.equal(layer.inv_freq, values) for layer, values in zip(layers, true, strict=True))
 
 
