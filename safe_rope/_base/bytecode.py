@@ -49,7 +49,7 @@ class Facts(NamedTuple):
     makes_waves: bool
     """They, the constructor, or what helps them take sines or cosines of what they count."""
     makes_own_waves: bool
-    """So they do, without the method that initialises another module, which it is given."""
+    """So they do, without a method that initialises a module which it is given, and no constructor names."""
     turns_counts: bool
     """``forward``, or what helps it, counts, and takes sines or cosines."""
     rotates: bool
@@ -303,7 +303,8 @@ def _facts(cls: Any) -> Facts:
     later = _all_names(reached).union(*(_all_names(methods_of(helper)) for helper in _helpers(own)))
     counts, makes_waves = bool(names & _COUNTING), _make_waves(own)
     for_itself = own
-    if makes_waves and any(name in INITIALISING and _takes_another(value) for name, value in _own(cls)):
+    given = {name for name, value in _own(cls) if name in INITIALISING and _takes_another(value)}
+    if makes_waves and given and given.isdisjoint(_all_names(constructing(cls))):
         for_itself = _everything(cls, _methods_of(cls, with_initialising=False))
     return Facts(
         counts=counts,

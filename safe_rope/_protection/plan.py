@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.frozen import has_damaged_sines, round_once
 from safe_rope._protection.pinned import shared
@@ -33,6 +32,7 @@ from safe_rope._recognition.tables import (
     UNREAD,
     has_no_positions,
     is_array,
+    makes_own_waves,
     may_hold_positions,
     only_counts,
     only_makes_positions,
@@ -109,7 +109,7 @@ def concerns(module: nn.Module) -> bool:
         if may_hold_positions(module) or only_makes_positions(module, cls) or only_counts(module, cls):
             return True
         in_arrays = any(map(is_array, vars(module).values()))
-        if (in_arrays or not module._buffers) and bytecode.facts(cls).makes_own_waves:
+        if (in_arrays or not module._buffers) and makes_own_waves(cls):
             return True
     if has_damaged_sines(module):
         return True

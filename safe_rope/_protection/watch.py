@@ -59,7 +59,7 @@ from safe_rope._recognition.only_kept import only_kept
 from safe_rope._recognition.outside import OutOfReachError, is_followed
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope._recognition.reference import Again, Reference, corresponds, stock_class
-from safe_rope._recognition.tables import may_hold_positions
+from safe_rope._recognition.tables import makes_own_waves, may_hold_positions
 from safe_rope._recognition.untouched import Before
 from safe_rope._recognition.walk import within
 from safe_rope.constructors import _shadow
@@ -237,7 +237,7 @@ class ConstructionWatch:
         conditions = building.conditions
         if conditions is None or conditions.plain or arguments is None:
             return
-        if not bytecode.facts(type(module)).makes_own_waves:
+        if not makes_own_waves(type(module)):
             return
         key = _key(type(module), arguments, conditions)
         if conditions.device == "meta":

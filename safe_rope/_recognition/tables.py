@@ -23,6 +23,7 @@ from safe_rope._recognition.holdings import (
     kept_types,
     unfilled,
 )
+from safe_rope._recognition.outside import is_followed
 from safe_rope._recognition.provenance import Origin
 
 _NUMBERS = (bool, int, float, torch.Tensor, torch.dtype)
@@ -128,6 +129,12 @@ def _may_be_counted(module: nn.Module, name: str, value: torch.Tensor) -> bool:
 
 def _only_rotates(module: nn.Module) -> bool:
     return bytecode.facts(_stock(module)).rotates and next(module.parameters(), None) is None
+
+
+def makes_own_waves(cls: type) -> bool:
+    """Whether a class takes sines of what it counts, a library's other than to fill modules it is given."""
+    facts = bytecode.facts(cls)
+    return facts.makes_waves if is_followed(cls) else facts.makes_own_waves
 
 
 def _makes_waves(module: nn.Module) -> bool:
