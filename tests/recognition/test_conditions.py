@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils import _device
 
 from safe_rope._recognition.conditions import Conditions, replaying
 
@@ -18,6 +19,12 @@ MAKERS: dict[str, Callable[[], torch.Tensor]] = {
     "on the CPU": lambda: torch.arange(4.0, device="cpu"),
     "out": lambda: torch.arange(4.0, out=torch.empty(4, device="cpu")),
 }
+
+
+@pytest.fixture(autouse=True)
+def constructors_are_looked_up_anew() -> None:
+    """Torch remembers what stood in their places at first, such as a loader's of transformers."""
+    _device._device_constructors.cache_clear()
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "out"])  # where torch itself raises
