@@ -108,7 +108,10 @@ def frozen(module: nn.Module, reference: Reference) -> Iterator[Held]:
             continue  # it was moved to somewhere else
         actual = parameter if shard is None else shard.data
         if is_distributed(parameter):
-            actual, expected = parameter.to_local(), part_of_rank(expected, parameter)  # type: ignore[attr-defined]
+            part = part_of_rank(expected, parameter)
+            if part is None:
+                continue
+            actual, expected = parameter.to_local(), part  # type: ignore[attr-defined]
         ready = not (is_frequency(name) or may_be_turned(module, expected))
         once = ready and actual.dtype in LOW
         true = expected.to(actual.dtype).to(expected.dtype) if once else expected

@@ -175,12 +175,17 @@ def is_distributed(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
-def part_of_rank(values: Tensor, like: Any) -> Tensor:
-    """Return what of ``values``, which each rank has, is this rank's of the ``DTensor`` ``like``."""
-    if like.to_local().shape == values.shape:
-        return values
-    from torch.distributed.tensor import distribute_tensor
+def part_of_rank(values: Tensor, like: Any) -> Tensor | None:
+    """Return what of ``values``, which each rank has, is this rank's of the ``DTensor`` ``like``.
 
-    part = distribute_tensor(values.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    local: Tensor = part.to_local()
-    return local.cpu()
+    None where it is not made of whole parts of dimensions, each one after the other.
+    """
+    mesh = like.device_mesh
+    for count, rank, placement in zip(mesh.shape, mesh.get_coordinate() or (), like.placements, strict=False):
+        if placement.is_replicate():
+            continue
+        if type(placement).__name__ != "Shard":
+            return None
+        parts = values.chunk(count, placement.dim)
+        values = parts[rank] if rank < len(parts) else values.narrow(placement.dim, 0, 0)
+    return values if values.shape == like.to_local().shape else None
