@@ -47,6 +47,6 @@ def _cuda_devices(device: str | torch.device | None) -> list[int]:
     if device is None and not in_use():
         return []
     device = torch.device("cuda" if device is None else device)
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():  # fake tensors need no GPU
         return []
     return [torch.cuda.current_device() if device.index is None else device.index]
