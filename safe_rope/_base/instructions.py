@@ -3,6 +3,7 @@
 CPython 3.13 has one instruction for two loads or stores of local variables. From 3.12 on a comprehension
 is in the code around it, a slice is read and written by one instruction, and what ends a function may be
 there several times. From 3.11 on a function of an imported module is taken as an attribute, not as a method.
+From 3.14 on a call such as ``tuple(x for x in xs)`` is there a second time, without the call.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def steps(code: types.CodeType) -> tuple[Step, ...]:
 
 def _steps(code: types.CodeType) -> Iterator[Step]:
     depth, arriving, is_called = 0, dict[int, int](), False
-    done = [*dis.get_instructions(code)]
+    done = [*_without_shortcuts([*dis.get_instructions(code)])]
     for one, following in zip(done, [*(one.opname for one in done[1:]), ""], strict=True):
         depth = arriving.get(one.offset, depth)
         goes_to = one.argval if one.opcode in _JUMPS else None
@@ -109,6 +110,16 @@ def _steps(code: types.CodeType) -> Iterator[Step]:
         yield Step(one.opname, one.argval, one.offset, depth + is_called, is_part, is_method, goes_to)
         if one.opname.startswith(_AWAY):
             depth = 0
+
+
+def _without_shortcuts(done: list[dis.Instruction]) -> Iterator[dis.Instruction]:
+    """Yield instructions but for those that stand in for a call, where the function called is a builtin."""
+    until = 0
+    for at, one in enumerate(done):
+        if one.opname == "COPY" and done[at + 1].opname == "LOAD_COMMON_CONSTANT":
+            until = next(jump.argval for jump in done[at:] if jump.opcode in _JUMPS)
+        if one.offset >= until:
+            yield one
 
 
 def _is_method(one: dis.Instruction) -> bool:

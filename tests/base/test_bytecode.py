@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 import safe_rope
 from safe_rope._base.bytecode import conduct, counts_as_given, facts, only_hands_out, stores_when_called
+from safe_rope._base.instructions import steps
+from safe_rope.rotation._plain_code import is_plain
 
 pytestmark = pytest.mark.usefixtures("deepspeed_group")
 
@@ -274,6 +276,18 @@ class CountsWhole(nn.Module):
 @pytest.mark.parametrize("cls", [CountsAsChosen, CountsAndCasts, CountsAsOther, CountsWhole])
 def test_a_count_is_as_given_whatever_is_chosen_in_a_call(cls: type[nn.Module]) -> None:
     assert counts_as_given(cls) == (cls is not CountsWhole)
+
+
+def _in_a_tuple(xs: Any) -> Any:
+    return tuple(x.mul(2) for x in xs)
+
+
+def test_a_tuple_of_what_is_gone_through_decides_nothing() -> None:
+    # CPython 3.14 asks there whether ``tuple`` is the builtin.
+    done = steps(_in_a_tuple.__code__)
+    assert not [one for one in done if one.goes_to is not None]
+    assert len([one for one in done if one.loads == "tuple"]) == 1
+    assert is_plain(_in_a_tuple)
 
 
 @pytest.mark.contract
