@@ -335,17 +335,22 @@ def _as_stock(call: Call) -> tuple[Any, nn.Module]:
     before = pytree.tree_leaves((asked.args, asked.kwargs))
     stand_in = twin_alone(stand_in, type(stand_in), call.module)
     _show_caches(call.state, stand_in)
+    given, has_run = None, False
     try:
         with torch.no_grad(), random_states_kept(call.device), remembered, seen("as stock"):
-            given = remembered.run(asked.on, stand_in)
-    except Exception as error:
-        logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
-        if call.state.runner.leads_back(call.module) is not Back.NOT:
-            raise UnansweredError("what it holds leads back to it, and a copy does not run") from error
-        return None, stand_in
+            try:
+                given, has_run = remembered.run(asked.on, stand_in), True
+            except Exception:
+                logger.info("%s does not run as stock", type(call.module).__name__, exc_info=True)
+    except Exception as error:  # a graph that is captured lets nobody read a random state
+        raise UnansweredError("what it may change cannot be kept") from error
     finally:
         if remembered.changed:
             call.state.runner.as_stock = True
+    if not has_run:
+        if call.state.runner.leads_back(call.module) is not Back.NOT:
+            raise UnansweredError("what it holds leads back to it, and a copy does not run")
+        return None, stand_in
     known = set(map(id, before))
     made = [leaf for leaf in pytree.tree_leaves((asked.args, asked.kwargs)) if id(leaf) not in known]
     if any(isinstance(leaf, torch.Tensor) and not _is_exact(leaf) for leaf in made):

@@ -50,6 +50,38 @@ def test_a_call_that_raises_says_nothing_of_the_next() -> None:
     assert torch.equal(found, Aware()(x.float(), ids).bfloat16())
 
 
+class Phases(nn.Module):
+    """Cosines and sines in the dtype of what is given, as a model's own FP32 gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, 32, 2, dtype=torch.float32) / 32)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phases = torch.outer(torch.arange(x.shape[1]).to(x.dtype), self.inv_freq.to(x.dtype))
+        return torch.cat((phases.cos(), phases.sin()), dim=-1)
+
+
+def test_results_have_the_dtype_of_the_stock_ones_where_no_random_state_may_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with safe_rope.guard():
+        module = Phases()
+    module.bfloat16()
+
+    def refuse() -> torch.Tensor:
+        raise RuntimeError("not while a graph is captured")
+
+    x = torch.zeros(1, 100, 32, dtype=torch.bfloat16)
+    with monkeypatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patched.setattr(torch, "get_rng_state", refuse)
+        found = module(x)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, Phases().bfloat16()(x))
+
+
 class ForKernels(nn.Module):
     """Takes what its kernels take, and nothing in FP32."""
 
