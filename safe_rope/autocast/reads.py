@@ -179,8 +179,13 @@ def _on_calls_outside(
 
 
 def _is_running(frame: FrameType) -> bool:
-    """Whether what runs now in this thread was called from ``frame``."""
-    here: FrameType | None = sys._getframe(1)
+    """Whether ``frame`` runs, in this thread or in another: a forward may call its parts in threads."""
+    return _leads_to(sys._getframe(1), frame) or any(
+        _leads_to(top, frame) for top in sys._current_frames().values()
+    )
+
+
+def _leads_to(here: FrameType | None, frame: FrameType) -> bool:
     while here is not None and here is not frame:
         here = here.f_back
     return here is not None
