@@ -429,9 +429,8 @@ class ModuleAuditor:
         if said is None and is_a_wave(value) and here.dtype == torch.float32:
             low = low_dtype_of(here.cpu())
             said = None if low is None else f"{dtype_name(low)}-rounded sines"
-        turned = turned_when_called(stock_class(found.module))
-        left = said is None and not found.is_damaged and here.dtype in LOW
-        if left and found.name.rpartition(".")[0] in turned:
+        part, is_low = found.name.rpartition(".")[0], here.dtype in LOW and not found.is_damaged
+        if said is None and is_low and part in turned_when_called(stock_class(found.module)):
             said = f"{dtype_name(here.dtype)}-rounded values, which sines are taken of products with"
         if said is None and here.numel() == 1 and here.dtype in LOW and not self._is_made(found.name, here):
             said = f"a {dtype_name(here.dtype)} number beside positions, and its constructor gives another"

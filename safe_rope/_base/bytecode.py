@@ -155,7 +155,7 @@ def makers(cls: type) -> dict[str, bool]:
     Those that change what is kept between two calls, and are a part of the constructor, build a module's
     tables, and are none.
     """
-    own = _by_name(cls)
+    own = by_name(cls)
     of_forward = set(reached_by_forward(cls))
     constructors = [function for name in _CONSTRUCTORS for function in _functions_of(own.get(name))]
     of_constructor = set(_reached(own, constructors, beside=True))
@@ -191,7 +191,7 @@ def hands_on_to_waves(cls: type) -> bool:
 def constructing(cls: type) -> list[types.FunctionType]:
     """The constructors of a class and its bases, and the methods and functions that help them."""
     functions = [one for name, value in _own(cls) if name in _CONSTRUCTORS for one in _functions_of(value)]
-    return list(_reached(_by_name(cls), functions, beside=True))
+    return list(_reached(by_name(cls), functions, beside=True))
 
 
 def methods_by_name(cls: type) -> dict[str, list[types.FunctionType]]:
@@ -211,7 +211,7 @@ def called_beside(function: types.FunctionType, value: Any) -> types.FunctionTyp
 
 def stores_when_called(cls: type) -> bool:
     """Whether ``forward``, or a method that it names, may change what is kept between two calls."""
-    own = _by_name(cls)
+    own = by_name(cls)
     functions = _reached(own, _functions_of(own.get("forward")), beside=False)
     return any(_changes_what_is_kept(function.__code__) for function in functions)
 
@@ -219,7 +219,7 @@ def stores_when_called(cls: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def reached_by_forward(cls: type) -> tuple[types.FunctionType, ...]:
     """Return the functions of ``forward``, the methods that it names, and the functions that help them."""
-    own = _by_name(cls)
+    own = by_name(cls)
     return tuple(_reached(own, _functions_of(own.get("forward")), beside=True))
 
 
@@ -228,7 +228,7 @@ def beside_arithmetic(cls: type) -> frozenset[str]:
     """Names in ``forward``, and in what helps it, that are none of arithmetic, moves, counts or helpers."""
     reached = reached_by_forward(cls)
     plain = _ARITHMETIC | _MOVING | _COUNTING | {one.__name__ for one in reached}
-    return frozenset(_all_names(reached) - plain - set(_by_name(cls)))
+    return frozenset(_all_names(reached) - plain - set(by_name(cls)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -409,7 +409,7 @@ def _called(cls: type) -> Iterator[types.FunctionType]:
         if name == "forward" or not isinstance(value, types.FunctionType | staticmethod | classmethod)
     ]
     functions = [function for value in named for function in _functions_of(value)]
-    return _reached(_by_name(cls), functions, beside=True)
+    return _reached(by_name(cls), functions, beside=True)
 
 
 def _turns(function: types.FunctionType) -> bool:
@@ -579,7 +579,8 @@ def _everything(cls: type, methods: tuple[types.FunctionType, ...]) -> list[type
     return [*methods, *_all_reached(constructors, {function.__code__ for function in methods})]
 
 
-def _by_name(cls: type) -> dict[str, Any]:
+def by_name(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class and of its bases by name, but for those of torch."""
     return dict(reversed([*_own(cls)]))
 
 

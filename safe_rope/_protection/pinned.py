@@ -55,7 +55,8 @@ def shared(values: torch.Tensor) -> torch.Tensor:
     numbers = values.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(numbers.tobytes()).digest()
     one = _values.setdefault((tuple(values.shape), values.dtype, digest), values)
-    _reaches.setdefault(one, _reach(one))
+    if one not in _reaches:
+        _reaches[one] = _reach(one)
     return one
 
 

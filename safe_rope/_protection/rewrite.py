@@ -442,7 +442,7 @@ class ProtectedRotary(ProtectedModule):
     @staticmethod
     def make_forward(stock: type[nn.Module]) -> Callable[..., Any]:
         forward = _FORWARDS[calling_convention(stock)](stock)  # type: ignore[index]
-        # signature_of() shows the stock signature.
+        # inspect.signature() shows the stock signature.
         forward.__signature__ = signature_of(stock.forward)  # type: ignore[attr-defined]
         return forward
 

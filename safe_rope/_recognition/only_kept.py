@@ -46,7 +46,7 @@ def _only_kept(cls: Any, constructors: tuple[types.FunctionType, ...]) -> Mappin
     everything = any(not bytecode.names_in(one).isdisjoint(_EVERYTHING) for one in constructing)
     if len(packages) > 1 or everything or cls.__new__ is not object.__new__:
         return {}
-    own = {name: value for base in reversed([*bytecode.bases(cls)]) for name, value in vars(base).items()}
+    own = bytecode.by_name(cls)
     of_torch = [base for base in cls.__mro__ if base.__module__.startswith("torch.")]
     if not _HOOKS.isdisjoint(own) or of_torch != [nn.Module]:  # Linear, say, calls what a class overrides
         return {}

@@ -31,15 +31,7 @@ from safe_rope.rotation._plain_code import TRUSTED, Helper, helpers_of
 from safe_rope.rotation._samples import can_sample, recognise, returns_low
 from safe_rope.rotation.kernels import Form, rotate, rotate_
 
-__all__ = [
-    "CosSin",
-    "apply_rotary",
-    "fp32_application",
-    "is_marked",
-    "marked",
-    "plain",
-    "round_results",
-]
+__all__ = ["CosSin", "apply_rotary", "fp32_application", "is_marked", "marked", "plain", "round_results"]
 
 logger = logging.getLogger(__name__)
 
@@ -200,10 +192,8 @@ class _Recognised:
             found = _Found(told_from or (), *self._try(computes=helpers is not None))
             if told_from is not None:
                 _found[self.stock.__code__] = found
-        self.body, self.computes = (
-            found.body,
-            found.computes and not (self.of_class and _reads_its_class(self.stock)),
-        )
+        self.body = found.body
+        self.computes = found.computes and not (self.of_class and _reads_its_class(self.stock))
         logger.debug("%s: %s", getattr(self.stock, "__qualname__", self.stock), self.body)
 
     def _try(self, *, computes: bool) -> tuple[Body | None, bool]:
