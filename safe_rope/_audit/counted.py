@@ -23,7 +23,8 @@ from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.provenance import Activations, Origin, Provenance
 from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.tables import FEWEST, is_librarys
+from safe_rope._recognition.tables import is_librarys
+from safe_rope._recognition.waves import FEWEST
 from safe_rope.rotation import plain
 from safe_rope.rotation._cos_sin import CosSin
 

@@ -23,7 +23,6 @@ from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import own_class, stock_class
 from safe_rope._recognition.tables import (
-    are_of_low_phases,
     has_position_name,
     is_empty_table,
     is_frequency,
@@ -31,11 +30,10 @@ from safe_rope._recognition.tables import (
     is_no_position,
     is_table_of,
     may_be_turned,
-    oscillates,
     own_tensors,
-    rises_or_falls,
 )
 from safe_rope._recognition.truths import HOLDERS, ROUNDED, frozen_tables, parametrized
+from safe_rope._recognition.waves import are_of_low_phases, oscillates, rises_or_falls
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference

@@ -38,8 +38,8 @@ from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.provenance import Activations, Origin, Provenance
 from safe_rope._recognition.reference import stock_class
-from safe_rope._recognition.tables import FEWEST
 from safe_rope._recognition.untouched import Untouched
+from safe_rope._recognition.waves import FEWEST
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
 from safe_rope.rotation._cos_sin import low_phases

@@ -31,8 +31,9 @@ from safe_rope._recognition.given_modules import without_modules
 from safe_rope._recognition.holdings import entries, nested
 from safe_rope._recognition.outside import remembering_in
 from safe_rope._recognition.provenance import Origin, Provenance
-from safe_rope._recognition.tables import FEWEST, is_finished, is_table_of, own_tensors, rises_or_falls
+from safe_rope._recognition.tables import is_finished, is_table_of, own_tensors
 from safe_rope._recognition.untouched import Before, Untouched
+from safe_rope._recognition.waves import FEWEST, rises_or_falls
 
 _thread = threading.local()
 

@@ -18,8 +18,6 @@ from safe_rope._recognition.holdings import entries, get_table, has_no_shape
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
-    are_phases,
-    are_phasors,
     has_position_name,
     is_empty_table,
     is_frequency,
@@ -29,9 +27,9 @@ from safe_rope._recognition.tables import (
     is_table_of,
     made_later,
     only_turns,
-    oscillates,
     own_tensors,
 )
+from safe_rope._recognition.waves import are_phases, are_phasors, oscillates
 from safe_rope.registry import RopePatch
 
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from safe_rope._recognition.tables import are_turns
+from safe_rope._recognition.waves import are_turns
 
 ANGLES = (1.0, 0.1, 0.01, 0.001)
 MIRROR = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / math.sqrt(2)

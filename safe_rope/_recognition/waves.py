@@ -1,0 +1,228 @@
+"""Whether a tensor's numbers are those of positions: sines, rotations, phases, frequencies or slopes."""
+
+from __future__ import annotations
+
+import torch
+
+from safe_rope._base.dtypes import LOW
+
+FEWEST = 8
+"""Elements that a table made outside of modules has, and rows of a table that is told by its shape alone."""
+FEWEST_ROWS = 4
+"""Rows of sines; three are the samples of some sine whatever they are."""
+_SWING = 0.5
+"""Standard deviation of a column that goes through a sine, not through a part of it."""
+_COUNTED_LOW = 256
+"""Positions that BF16 counts without rounding."""
+EXACT = 1e-5
+"""What tables in FP32 may be off by from sines, phases or rotations."""
+_WIDEST = 512
+"""Coordinates that a rotation turns."""
+_ROUNDING = 2.0**-21
+"""Relative: what FP32 numbers of a progression may be off by."""
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers, and not the same everywhere; a mask may be part of it."""
+    values = tensor.reshape(-1)
+    finite = values[values.abs().isfinite()]
+    return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
+
+
+def error_of(tensor: torch.Tensor) -> float:
+    """What sines may be off by; some keep their tables in 16 bits on purpose."""
+    return 2.0**-9 if tensor.dtype in LOW else EXACT
+
+
+def is_progression(tensor: torch.Tensor) -> bool:
+    """Whether each row of a table rises or falls by the same number, or by the same factor."""
+    rows = tensor.detach().squeeze()
+    if not rows.is_floating_point() or rows.dim() == 0 or rows.shape[-1] < FEWEST:
+        return False
+    rows = rows.double()
+    steps = rows.diff(dim=-1)
+    if bool(steps.all()) and bool(((steps - steps[..., :1]).abs() <= _ROUNDING * rows.abs().max()).all()):
+        return True
+    ratios = rows[..., 1:] / rows[..., :-1]
+    even = (ratios - ratios[..., :1]).abs() <= _ROUNDING * ratios.abs()
+    return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
+
+
+def are_slopes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything."""
+    slopes = tensor.detach().squeeze().double()
+    if slopes.dim() != 1 or len(slopes) < FEWEST_ROWS:
+        return False
+    places = torch.arange(1, len(slopes) + 1, dtype=torch.float64, device=tensor.device)
+    true = 2 ** (-8 * places / len(slopes))
+    return bool(((slopes - true).abs() <= _ROUNDING * true).all())
+
+
+def rises_or_falls(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
+    """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall."""
+    values = tensor.squeeze()
+    if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < fewest:
+        return False
+    if values.dim() == 1 and bool(values[0] == values[-1]):
+        return False
+    half = len(values) // 2
+    if values.dim() == 1 and half >= FEWEST and torch.equal(values[:half], values[half:]):
+        values = values[:half]  # each frequency stands there twice
+    steps = values.diff(dim=0)
+    one_way = bool((steps >= 0).all()) or bool((steps <= 0).all())  # rounded, two may be the same
+    if values.dim() == 1 and bool((steps <= 0).all()):
+        values = values[: max(FEWEST // 2, int((values > 0).sum()))]  # the rest turns nothing
+    are_some = bool(steps.any()) if values.dim() == 2 else bool((values > 0).all())
+    return one_way and are_some and bool((values >= 0).all())
+
+
+def falls_from_one(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds what frequencies are with every base, and slopes are not."""
+    return tensor.dim() == 1 and rises_or_falls(tensor) and float(tensor.max()) == 1.0
+
+
+def are_phasors(tensor: torch.Tensor, error: float = EXACT) -> bool:
+    """Whether a tensor holds complex numbers of one length that point into different directions.
+
+    Or pairs of real numbers, [..., 2]. ``error`` is what the length may be off by, relatively.
+    """
+    is_pairs = tensor.is_floating_point() and tensor.dim() > 2 and tensor.shape[-1] == 2
+    if not (tensor.is_complex() or is_pairs) or tensor.numel() < (1 + is_pairs) * FEWEST:
+        return False
+    length = tensor.float().norm(dim=-1) if is_pairs else tensor.abs()
+    scale = length.reshape(-1)[0]
+    return bool(((length - scale).abs() < error * scale).all()) and has_values(tensor)
+
+
+def are_turns(tensor: torch.Tensor, error: float = EXACT) -> bool:
+    """Whether a tensor holds matrices [..., size, size] that turn pairs of coordinates by positions.
+
+    Their rows are orthogonal, and have two numbers each. Each of some matrices turns by as much more than the
+    one before, or the pairs turn by angles that fall from pair to pair, to the same side. ``error`` is what
+    the numbers may be off by.
+    """
+    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.is_meta:
+        return False
+    size = tensor.shape[-1]
+    if tensor.shape[-2] != size or size % 2 or size > _WIDEST or tensor.numel() < FEWEST:
+        return False
+    matrices = tensor.detach().reshape(-1, size, size)
+    sizes = matrices.abs()
+    turns = (sizes > error) & ((sizes - 1).abs() > error)
+    if not bool(turns.any()) or not bool((matrices.count_nonzero(-1) <= 2).all()):
+        return False
+    matrices = matrices.double()
+    there = torch.arange(1, size + 1, dtype=torch.float64, device=tensor.device) / size
+    back = matrices @ (matrices.mT @ there)[..., None]
+    # What turns has opposite numbers across the diagonal; what mirrors has the same.
+    mirrored = (matrices + matrices.mT).abs().sum(-1) - 2 * matrices.diagonal(dim1=-2, dim2=-1).abs()
+    if max(float((back[..., 0] - there).abs().max()), float(mirrored.abs().max())) > 4 * error:
+        return False
+    return _turn_evenly(matrices[:FEWEST], 8 * error) or _turn_by_falling_angles(matrices[0])
+
+
+def _turn_evenly(matrices: torch.Tensor, error: float) -> bool:
+    """Whether each rotation is the one before and the same one besides."""
+    steps = matrices[1:] @ matrices[:-1].mT
+    turned = len(matrices) >= FEWEST_ROWS and float((matrices[1] - matrices[0]).abs().max()) > error
+    return turned and float((steps - steps[0]).abs().max()) <= error
+
+
+def _turn_by_falling_angles(matrix: torch.Tensor) -> bool:
+    across = matrix.triu(1).sum(-1)
+    first = across != 0
+    angles = torch.atan2(across.abs(), matrix.diagonal())[first]
+    is_one_way = bool((across >= 0).all()) or bool((across <= 0).all())
+    return is_one_way and len(angles) >= FEWEST_ROWS and bool((angles.diff() < 0).all())
+
+
+def are_phases(tensor: torch.Tensor, error: float) -> bool:
+    """Whether a table [rows, columns] holds products of 0, 1, 2 and so on with numbers that fall evenly.
+
+    ``error`` is what the products may be off by, relatively.
+    """
+    if tensor.dim() < 2 or tensor.numel() < 2 or not tensor.is_floating_point():
+        return False
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    if bool(rows[0].any()):
+        return False
+    rows, half = rows.double(), rows.shape[-1] // 2
+    rows = rows[:, :half] if torch.equal(rows[:, :half], rows[:, half:]) else rows
+    if min(rows.shape[0], 2 * rows.shape[1]) < FEWEST or not bool((rows[1:] > 0).all()):
+        return False
+    counts = torch.arange(len(rows), dtype=torch.float64, device=rows.device)
+    products = counts[:, None] * (rows[-1] / counts[-1])
+    ratios = rows[-1, 1:] / rows[-1, :-1]
+    is_even = bool(((ratios - ratios[0]).abs() <= 2 * error * ratios).all()) and bool((ratios < 1).all())
+    return is_even and bool(((rows - products).abs() <= 2 * error * products).all())
+
+
+def oscillates(tensor: torch.Tensor, error: float = EXACT) -> bool:
+    """Whether every column of a table [rows, columns] is a sampled sine: x[i + 1] + x[i - 1] is c x[i].
+
+    ``error`` is what the values may be off by. Few rows tell little of a column. Those of sines have one
+    length besides: the squares of a sine and its cosine add up to 1. The first rows may tell it alone: BF16
+    counts no further, and later rows of a damaged table repeat others.
+    """
+    if _are_pairs(tensor, error):
+        tensor = tensor.flatten(1)  # a cosine and a sine for each position
+    if tensor.dim() < 2 or tensor.shape[-2] < FEWEST_ROWS or not tensor.is_floating_point():
+        return False
+    rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
+    return _are_sines(rows, error) or (len(rows) > _COUNTED_LOW and _are_sines(rows[:_COUNTED_LOW], error))
+
+
+def _are_pairs(tensor: torch.Tensor, error: float) -> bool:
+    """Whether a table [rows, 2, columns] may hold cosines and sines, of phases that fall with the columns.
+
+    A bank of filters has no such pairs, and the phases of a Fourier transform rise.
+    """
+    if tensor.dim() != 3 or tensor.shape[1] != 2 or len(tensor) < FEWEST_ROWS or tensor.is_meta:
+        return False
+    if not tensor.is_floating_point() or not tensor.shape[2]:
+        return False
+    length = tensor.float().norm(dim=1)
+    if not bool(((length - length[:1, :1]).abs() <= 2 * error * length[:1, :1]).all()):
+        return False
+    (one, other), (following, beside) = tensor[0].double(), tensor[1].double()
+    steps = torch.atan2(one * beside - other * following, one * following + other * beside).abs()
+    half = len(steps) // 2
+    steps = steps[:half] if half and torch.equal(steps[:half], steps[half:]) else steps
+    return bool((steps.diff() <= 0).all())
+
+
+def _are_sines(rows: torch.Tensor, error: float) -> bool:
+    if len(rows) < FEWEST:
+        pairs = rows.shape[-1] / 2
+        if pairs < FEWEST or bool(((rows * rows).sum(-1) - pairs).abs().max() > 2 * error * pairs):
+            return False
+    rest = _rest(rows)
+    turns = bool((rows.std(0) > 1e-2).any())
+    phase = 4 * len(rows) * 2.0**-23  # what FP32 phases of that many radians are off by
+    return turns and bool((rest < max(error, phase)).all()) and bool((rows.abs() < 1 + error).all())
+
+
+def _rest(rows: torch.Tensor) -> torch.Tensor:
+    """How far each column is from a sampled sine."""
+    before, middle, after = rows[:-2], rows[1:-1], rows[2:]
+    square = (middle * middle).sum(0)
+    factor = ((before + after) * middle).sum(0) / square.clamp(min=1e-30)
+    return (before + after - factor * middle).abs().amax(0)
+
+
+def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:
+    """Whether the rows of a table are sines and cosines of phases that were rounded as they were made.
+
+    The squares of a sine and its cosine add up to 1 all the same. The first row is that of position 0. Whole
+    numbers are phases that 16 bits have, and so some columns are sampled sines, and others are none.
+    """
+    if len(tensor) < 2 * FEWEST or tensor.shape[1] < FEWEST or not bool(tensor[0].any()):
+        return False
+    rows = tensor.double() / tensor[0].double().abs().max()
+    begins = bool(((rows[0] == 0) | (rows[0] == 1)).all()) and int(rows[0].sum()) * 2 == len(rows[0])
+    pairs = len(rows[0]) / 2
+    if not begins or bool(((rows * rows).sum(1) - pairs).abs().max() > 2 * error * pairs):
+        return False
+    rest = _rest(rows)
+    swing = rows.std(0) > _SWING
+    return bool((swing & (rest < error)).any()) and bool((rest > 2 * error).any())
