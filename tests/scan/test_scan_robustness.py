@@ -316,6 +316,15 @@ def test_several_processes_give_the_same_as_one(project: Path, scan) -> None:
     assert (one.stdout, one.stderr, one.exit_code) == (three.stdout, three.stderr, three.exit_code)
 
 
+def test_several_processes_leave_a_script_without_a_main_guard_alone(project: Path) -> None:
+    for number in range(40):
+        (project / f"m{number}.py").write_text(BAD)
+    script = project / "script.py"
+    script.write_text("from safe_rope.scan import scan\nprint(len(scan(['.'], jobs=2).findings))\n")
+    run = subprocess.run([sys.executable, script], capture_output=True, env=environment(), check=False)
+    assert run.stdout == b"40\n", run.stderr
+
+
 def test_progress_counts_the_files_that_the_cache_does_not_know(project: Path) -> None:
     for number in range(40):
         (project / f"m{number}.py").write_text(BAD)

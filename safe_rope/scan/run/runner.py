@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from safe_rope.scan.engine import Diagnostic, FileResult, UnreadableError, read
@@ -88,10 +89,14 @@ def _analyze(paths: list[str], jobs: int) -> Iterator[Keyed]:
 
 def _in_pool(chunks: list[list[str]], jobs: int) -> Iterator[tuple[list[str], list[Keyed] | None]]:
     """Yield each chunk with its results, None if the process that had it died."""
+    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
 
-    with ProcessPoolExecutor(max_workers=min(jobs, len(chunks))) as pool:
+    # Python 3.14's default on Linux, as that of other systems, runs the caller's script again in each worker.
+    unset = sys.platform == "linux" and multiprocessing.get_start_method(allow_none=True) is None
+    context = multiprocessing.get_context("fork" if unset else None)
+    with ProcessPoolExecutor(max_workers=min(jobs, len(chunks)), mp_context=context) as pool:
         futures = {pool.submit(scan_chunk, chunk): chunk for chunk in chunks}
         try:
             for future in as_completed(futures):
