@@ -306,3 +306,16 @@ def test_sinusoids_are_measured_at_the_width_of_the_model_or_are_said_not_to_be(
     assert is_said == (width > 96)
     assert small.config.hidden_size == (width // 4 if is_said else width)
     assert model.config.num_hidden_layers == 1
+
+
+def test_a_config_that_counts_its_layers_has_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from safe_rope._audit.command.skeleton import Skeleton
+
+    def validate(config: Any) -> None:  # as Dory's of transformers 5.24, once a model is saved
+        if config.num_hidden_layers != 32:
+            raise ValueError("the parts must add up to num_hidden_layers")
+
+    monkeypatch.setattr(transformers.LlamaConfig, "validate", validate, raising=False)
+    skeleton = Skeleton(load_model_config(LLAMA))
+    skeleton.build()
+    assert skeleton.config.num_hidden_layers == 32

@@ -130,6 +130,8 @@ class Skeleton:
         for way in self._ways:
             try:
                 config = _shrunk(self._whole, *way)
+                if hasattr(config, "validate"):  # transformers 5 does so when a model is saved
+                    config.validate()
                 if way.is_wide and not _is_small(auto, config):
                     continue
                 model = auto.from_config(copy.deepcopy(config))
