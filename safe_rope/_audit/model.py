@@ -11,6 +11,7 @@ from torch import nn
 
 from safe_rope import constructors
 from safe_rope._audit import counted
+from safe_rope._audit.elsewhere import add_elsewhere, rounded_elsewhere
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
@@ -80,10 +81,13 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
         references = {id(part.root): References(part.root) for part in everything if not part.within}
         classes = {stock_class(part.module) for part in everything}
         prefix = next(path for path, module in model.named_modules() if module is inner)
+        places = ((_joined(prefix, part.path), stock_class(part.module)) for part in everything)
+        # What is asked below may empty what functions remember.
+        elsewhere = list(rounded_elsewhere(places, {id(part.module) for part in everything}))
         above = {id(part.module): part.parent for part in everything}
         for path, module, _, root, within in everything:
             run_waiting()
-            whole = ".".join(filter(None, (prefix, path)))
+            whole = _joined(prefix, path)
             try:
                 if _is_audited(module):
                     found = references[id(root)].find(within), find(module), casts.get(module), classes
@@ -98,7 +102,12 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
             except BaseException as error:  # a module's own code raises what it likes, SystemExit too
                 logger.info("%s cannot be audited", whole, exc_info=True)
                 report.add_unmeasured(whole, class_name(own_class(type(module))), error)
+        add_elsewhere(report, elsewhere)
     return report
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
 
 
 def _up_from(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Module]:
