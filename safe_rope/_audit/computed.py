@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import filled_cells, signature_of
+from safe_rope._base.tensors import tensors_in
+from safe_rope._base.torch_private import TorchDispatchMode, pytree
 from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
 from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.outside import OutOfReachError
@@ -37,8 +37,8 @@ _MOST = 2**22
 """Weights that may stand beside what counts."""
 _FEW = 3
 """Widths of weights that are tried."""
-_MADE = 2**28
-"""Numbers that one operation of a forward may make when it is asked."""
+_MADE = 2**29
+"""Bytes that one operation of a forward may make when it is asked."""
 _COUNTED = Origin.COUNTED | Origin.STEPS
 
 
@@ -94,14 +94,15 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
-    problem = UnansweredError("its forward takes arguments that nobody knows")
+    problem, refused = UnansweredError("its forward takes arguments that nobody knows"), False
     for arguments in _arguments(module, dtype):
         try:
             copies = alone(module), alone(module)
             low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
             true = _phases(in_fp32(alone(module), copies[0]), arguments(torch.float32), 0)
         except UnansweredError as error:
-            problem = error
+            problem = problem if refused else error
+            refused |= isinstance(error, _TooMuchError)
             if isinstance(error.__cause__, RecursionError):
                 break  # which takes long, and other arguments end no recursion
             continue
@@ -111,7 +112,11 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
         if not all(map(torch.equal, low, again)):
             return None
         worst = max(map(_distance, low, true))
-        return worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
+        if worst > _ROUNDINGS * torch.finfo(dtype).eps:
+            return worst
+        if not refused:
+            return 0.0
+        break  # 16 bits may count so few as this call has, and not those of the one that was too large
     raise problem
 
 
@@ -158,20 +163,32 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     return phases.taken
 
 
-class _Bounded(TorchFunctionMode):
-    """Refuses an operation of tensors that are far too large together: no shape as these was meant."""
+class _TooMuchError(UnansweredError):
+    """A call makes more than anything is to make that is asked."""
 
-    def __torch_function__(
+
+class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses an operation that makes far too much, as meta tensors tell: no shape as that was meant."""
+
+    def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        shapes = [one.shape for one in args if isinstance(one, Tensor)]
-        sizes: Iterable[int] = ()
-        if len(shapes) > 1:
-            with contextlib.suppress(RuntimeError):  # they are multiplied as matrices, or do not match
-                sizes = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-        if math.prod(sizes) > _MADE:
-            raise UnansweredError("what it is given makes too much together")
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        shapes, named = pytree.tree_map(_on_meta, (args, kwargs))
+        if not any(True for _ in tensors_in((args, kwargs))):
+            named["device"] = torch.device("meta")
+        made: Any = ()
+        with contextlib.suppress(Exception):  # it depends on values, or has no meta form
+            made = func(*shapes, **named)
+        if any(one.untyped_storage().nbytes() > _MADE for one in tensors_in(made)):
+            raise _TooMuchError("what it is given makes too much together")
+        return func(*args, **kwargs)
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Provenance) -> Any:
@@ -183,7 +200,7 @@ def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Pro
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            with answering("forward raised"), _Bounded(), watching:
+            with answering("forward raised"), _Bounded(), watching:  # type: ignore[no-untyped-call]
                 return untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error
