@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -557,6 +558,14 @@ def is_backward() -> bool:
     """Whether this thread runs a backward; without the name, never."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return task is not None and task() != -1
+
+
+def calls_of_modules(frame: FrameType | None) -> Iterator[Any]:
+    """Yield the modules whose calls lead to ``frame``, the innermost first; without the name, none."""
+    while frame is not None:
+        if frame.f_code.co_name == "_wrapped_call_impl":  # what Dynamo makes of it keeps the name
+            yield frame.f_locals.get("self")
+        frame = frame.f_back
 
 
 @contextlib.contextmanager

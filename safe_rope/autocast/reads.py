@@ -8,11 +8,12 @@ on, whatever device is used, and only warns.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from weakref import ref
 
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
-from safe_rope._base.torch_private import is_backward
+from safe_rope._base.torch_private import calls_of_modules, is_backward
 from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError, PrecisionError, PrecisionWarning
 
@@ -91,18 +92,44 @@ def restore_first(engine: Any, gather: Gather) -> None:
             raise PrecisionError(_message("its state_dict is read"))
 
     for module in engine.module.modules():  # a part of the model can be exported alone
-        module.register_state_dict_pre_hook(refuse_export)
+        module.register_state_dict_pre_hook(_Hook(refuse_export))
         _gathers[module] = ref(gather)
 
 
 def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
-    """Refuse a forward of the model, or of a part, without autocast to ``dtype``, if weights are rounded."""
+    """Refuse a forward of the model, or of a part, without autocast to ``dtype``, if weights are rounded.
 
-    def refuse() -> None:
-        if gather.rounded:
+    A copy that is made meanwhile is refused, too.
+    """
+    model, ours, device = engine.module, _with_parts(engine), _deepspeed.device_type()
+    called: list[bool] = []  # whether the model is; what Dynamo traces sees no frames
+
+    def check(module: nn.Module, *_: Any) -> None:
+        traced = torch.compiler.is_compiling()
+        within = traced and called and module is not model
+        # Dynamo breaks its graph where it is asked for a backward.
+        if _is_low(device, dtype) or within or is_backward():
+            return
+        if gather.rounded and (traced or _is_outermost(module, model, ours)):
             raise PrecisionError(_message(f"it, or a part of it, is called without autocast to {dtype}"))
 
-    _on_calls_outside(engine.module, dtype, refuse)
+    def enter(module: nn.Module, *_: Any) -> None:
+        check(module)
+        called[:] = [True]
+
+    def leave(*_: Any) -> None:
+        called.clear()
+
+    def refuse_copy() -> None:
+        if gather.rounded:
+            raise PrecisionError(_message("it, or a part of it, is copied or pickled"))
+
+    for module in _parts_with_parameters(model):
+        if module is model:
+            module.register_forward_pre_hook(_Hook(enter, refuse_copy), prepend=True)
+            module.register_forward_hook(_Hook(leave), always_call=True)
+        else:
+            module.register_forward_pre_hook(_Hook(check, refuse_copy))
 
 
 def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
@@ -111,84 +138,80 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
     A forward under autocast gathers those of ``safe`` in ``dtype``, and finds what ``gather`` has gathered.
     Marks that a later engine of the model has made, or none, are what they were.
     """
-    marks: list[tuple[nn.Parameter, torch.dtype]] = []
+    model, ours, device = engine.module, _with_parts(engine), _deepspeed.device_type()
+    marks: list[tuple[nn.Parameter, torch.dtype]] = []  # taken off while a call outside runs
 
-    def before() -> None:
-        marks[:] = _deepspeed.marks(safe)
-        _deepspeed.unmark(safe)
-        gather.restore()
-
-    def after() -> None:
+    def put_back() -> None:
         for parameter, low in marks:
             _deepspeed.mark([parameter], low)
+        marks.clear()
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        low = _is_low(device, dtype)
+        if is_backward() or (low and not marks) or not _is_outermost(module, model, ours):
+            return
+        put_back()  # torch calls no hook after a forward that an interrupt ends
+        if not low:
+            marks[:] = _deepspeed.marks(safe)
+            _deepspeed.unmark(safe)
+            gather.restore()
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        if marks and _is_outermost(module, model, ours):
+            put_back()
 
     # Dynamo leaves DeepSpeed's own hooks out of its graphs, too.
-    _on_calls_outside(engine.module, dtype, *map(torch.compiler.disable, (before, after)))
+    before, after = map(_Hook, map(torch.compiler.disable, (enter, leave)))
+    for module in _parts_with_parameters(model):
+        # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
+        module.register_forward_pre_hook(before, prepend=True)
+        module.register_forward_hook(after, always_call=True)
 
 
-def _on_calls_outside(
-    model: nn.Module, dtype: torch.dtype, before: Callable[[], None], after: Callable[[], None] | None = None
-) -> None:
-    """Call these around a forward of ``model``, or of a part of it, without autocast to ``dtype``.
+class _Hook:
+    """A hook that copies of its module do not have, nor what is pickled of it.
 
-    Only the outermost call counts. What runs within the model's forward, or again in a backward, may leave
-    autocast: that the weights which it reads there are exact is what makes others safe.
+    ``before_copy`` may refuse the copy.
     """
-    calls: list[bool] = []  # those that run now, and whether they are outside
-    outermost: list[FrameType] = []  # torch's frame of the first of them
-    device = _deepspeed.device_type()
 
-    def is_outside() -> bool:
-        if is_backward():
-            return False
-        # torch calls no hook after a forward that an interrupt ends: KeyboardInterrupt is no Exception.
-        if not torch.compiler.is_compiling() and outermost and not _is_running(outermost[0]):
-            while calls:
-                leave()
-        low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
-        return not (calls or low)
+    def __init__(self, call: Callable[..., None], before_copy: Callable[[], None] = lambda: None) -> None:
+        self._call = call
+        self._before_copy = before_copy
 
-    def enter(*_: Any) -> None:
-        outside = is_outside()
-        if not (calls or torch.compiler.is_compiling()):
-            outermost[:] = [sys._getframe(1)]
-        calls.append(outside)
-        if outside:
-            before()
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
 
-    def leave(*_: Any) -> None:
-        outside = bool(calls) and calls.pop()
-        if not (calls or torch.compiler.is_compiling()):
-            outermost.clear()
-        if outside and after is not None:
-            after()
-
-    def check(*_: Any) -> None:
-        if is_outside():
-            before()
-
-    for module in model.modules():
-        if module is not model and next(module.parameters(), None) is None:
-            continue
-        if module is model or after is not None:
-            # Before DeepSpeed's own hooks, which gather; and after a forward that failed.
-            module.register_forward_pre_hook(enter, prepend=True)
-            module.register_forward_hook(leave, always_call=True)
-        else:
-            module.register_forward_pre_hook(check)
+    def __reduce__(self) -> Any:
+        self._before_copy()
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing
 
 
-def _is_running(frame: FrameType) -> bool:
-    """Whether ``frame`` runs, in this thread or in another: a forward may call its parts in threads."""
-    return _leads_to(sys._getframe(1), frame) or any(
-        _leads_to(top, frame) for top in sys._current_frames().values()
-    )
+def _with_parts(engine: Any) -> frozenset[int]:
+    return frozenset(map(id, (engine, *engine.module.modules())))
 
 
-def _leads_to(here: FrameType | None, frame: FrameType) -> bool:
-    while here is not None and here is not frame:
-        here = here.f_back
-    return here is not None
+def _parts_with_parameters(model: nn.Module) -> Iterator[nn.Module]:
+    yield from (m for m in model.modules() if m is model or next(m.parameters(), None) is not None)
+
+
+def _is_low(device: str, dtype: torch.dtype) -> bool:
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
+
+
+def _is_outermost(module: nn.Module, model: nn.Module, ours: frozenset[int]) -> bool:
+    """Whether this call of ``module`` is part of no other of ``ours``.
+
+    What runs within a forward may leave autocast: that the weights which it reads there are exact is what
+    makes others safe. A forward may call its parts, but not the whole ``model``, in other threads.
+    """
+    own = sys._getframe(1)
+    around = [one for one in calls_of_modules(own) if id(one) in ours]
+    if around and around[0] is module:
+        del around[0]
+    if not around and module is not model:
+        others = (top for thread, top in sys._current_frames().items() if thread != threading.get_ident())
+        around = [one for top in others for one in calls_of_modules(top) if id(one) in ours]
+    return not around
 
 
 def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:

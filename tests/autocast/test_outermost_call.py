@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from safe_rope.autocast import reads
+from safe_rope.autocast import _deepspeed, gather12, reads
 from safe_rope.errors import PrecisionError
 
 X = torch.ones(2, 4)
@@ -28,14 +33,147 @@ class Threaded(nn.Module):
             return threads.submit(self.second, x).result()
 
 
+class Island(nn.Module):
+    """A forward that leaves autocast for a part, and calls what it is told to before that."""
+
+    def __init__(self, between: Callable[[], Any] | None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.between = None if between is None else torch.compiler.disable(between)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        with torch.autocast("cpu", enabled=False):
+            if self.between is not None:
+                self.between()
+            return self.second(x.float())
+
+
+class Rounded:
+    """A gather that has left rounded weights."""
+
+    rounded = True
+    process_groups: tuple[Any, ...] = ()
+
+    def restore(self) -> None:
+        self.rounded = False
+
+
+def watched(model: nn.Module) -> Rounded:
+    """Let ``model`` be that of an engine whose weights are rounded; return the gather."""
+    gather, engine = Rounded(), types.SimpleNamespace(module=model)
+    reads.refuse_outside(engine, gather, torch.bfloat16)  # type: ignore[arg-type]
+    reads.restore_first(engine, gather)  # type: ignore[arg-type]
+    return gather
+
+
+def low() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def assert_refused(call: Callable[[], Any], what: str = "without autocast") -> None:
+    with pytest.raises(PrecisionError, match=what):
+        call()
+
+
 def test_what_a_forward_calls_in_a_thread_is_within_it() -> None:
     model = Threaded()
-    engine = types.SimpleNamespace(module=model)
-    rounded = types.SimpleNamespace(rounded=True, restore=lambda: None, process_groups=[])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with low():
         truth = model(X)
-        reads.refuse_outside(engine, rounded, torch.bfloat16)
+        watched(model)
         assert torch.equal(model(X), truth)
     for part in (model, model.second):
-        with pytest.raises(PrecisionError, match="without autocast"):
-            part(X)
+        assert_refused(lambda part=part: part(X))  # type: ignore[misc]
+
+
+def test_another_thread_that_calls_the_model_is_outside() -> None:
+    errors = []
+
+    def elsewhere() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            errors.append(threads.submit(model, X).exception())
+
+    model = Island(elsewhere)
+    watched(model)
+    with low():
+        model(X)
+    assert isinstance(errors[0], PrecisionError)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("compiled", ["no", "the model", "a part"])
+def test_a_part_that_runs_outside_of_autocast_within_the_forward_is_not_refused(
+    compiled: str, breaks: bool
+) -> None:
+    model = Island((lambda: None) if breaks else None)
+    with low():
+        truth = model(X)
+        watched(model)
+        if compiled != "no":
+            (model if compiled == "the model" else model.second).compile(
+                backend="eager", fullgraph=not breaks or compiled == "a part"
+            )
+        for _ in range(2):
+            assert torch.equal(model(X), truth)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_after_an_interrupt_nothing_runs(compiled: bool) -> None:
+    interrupted = [True]
+
+    def stop() -> None:
+        if interrupted.pop():
+            raise KeyboardInterrupt
+
+    model = Island(stop)
+    watched(model)
+    if compiled:
+        model.compile(backend="eager")
+    with low(), contextlib.suppress(KeyboardInterrupt):
+        model(X)
+    assert not interrupted
+    for part in (model, model.first):
+        assert_refused(lambda part=part: part(X))  # type: ignore[misc]
+
+
+def test_a_copy_is_independent_of_the_engine_and_refused_while_weights_are_rounded() -> None:
+    model = Threaded()
+    gather = watched(model)
+    gather.rounded = False
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    truth = model(X)
+    gather.rounded = True
+    for one in copies:
+        assert torch.equal(one(X), truth)
+        assert one.state_dict().keys() == dict(model.named_parameters()).keys()
+    for part in (model, model.second, nn.ModuleList([model.first])):
+        assert_refused(lambda part=part: copy.deepcopy(part), "copied")  # type: ignore[misc]
+        assert_refused(lambda part=part: pickle.dumps(part), "copied")  # type: ignore[misc]
+
+
+def test_an_interrupt_among_the_broadcasts_of_a_gather_leaves_rounded_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = [nn.Parameter(torch.randn(8)) for _ in range(2)]
+    flat = torch.cat([weight.detach() for weight in weights])
+    for index, weight in enumerate(weights):
+        weight.data = flat[8 * index : 8 * index + 8]
+    partitions = [list(flat.split(8))]
+    optimizer = types.SimpleNamespace(
+        step=lambda: None, bit16_groups=[weights], parallel_partitioned_bit16_groups=partitions
+    )
+    gather = gather12.LowPrecisionGather(optimizer, weights, torch.bfloat16)
+    sent: list[torch.Tensor] = []
+
+    def broadcast(tensor: torch.Tensor, *_: Any) -> None:
+        if sent:
+            raise KeyboardInterrupt
+        sent.append(tensor)
+
+    monkeypatch.setattr(_deepspeed, "broadcast", broadcast)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 1)
+    arguments = {"groups_flat": [flat], "dp_process_group": [None], "allgather_bucket_size": 100}
+    with pytest.raises(KeyboardInterrupt):
+        gather._gather(lambda **_: None, **arguments)
+    assert sent[0].dtype == torch.bfloat16
+    assert gather.rounded
