@@ -23,7 +23,8 @@ from safe_rope._base.text import class_name
 from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.outside import CONTAINERS, OutOfReachError, outside, remembering_in
 from safe_rope._recognition.reference import own_class
-from safe_rope._recognition.tables import is_no_position, is_readable, oscillates, rises_or_falls
+from safe_rope._recognition.tables import is_no_position, is_readable
+from safe_rope._recognition.waves import oscillates, rises_or_falls
 from safe_rope.rotation import plain
 
 _FEWEST, _ENOUGH = 8, 4096

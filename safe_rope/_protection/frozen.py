@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from safe_rope._recognition.tables import (
     own_tensors,
 )
 from safe_rope._recognition.truths import HOLDERS, ROUNDED, frozen_tables, parametrized
-from safe_rope._recognition.waves import are_of_low_phases, oscillates, rises_or_falls
+from safe_rope._recognition.waves import are_of_low_phases, are_sines_from_zero, oscillates, rises_or_falls
 
 if TYPE_CHECKING:
     from safe_rope._recognition.reference import Reference
@@ -106,7 +106,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         for name, parameter in _own_parameters(module):
             if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
-            if not (_is_told(module, name) or holds_low_phases(parameter)):
+            if not (_is_told(module, name) or _is_of_sines(parameter, are_sines_from_zero)):
                 continue
             cls: Any = type(module)
             is_turned = is_frequency(name) or may_be_turned(module, parameter)
@@ -296,10 +296,14 @@ def has_damaged_sines(module: nn.Module) -> bool:
 
 def holds_low_phases(parameter: torch.Tensor) -> bool:
     """Whether a frozen weight holds sines and cosines of phases that were rounded as they were made."""
+    return _is_of_sines(parameter, are_of_low_phases)
+
+
+def _is_of_sines(parameter: torch.Tensor, told: Callable[[torch.Tensor, float], bool]) -> bool:
     if parameter.requires_grad or parameter.is_meta or not parameter.is_floating_point():
         return False
     part = parameter.detach().squeeze()
-    return part.dim() == 2 and are_of_low_phases(part[:_SAMPLE], ROUNDED)
+    return part.dim() == 2 and told(part[:_SAMPLE], ROUNDED)
 
 
 def is_a_wave(parameter: torch.Tensor) -> bool:

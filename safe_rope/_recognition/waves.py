@@ -210,19 +210,28 @@ def _rest(rows: torch.Tensor) -> torch.Tensor:
     return (before + after - factor * middle).abs().amax(0)
 
 
-def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:
-    """Whether the rows of a table are sines and cosines of phases that were rounded as they were made.
+def are_sines_from_zero(tensor: torch.Tensor, error: float) -> bool:
+    """Whether the rows of a table are sines and cosines of some phases, and the first those of position 0.
 
-    The squares of a sine and its cosine add up to 1 all the same. The first row is that of position 0. Whole
-    numbers are phases that 16 bits have, and so some columns are sampled sines, and others are none.
+    The squares of a sine and its cosine add up to 1, also where phases were rounded. ``error`` is what they
+    may be off by.
     """
     if len(tensor) < 2 * FEWEST or tensor.shape[1] < FEWEST or not bool(tensor[0].any()):
         return False
     rows = tensor.double() / tensor[0].double().abs().max()
     begins = bool(((rows[0] == 0) | (rows[0] == 1)).all()) and int(rows[0].sum()) * 2 == len(rows[0])
     pairs = len(rows[0]) / 2
-    if not begins or bool(((rows * rows).sum(1) - pairs).abs().max() > 2 * error * pairs):
+    return begins and bool(((rows * rows).sum(1) - pairs).abs().max() <= 2 * error * pairs)
+
+
+def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:
+    """Whether a table holds sines and cosines of phases that were rounded as they were made.
+
+    Whole numbers are phases that 16 bits have, and so some columns are sampled sines, and others are none.
+    """
+    if not are_sines_from_zero(tensor, error):
         return False
+    rows = tensor.double() / tensor[0].double().abs().max()
     rest = _rest(rows)
     swing = rows.std(0) > _SWING
     return bool((swing & (rest < error)).any()) and bool((rest > 2 * error).any())

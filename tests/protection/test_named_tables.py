@@ -410,3 +410,35 @@ def test_frequencies_in_a_frozen_linear_layer_are_told_once_and_zeros_are_not() 
     assert safe_rope.audit(model).ok
     report = safe_rope.audit(model.to(torch.bfloat16))
     assert [(finding.what, finding.severity) for finding in report.findings] == [("w.weight", "damaged")]
+
+
+class Waves(nn.Module):
+    def __init__(self, rows: int = 600, width: int = 16) -> None:
+        super().__init__()
+        phases = torch.arange(rows)[:, None] * 10000 ** -(torch.arange(0, width, 2) / width)
+        self.register_buffer("waves", torch.stack((phases.sin(), phases.cos()), -1).flatten(1)[None])
+
+
+class Copied(nn.Module):
+    """Keeps the waves of a module that it makes for them alone, under a name that says nothing."""
+
+    def __init__(self, in_embedding: bool) -> None:
+        super().__init__()
+        waves = Waves().waves[0]
+        self.at = nn.Embedding.from_pretrained(waves) if in_embedding else nn.Parameter(waves, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1])
+        return x + (self.at(places) if isinstance(self.at, nn.Embedding) else self.at[places])
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("in_embedding", [True, False])
+def test_frozen_sines_of_a_module_that_is_gone_are_named(in_embedding: bool) -> None:
+    with safe_rope.guard() as session:
+        model = nn.Sequential(nn.Linear(16, 16).requires_grad_(False), Copied(in_embedding))
+    name = "at.weight" if in_embedding else "at"
+    assert [(entry.path, entry.reason.split()[0]) for entry in session.report.left] == [("1", name)]
+    assert safe_rope.audit(model).ok
+    named = [finding.what for finding in safe_rope.audit(model.to(torch.bfloat16)).findings]
+    assert named == [name]
