@@ -135,6 +135,24 @@ def test_what_a_module_holds_since_its_import_is_a_warning(head: str, call: str,
 
 
 @pytest.mark.parametrize(
+    ("statement", "severity"),
+    [
+        ("POSITIONS = {}", "warning"),
+        ("class RotaryEmbedding(torch.nn.Module):\n    positions = {}", "warning"),
+        ("rope = lambda: torch.outer({}, inv_freq).cos()", "error"),
+        ("with zero.Init():\n    positions = {}", "error"),
+        ("def rope(n):\n    class Rotary:\n        positions = {}\n    return Rotary", "error"),
+        ("class Rotary(torch.nn.Module):\n    def __init__(self):\n        positions = {}", "error"),
+    ],
+)
+def test_what_the_import_itself_calls_is_a_warning(statement: str, severity: str) -> None:
+    call = "torch.arange(2048, dtype=torch.float32)"
+    (finding,) = scan(f"import torch\n{statement.format(call)}\n", "SR001")
+    assert finding.severity == severity
+    assert ("module is imported" in finding.message) == (severity == "warning")
+
+
+@pytest.mark.parametrize(
     ("written", "severity"),
     [
         ("torch.arange(n)", "error"),
@@ -264,8 +282,9 @@ def test_source_that_does_not_parse_gives_one_error_with_its_place(data: bytes) 
     data = data if len(data) < 512 else b"import torch\ntorch.arange(9, dtype=torch.float)\n" + data
     with pytest.raises(SourceError) as raised:
         analyze(data, "broken.py")
-    if data.endswith(b"arange(\n"):  # a newer Python may know the syntax
-        assert f"read by Python {platform.python_version()}" in raised.value.diagnostic.message
+    if data.endswith(b"arange(\n"):
+        told = f"read by Python {platform.python_version()}; newer syntax needs a newer one"
+        assert told in raised.value.diagnostic.message
     assert raised.value.diagnostic.path == "broken.py"
     assert raised.value.diagnostic.line >= 1
     assert raised.value.diagnostic.column >= 1

@@ -92,7 +92,7 @@ def test_a_cell_that_is_not_python_does_not_hide_the_others(project: Path, scan)
     assert len(document["findings"]) == 1
     (error,) = document["errors"]
     assert error["message"].startswith("code cell 3: syntax error")
-    assert f"read by Python {platform.python_version()}" in error["message"]
+    assert f"read by Python {platform.python_version()}; newer syntax needs a newer one" in error["message"]
     assert error["line"] > 1
 
 

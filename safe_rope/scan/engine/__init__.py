@@ -17,8 +17,8 @@ from safe_rope.scan.engine.finding import (
 )
 from safe_rope.scan.engine.flow import Step
 from safe_rope.scan.engine.names import Argument, Call
-from safe_rope.scan.engine.places import kind
-from safe_rope.scan.engine.reading import UnreadableError, is_notebook, limited, read
+from safe_rope.scan.engine.places import is_import, kind
+from safe_rope.scan.engine.reading import UnreadableError, is_notebook, limited, read, reader
 from safe_rope.scan.engine.scopes import ASKED, Place, Scope, Site
 from safe_rope.scan.engine.source import Source
 from safe_rope.scan.engine.values import FLOATING, LOW, PINNED, Value
@@ -29,5 +29,5 @@ __all__ = [
     "ASKED", "FLOATING", "INVERSE_FREQUENCIES", "LOW", "PINNED", "Argument", "Call", "Diagnostic", "Edit",
     "File", "FileResult", "Finding", "Fix", "Hit", "Place", "Report", "Scope", "Severity", "Site", "Source",
     "Step", "Suppression", "UnreadableError", "Value", "Walk", "apply_edits", "decode", "encode", "indices",
-    "is_notebook", "kind", "limited", "prefilter", "read", "reading", "tensors",
+    "is_import", "is_notebook", "kind", "limited", "prefilter", "read", "reader", "reading", "tensors",
 ]  # fmt: skip

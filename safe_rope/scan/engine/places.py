@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import PurePath
 
-from safe_rope.scan.engine.scopes import Function, Kind, Run, Scope
+from safe_rope.scan.engine.scopes import Function, Kind, Run, Scope, Site
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
     CONSTRUCTORS,
@@ -95,6 +95,12 @@ def _is_plain(owner: Scope | None) -> bool:
     """Say whether a class derives from nothing: it is no module, and runs when somebody makes it."""
     bases = getattr(owner.node, "bases", []) if owner is not None else [owner]
     return all(isinstance(base, ast.Name) and base.id == "object" for base in bases)
+
+
+def is_import(site: Site) -> bool:
+    """Say whether the import of a module runs a site: no function is around it, and no ``with`` statement."""
+    around = any(scope.kind == "function" for scope in site.place.scope.upward())
+    return not (around or site.place.contexts or any(isinstance(node, ast.Lambda) for node in site.ancestors))
 
 
 def is_script(path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import platform
 import re
 import stat
 import tokenize
@@ -25,6 +26,11 @@ class UnreadableError(Exception):
 def is_notebook(path: str) -> bool:
     """Return whether a path names a Jupyter notebook."""
     return path.endswith(".ipynb")
+
+
+def reader() -> str:
+    """Return what a message about a syntax error says of the Python that reads."""
+    return f"read by Python {platform.python_version()}; newer syntax needs a newer one"
 
 
 def read(path: str) -> bytes:

@@ -6,7 +6,8 @@ becomes 256. An inverse frequency computed from such exponents is off by half a 
 radians at position 4,095.
 
 What a module holds by `from torch import arange`, or under another name, is torch's function where the module
-is imported before. Then only a cast lowers what it makes, which is a warning.
+is imported before. So is what the body of the module or of a class calls. Then only a cast lowers what it
+makes, which is a warning.
 
 An integer tensor is left alone. Count in int64 and cast afterwards: the FP32 values are the same bit for
 bit, with and without `zero.Init`. The fix is offered only where every bound is provably a whole number:
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import ast
 
-from safe_rope.scan.engine import LOW, PINNED, Call, File, Report, Site, Value
+from safe_rope.scan.engine import LOW, PINNED, Call, File, Report, Site, Value, is_import
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
@@ -36,7 +37,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     if dtype.dtype not in PINNED | LOW or is_anothers(dtype) or file.is_harmless(site, call):
         return None
     fix = fixes.through_integers(file, call, site.place, keep=dtype.dtype in PINNED)
-    early = dtype.dtype in PINNED and file.names.is_early(call.node.func, site.place)
+    early = dtype.dtype in PINNED and (is_import(site) or file.names.is_early(call.node.func, site.place))
     return Report(
         call.node,
         file.severity("warning" if early else "error", site, follows_activations=dtype.dtype in LOW),

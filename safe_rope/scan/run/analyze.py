@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from platform import python_version
 
 from safe_rope.scan.engine import (
     PINNED,
@@ -21,6 +20,7 @@ from safe_rope.scan.engine import (
     Source,
     Walk,
     prefilter,
+    reader,
 )
 from safe_rope.scan.engine.callees import Callees
 from safe_rope.scan.engine.company import Company, Group
@@ -67,7 +67,7 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
             assert file is not None
             found = _run(file, chosen.values())
     except SyntaxError as error:
-        message = f"{error.msg or 'invalid syntax'} (read by Python {python_version()})"
+        message = f"{error.msg or 'invalid syntax'} ({reader()})"
         raise SourceError(path, error.lineno or 1, max(error.offset or 1, 1), message) from error
     except (RecursionError, MemoryError) as error:
         raise SourceError(path, 1, 1, "nested too deeply to analyze") from error

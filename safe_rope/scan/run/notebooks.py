@@ -14,9 +14,8 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from platform import python_version
 
-from safe_rope.scan.engine import Diagnostic, Edit
+from safe_rope.scan.engine import Diagnostic, Edit, reader
 from safe_rope.scan.run.json_spans import Spans, Text
 
 _PYTHON_MAGICS = frozenset(
@@ -153,7 +152,7 @@ def _problem(code: str) -> str | None:
             warnings.simplefilter("ignore")
             ast.parse(code)
     except SyntaxError as error:
-        return f"syntax error: {error.msg} (line {error.lineno}, read by Python {python_version()})"
+        return f"syntax error: {error.msg} (line {error.lineno}, {reader()})"
     except (ValueError, RecursionError, MemoryError) as error:
         return f"cannot be parsed: {error or type(error).__name__}"
     return None
