@@ -45,6 +45,8 @@ class Gather(Protocol):
         """The groups of ranks that it gathers from."""
 
 
+_Modules = ByIdentity[nn.Module, None]
+
 _gathers: ByIdentity[nn.Module, ref[Gather]] = ByIdentity()
 """The gather of the engine that a module is in, which its hooks keep."""
 
@@ -75,7 +77,7 @@ def restore_earlier(model: nn.Module) -> None:
 def restore_first(engine: Any, gather: Gather) -> None:
     """Let what saves, loads or evaluates through ``engine`` restore the weights of ``gather`` first.
 
-    An export of the module or of a part of it is refused while they are rounded.
+    An export or a copy of the module, or of a part of it, is refused while they are rounded.
     """
     engine.low_precision_gather = gather
 
@@ -91,17 +93,19 @@ def restore_first(engine: Any, gather: Gather) -> None:
         if gather.rounded:
             raise PrecisionError(_message("its state_dict is read"))
 
-    for module in engine.module.modules():  # a part of the model can be exported alone
-        module.register_state_dict_pre_hook(_Hook(refuse_export))
+    def refuse_copy() -> None:
+        if gather.rounded:
+            raise PrecisionError(_message("it, or a part of it, is copied or pickled"))
+
+    hook = _Hook(refuse_export, refuse_copy)
+    for module in _parts_with_parameters(engine.module):  # each can be exported alone
+        module.register_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
         _gathers[module] = ref(gather)
 
 
 def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
-    """Refuse a forward of the model, or of a part, without autocast to ``dtype``, if weights are rounded.
-
-    A copy that is made meanwhile is refused, too.
-    """
-    model, ours, device = engine.module, _with_parts(engine), _deepspeed.device_type()
+    """Refuse a forward of the model, or of a part, without autocast to ``dtype``, if weights are rounded."""
+    model, ours, device = engine.module, _modules(engine.module), _deepspeed.device_type()
     called: list[bool] = []  # whether the model is; what Dynamo traces sees no frames
 
     def check(module: nn.Module, *_: Any) -> None:
@@ -120,16 +124,12 @@ def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
     def leave(*_: Any) -> None:
         called.clear()
 
-    def refuse_copy() -> None:
-        if gather.rounded:
-            raise PrecisionError(_message("it, or a part of it, is copied or pickled"))
-
     for module in _parts_with_parameters(model):
         if module is model:
-            module.register_forward_pre_hook(_Hook(enter, refuse_copy), prepend=True)
+            module.register_forward_pre_hook(_Hook(enter), prepend=True)
             module.register_forward_hook(_Hook(leave), always_call=True)
         else:
-            module.register_forward_pre_hook(_Hook(check, refuse_copy))
+            module.register_forward_pre_hook(_Hook(check))
 
 
 def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
@@ -138,7 +138,7 @@ def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.d
     A forward under autocast gathers those of ``safe`` in ``dtype``, and finds what ``gather`` has gathered.
     Marks that a later engine of the model has made, or none, are what they were.
     """
-    model, ours, device = engine.module, _with_parts(engine), _deepspeed.device_type()
+    model, ours, device = engine.module, _modules(engine.module), _deepspeed.device_type()
     marks: list[tuple[nn.Parameter, torch.dtype]] = []  # taken off while a call outside runs
 
     def put_back() -> None:
@@ -186,8 +186,11 @@ class _Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing
 
 
-def _with_parts(engine: Any) -> frozenset[int]:
-    return frozenset(map(id, (engine, *engine.module.modules())))
+def _modules(model: nn.Module) -> _Modules:
+    """All of ``model``; none is what takes the address of a part that is gone."""
+    modules: _Modules = ByIdentity()
+    modules.update((module, None) for module in model.modules())
+    return modules
 
 
 def _parts_with_parameters(model: nn.Module) -> Iterator[nn.Module]:
@@ -198,20 +201,21 @@ def _is_low(device: str, dtype: torch.dtype) -> bool:
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == dtype
 
 
-def _is_outermost(module: nn.Module, model: nn.Module, ours: frozenset[int]) -> bool:
+def _is_outermost(module: nn.Module, model: nn.Module, ours: _Modules) -> bool:
     """Whether this call of ``module`` is part of no other of ``ours``.
 
     What runs within a forward may leave autocast: that the weights which it reads there are exact is what
-    makes others safe. A forward may call its parts, but not the whole ``model``, in other threads.
+    makes others safe. A forward may call its parts, but not the whole ``model``, in other threads. A call of
+    the engine is none of ``ours``: what it calls is the model.
     """
-    own = sys._getframe(1)
-    around = [one for one in calls_of_modules(own) if id(one) in ours]
-    if around and around[0] is module:
-        del around[0]
-    if not around and module is not model:
-        others = (top for thread, top in sys._current_frames().items() if thread != threading.get_ident())
-        around = [one for top in others for one in calls_of_modules(top) if id(one) in ours]
-    return not around
+    around = (one for one in calls_of_modules(sys._getframe(1)) if one in ours)
+    nearest = next(around, None)
+    if nearest is module:
+        nearest = next(around, None)
+    if nearest is not None or module is model:
+        return nearest is None
+    others = (top for thread, top in sys._current_frames().items() if thread != threading.get_ident())
+    return not any(one in ours for top in others for one in calls_of_modules(top))
 
 
 def watch_surroundings(engine: Any, own: torch.dtype | None) -> None:

@@ -87,11 +87,13 @@ def test_what_a_forward_calls_in_a_thread_is_within_it() -> None:
 
 
 def test_another_thread_that_calls_the_model_is_outside() -> None:
-    errors = []
+    errors: list[Any] = []
 
     def elsewhere() -> None:
-        with ThreadPoolExecutor(1) as threads:
-            errors.append(threads.submit(model, X).exception())
+        if not errors:
+            errors.append(None)  # the other thread's forward starts no third one
+            with ThreadPoolExecutor(1) as threads:
+                errors[0] = threads.submit(model, X).exception()
 
     model = Island(elsewhere)
     watched(model)
@@ -149,6 +151,57 @@ def test_a_copy_is_independent_of_the_engine_and_refused_while_weights_are_round
     for part in (model, model.second, nn.ModuleList([model.first])):
         assert_refused(lambda part=part: copy.deepcopy(part), "copied")  # type: ignore[misc]
         assert_refused(lambda part=part: pickle.dumps(part), "copied")  # type: ignore[misc]
+
+
+def test_a_copy_is_refused_at_zero_3_but_not_of_what_has_no_parameters() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    gather, engine = Rounded(), types.SimpleNamespace(module=model)
+    reads.gather_in_fp32_outside(engine, [], torch.bfloat16, gather)  # type: ignore[arg-type]
+    reads.restore_first(engine, gather)  # type: ignore[arg-type]
+    for part in (model, model[0]):
+        assert_refused(lambda part=part: copy.deepcopy(part), "copied")  # type: ignore[misc]
+    copy.deepcopy(model[1])
+
+
+def test_what_takes_the_address_of_a_part_that_is_gone_is_outside() -> None:
+    model = Threaded()
+    model.extra = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    watched(model)
+    del model.extra
+    for wrapper in [nn.Sequential(model) for _ in range(2000)]:  # they fill what was given up
+        assert_refused(lambda wrapper=wrapper: wrapper(X))  # type: ignore[misc]
+
+
+@pytest.mark.skipif(not _deepspeed.has_autocast(), reason="this DeepSpeed has no torch_autocast")
+def test_a_step_after_an_interrupt_outside_finds_the_marks_of_zero_3() -> None:
+    class Engine(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with low():
+                return self.module(x)
+
+    interrupted = [True]
+
+    def stop() -> None:
+        seen.append(_deepspeed.is_marked(model.first.weight))
+        if interrupted and interrupted.pop():
+            raise KeyboardInterrupt
+
+    seen: list[bool] = []
+    model = Island(stop)
+    engine = Engine(model)
+    weights = [model.first.weight]
+    _deepspeed.mark(weights, torch.bfloat16)
+    reads.gather_in_fp32_outside(engine, weights, torch.bfloat16, Rounded())  # type: ignore[arg-type]
+    with contextlib.suppress(KeyboardInterrupt):
+        model(X)
+    engine(X)
+    model(X)
+    engine(X)
+    assert seen == [False, True, False, True]
 
 
 def test_an_interrupt_among_the_broadcasts_of_a_gather_leaves_rounded_weights(
