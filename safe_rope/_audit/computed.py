@@ -96,6 +96,8 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     """
     problem, refused = UnansweredError("its forward takes arguments that nobody knows"), False
     for arguments in _arguments(module, dtype):
+        if refused and _LONG in arguments.args:
+            continue  # which takes long, and says nothing good any more
         try:
             copies = alone(module), alone(module)
             low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
@@ -170,19 +172,26 @@ class _TooMuchError(UnansweredError):
 class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses an operation that makes far too much, as meta tensors tell: no shape as that was meant."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if hasattr(func, "_schema") and _size_of(func, args, kwargs) > _MADE:
+            raise _TooMuchError("what it is given makes too much together")
+        return func(*args, **kwargs)
+
+
+def _size_of(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> int:
+    """Return the bytes of the largest tensor that an operation makes; 0 where its meta form does not tell."""
+    with contextlib.suppress(Exception):  # it depends on values, has no meta form, or makes a sparse tensor
         shapes, named = pytree.tree_map(_on_meta, (args, kwargs))
         if not any(True for _ in tensors_in((args, kwargs))):
             named["device"] = torch.device("meta")
-        made: Any = ()
-        with contextlib.suppress(Exception):  # it depends on values, or has no meta form
-            made = func(*shapes, **named)
-        if any(one.untyped_storage().nbytes() > _MADE for one in tensors_in(made)):
-            raise _TooMuchError("what it is given makes too much together")
-        return func(*args, **kwargs)
+        made = func(*shapes, **named)
+        return max((one.untyped_storage().nbytes() for one in tensors_in(made)), default=0)
+    return 0
 
 
 def _on_meta(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from audited import Model
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 import safe_rope
 
@@ -183,3 +185,115 @@ class Windowed(nn.Module):
 def test_what_is_no_position_is_not_named() -> None:
     report = safe_rope.audit(_called(Windowed)[0])
     assert report.ok, str(report)
+
+
+def _sines(positions: Tensor, frequencies: Tensor) -> Pair:
+    phases = torch.outer(positions.float(), frequencies)
+    return phases.cos(), phases.sin()
+
+
+def _hadamard() -> Tensor:
+    """Return an orthogonal matrix of 64 rows, whose numbers are all 1/8 or -1/8."""
+    rows = torch.ones(1, 1)
+    while len(rows) < 64:
+        rows = torch.cat((torch.cat((rows, rows), 1), torch.cat((rows, -rows), 1)))
+    return rows / 8
+
+
+def _random_after_zeros() -> Tensor:
+    """Return rows of an embedding in BF16, of which the first is that of padding."""
+    rows = torch.randn(LENGTH, DIM, generator=torch.Generator().manual_seed(0)) * 0.02
+    return rows.index_fill(0, torch.tensor([0]), 0.0).to(BF16)
+
+
+RATES, COUNTS = 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM), torch.arange(LENGTH)
+RIGHT: dict[str, Any] = {
+    "one position for all that follow": _sines(COUNTS.clamp(max=511), RATES),
+    "filled up with position 0": _sines(COUNTS * (COUNTS < 500), RATES),
+    "frequencies of few bits": _sines(COUNTS, torch.tensor([1, 0.75, 0.625, 0.375, 0.1875, 0.15625])),
+    "powers of two": _sines(COUNTS, 2.0 ** -torch.arange(16)),
+    "evenly spaced frequencies": _sines(COUNTS, torch.arange(1, 200) / 256),
+    "Hadamard": _hadamard(),
+    "an embedding": _random_after_zeros(),
+    "a codebook": torch.tensor([0.25, 0.75, 1.25, 2.5, 3.5, 5.5, 6.5, 10.5, 12.5, 20.5]),
+}
+held: Any = None
+
+
+class Reads(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _turned(x, *_sines(torch.arange(x.shape[1]), RATES.repeat(2))) if held is not None else x
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_may_be_meant_is_not_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "held", RIGHT[name])
+    report = safe_rope.audit(Model(Reads()))
+    assert report.ok, str(report)
+
+
+class Raises:
+    """Answers to nothing but what it holds."""
+
+    def __init__(self) -> None:
+        self.pair = _made()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Wraps(Tensor):
+    """Has no memory, and no operator."""
+
+    @staticmethod
+    def __new__(cls) -> Wraps:
+        return torch.Tensor._make_wrapper_subclass(cls, (LENGTH, DIM), dtype=FP32)  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise RuntimeError(str(func))
+
+
+def _fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.empty(LENGTH, DIM)
+
+
+def _given_back() -> Tensor:
+    table = _made()[0]
+    table.untyped_storage().resize_(0)
+    return table
+
+
+def _remembering_without_a_name() -> Any:
+    remembering = functools.lru_cache(functools.partial(_made))
+    remembering()
+    return remembering
+
+
+HOSTILE: dict[str, Callable[[], Any]] = {
+    "an object that raises": Raises,
+    "a function without a name": _remembering_without_a_name,
+    "a subclass": Wraps,
+    "a fake tensor": _fake,
+    "memory that was given back": _given_back,
+    "a parameter without a shape": nn.UninitializedBuffer,
+    "a column of a thousand million": lambda: torch.ones(_FEW_ROWS, 1).expand(-1, 10**9),
+}
+_FEW_ROWS = 9
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_cannot_be_read_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "held", HOSTILE[name]())
+    report = safe_rope.audit(Model(Reads()))
+    assert report.ok, str(report)
+
+
+def test_a_container_is_looked_into_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle: dict[str, Any] = {"pair": tuple(one.to(BF16) for one in _made())}
+    cycle["itself"] = [cycle, types.SimpleNamespace(cycle=cycle)]
+    monkeypatch.setitem(globals(), "held", cycle)
+    report = safe_rope.audit(Model(Reads()))
+    assert report.verdict == "unknown"
+    assert len(report.findings) == 2, str(report)
