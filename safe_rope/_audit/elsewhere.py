@@ -42,8 +42,8 @@ _FEW = 4
 _OFF = 2.0**-21
 """Relative: what a frequency may be off by that comes from a sine in FP32."""
 _DEEPEST = 4
-_SHORT, _SWING = 48, 1e-2
-"""Rows in which 16 bits hold most phases, and the deviation of a column that changes."""
+_SHORT, _SWING = 12, 1e-2
+"""Rows of which 16 bits hold the phases nearly, and the deviation of a column that changes."""
 
 
 class Elsewhere(NamedTuple):
