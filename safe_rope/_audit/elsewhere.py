@@ -12,38 +12,27 @@ import types
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from safe_rope._audit.by_numbers import wrong_in
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, worst
-from safe_rope._audit.tables import damaged_in_itself
 from safe_rope._base import bytecode
 from safe_rope._base.containers import held_in, length_of
-from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
-from safe_rope._base.tensors import in_real_numbers, is_given_back
+from safe_rope._base.dtypes import dtype_name
+from safe_rope._base.tensors import is_given_back
 from safe_rope._base.text import class_name
 from safe_rope._recognition.holdings import entries
 from safe_rope._recognition.outside import CONTAINERS, OutOfReachError, outside, remembering_in
 from safe_rope._recognition.reference import own_class
-from safe_rope._recognition.tables import is_no_position, is_readable
-from safe_rope._recognition.truths import ROUNDED
-from safe_rope._recognition.waves import oscillates, rises_or_falls
+from safe_rope._recognition.tables import is_readable
 
 logger = logging.getLogger(__name__)
 
-_FEWEST, _ENOUGH = 8, 4096
-"""Rows of a table that are looked at, and columns at most."""
+_FEWEST = 8
+"""Numbers of a table."""
 _MOST = 2048
 """Values of a container that is looked into."""
-_COUNTED = 256
-"""Positions that every 16-bit dtype counts."""
-_FEW = 4
-"""Frequencies that no chance makes those of a 16-bit dtype."""
-_OFF = 2.0**-21
-"""Relative: what a frequency may be off by that comes from a sine in FP32."""
 _DEEPEST = 4
-_SHORT, _SWING = 12, 1e-2
-"""Rows of which 16 bits hold the phases nearly, and the deviation of a column that changes."""
 
 
 class Elsewhere(NamedTuple):
@@ -68,7 +57,7 @@ def rounded_elsewhere(places: Iterable[tuple[str, type]], inside: Collection[int
         try:
             may_be_turned = not bytecode.facts(cls).makes_no_positions
             for name, table in _tables(cls, inside, seen):
-                said = _wrong_in(name, table, may_be_turned=may_be_turned)
+                said = wrong_in(name, table, may_be_turned=may_be_turned)
                 if said is not None:
                     yield Elsewhere(path, cls, name, said, dtype_name(table.dtype))
         except Exception:  # somebody's own code raises what it likes
@@ -133,83 +122,3 @@ def _is_table(value: Any) -> bool:
         return False
     is_number = value.is_floating_point() or value.is_complex()
     return is_number and value.numel() >= _FEWEST and is_readable(value) and not is_given_back(value)
-
-
-def _wrong_in(name: str, table: Tensor, *, may_be_turned: bool) -> str | None:
-    """Say what a table's numbers show, or None.
-
-    ``may_be_turned``: the code that gets at it counts, or takes sines.
-    """
-    values = in_real_numbers(table.detach()).squeeze()
-    if values.dim() == 1:
-        if len(values) > _ENOUGH or is_no_position(name) or not rises_or_falls(values):
-            return None
-        said = damaged_in_itself(name, values.cpu(), is_turned=may_be_turned)
-        return said if len(_telling(values)) >= _FEW else None
-    while values.dim() > 2 + table.is_complex():
-        values = values[0]
-    rows = values[:_ENOUGH, :_ENOUGH].cpu().float()
-    rows = rows.flatten(1)
-    if len(rows) < _FEWEST or not _begins_as_sines(rows):
-        return None
-    is_whole = torch.equal(rows, rows.round())  # no dtype rounds it
-    if not is_whole and (low := low_dtype_of(rows)) is not None:
-        return f"{dtype_name(low)}-rounded sines or cosines of positions" if _waves(rows) else None
-    first = rows[:_COUNTED]
-    if not oscillates(first):
-        return None
-    if (low := _rounded_frequencies(first)) is not None:
-        return f"sines of {dtype_name(low)}-rounded frequencies"
-    low = _rounded_positions(rows)
-    return None if low is None else f"sines of {dtype_name(low)}-rounded positions"
-
-
-def _begins_as_sines(rows: Tensor) -> bool:
-    """Whether the first row is that of position 0, and no number is larger than its cosines."""
-    largest = rows[0].max()
-    begins = ((rows[0] == 0) | (rows[0] == largest)).all() if bool(rows[0].any()) else (rows[0] == 0).all()
-    bound = largest if bool(rows[0].any()) else rows.new_tensor(1.0)
-    return bool(begins & (bound > 0) & (rows.abs() <= bound * 1.01).all() & (rows < 0).any())
-
-
-def _waves(rows: Tensor) -> bool:
-    """Whether most columns that change are sampled sines, as far as 16 bits hold them and their phases."""
-    first = rows[:_SHORT].double() / rows[:_SHORT].abs().max()
-    swings = first.std(0) > _SWING
-    before, middle, after = first[:-2], first[1:-1], first[2:]
-    factor = ((before + after) * middle).sum(0) / (middle * middle).sum(0).clamp(min=1e-30)
-    is_sine = (before + after - factor * middle).abs().amax(0) < 2 * ROUNDED
-    return bool((swings & is_sine).sum() * 2 > swings.sum())
-
-
-def _telling(values: Tensor) -> set[float]:
-    """Return the numbers of more than five bits: shorter ones are written as often as rounded."""
-    bits = values.double().frexp().mantissa * 32
-    return set(values[bits != bits.round()].tolist())
-
-
-def _rounded_frequencies(rows: Tensor) -> torch.dtype | None:
-    """Return the dtype that has every frequency whose sines stand in the columns; None where none has."""
-    amplitude = float(rows[0].max()) or 1.0
-    sines = (rows[1, rows[0] == 0].double() / amplitude).abs().clamp(max=1.0).asin()
-    sines = sines[(sines > 0) & (sines < 1.0)]
-    for low in LOW:
-        near = sines.to(low).double()
-        steps = torch.tensor(sorted(set(near.tolist())), dtype=torch.float64).diff()
-        is_even = bool((steps == steps[:1]).all())
-        if not is_even and len(_telling(near)) >= _FEW and bool(((near - sines).abs() <= _OFF * sines).all()):
-            return low
-    return None
-
-
-def _rounded_positions(rows: Tensor) -> torch.dtype | None:
-    """Return the dtype to which the positions were rounded that have the same rows; None where none was."""
-    counted = torch.arange(len(rows))
-    if len(rows) <= _COUNTED or torch.equal(rows[_COUNTED], rows[-1]):
-        return None
-    for low in LOW:
-        nearest = counted.to(low).long()
-        known = nearest < len(rows)
-        if not torch.equal(nearest, counted) and torch.equal(rows[known], rows[nearest[known]]):
-            return low
-    return None
