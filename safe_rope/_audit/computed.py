@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import types
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import filled_cells, signature_of
-from safe_rope._base.tensors import tensors_in
-from safe_rope._base.torch_private import TorchDispatchMode, pytree
 from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
 from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
 from safe_rope._recognition.outside import OutOfReachError
@@ -37,8 +37,8 @@ _MOST = 2**22
 """Weights that may stand beside what counts."""
 _FEW = 3
 """Widths of weights that are tried."""
-_MADE = 2**29
-"""Bytes that one operation of a forward may make when it is asked."""
+_MADE = 2**28
+"""Numbers that one operation of a forward may make when it is asked."""
 _COUNTED = Origin.COUNTED | Origin.STEPS
 
 
@@ -94,17 +94,14 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
-    problem, refused = UnansweredError("its forward takes arguments that nobody knows"), False
+    problem = UnansweredError("its forward takes arguments that nobody knows")
     for arguments in _arguments(module, dtype):
-        if refused and _LONG in arguments.args:
-            continue  # which takes long, and says nothing good any more
         try:
             copies = alone(module), alone(module)
             low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
             true = _phases(in_fp32(alone(module), copies[0]), arguments(torch.float32), 0)
         except UnansweredError as error:
-            problem = problem if refused else error
-            refused |= isinstance(error, _TooMuchError)
+            problem = error
             if isinstance(error.__cause__, RecursionError):
                 break  # which takes long, and other arguments end no recursion
             continue
@@ -114,11 +111,7 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
         if not all(map(torch.equal, low, again)):
             return None
         worst = max(map(_distance, low, true))
-        if worst > _ROUNDINGS * torch.finfo(dtype).eps:
-            return worst
-        if not refused:
-            return 0.0
-        break  # 16 bits may count so few as this call has, and not those of the one that was too large
+        return worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
     raise problem
 
 
@@ -165,39 +158,20 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     return phases.taken
 
 
-class _TooMuchError(UnansweredError):
-    """A call makes more than anything is to make that is asked."""
+class _Bounded(TorchFunctionMode):
+    """Refuses an operation of tensors that are far too large together: no shape as these was meant."""
 
-
-class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses an operation that makes far too much, as meta tensors tell: no shape as that was meant."""
-
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if hasattr(func, "_schema") and _size_of(func, args, kwargs) > _MADE:
-            raise _TooMuchError("what it is given makes too much together")
-        return func(*args, **kwargs)
-
-
-def _size_of(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> int:
-    """Return the bytes of the largest tensor that an operation makes; 0 where its meta form does not tell."""
-    with contextlib.suppress(Exception):  # it depends on values, has no meta form, or makes a sparse tensor
-        shapes, named = pytree.tree_map(_on_meta, (args, kwargs))
-        if not any(True for _ in tensors_in((args, kwargs))):
-            named["device"] = torch.device("meta")
-        made = func(*shapes, **named)
-        return max((one.untyped_storage().nbytes() for one in tensors_in(made)), default=0)
-    return 0
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return torch.device("meta") if isinstance(value, torch.device) else value
+        shapes = [one.shape for one in args if isinstance(one, Tensor)]
+        sizes: Iterable[int] = ()
+        if len(shapes) > 1:
+            with contextlib.suppress(RuntimeError):  # they are multiplied as matrices, or do not match
+                sizes = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        if math.prod(sizes) > _MADE:
+            raise UnansweredError("what it is given makes too much together")
+        return func(*args, **(kwargs or {}))
 
 
 def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Provenance) -> Any:
@@ -209,7 +183,7 @@ def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Pro
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            with answering("forward raised"), _Bounded(), watching:  # type: ignore[no-untyped-call]
+            with answering("forward raised"), _Bounded(), watching:
                 return untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error

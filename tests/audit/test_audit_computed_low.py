@@ -12,7 +12,7 @@ import pytest
 import torch
 from audited import Model
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 import safe_rope
 
@@ -479,16 +479,15 @@ class BesideNoise(nn.Module):
         return x + noise_level[..., None, None] + waves(phases).to(x.dtype).sum()
 
 
-class _Largest(TorchDispatchMode):
-    """Makes nothing that is far too large, and notes it; meta tensors have no memory."""
+class _Largest(TorchFunctionMode):
+    """Makes nothing that is far too large, and notes it."""
 
     size = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [one for one in args if isinstance(one, torch.Tensor)]
-        if not any(one.is_meta for one in given):
-            with contextlib.suppress(RuntimeError):
-                self.size = max(self.size, math.prod(torch.broadcast_shapes(*(one.shape for one in given))))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with contextlib.suppress(RuntimeError):
+            shapes = [one.shape for one in args if isinstance(one, torch.Tensor)]
+            self.size = max(self.size, math.prod(torch.broadcast_shapes(*shapes)))
         if self.size > 2**30:
             raise MemoryError
         return func(*args, **(kwargs or {}))
