@@ -10,7 +10,7 @@ from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import in_real_numbers
 from safe_rope._recognition.tables import is_no_position
 from safe_rope._recognition.truths import ROUNDED
-from safe_rope._recognition.waves import oscillates, rises_or_falls
+from safe_rope._recognition.waves import oscillates, rest_from_sines, rises_or_falls
 
 _FEWEST, _ENOUGH = 8, 4096
 """Rows of a table that are looked at, and columns at most."""
@@ -65,9 +65,7 @@ def _waves(rows: Tensor) -> bool:
     """Whether most columns that change are sampled sines, as far as 16 bits hold them and their phases."""
     first = rows[:_SHORT].double() / rows[:_SHORT].abs().max()
     swings = first.std(0) > _SWING
-    before, middle, after = first[:-2], first[1:-1], first[2:]
-    factor = ((before + after) * middle).sum(0) / (middle * middle).sum(0).clamp(min=1e-30)
-    is_sine = (before + after - factor * middle).abs().amax(0) < 2 * ROUNDED
+    is_sine = rest_from_sines(first) < 2 * ROUNDED
     return bool((swings & is_sine).sum() * 2 > swings.sum())
 
 

@@ -75,6 +75,8 @@ try:
         getattr(torch.nn.modules.module, _name)
     _LEVEL = "_current_level"
     getattr(forward_ad, _LEVEL)  # it changes, and is read each time
+    _CALL = "_wrapped_call_impl"
+    getattr(torch.nn.Module, _CALL)
     # Public, and younger than the others: what tells a torch that is too old.
     _youngest = torch.library.custom_op, torch.compiler.is_dynamo_compiling
 except (ImportError, AttributeError) as error:
@@ -561,9 +563,9 @@ def is_backward() -> bool:
 
 
 def calls_of_modules(frame: FrameType | None) -> Iterator[Any]:
-    """Yield the modules whose calls lead to ``frame``, the innermost first; without the name, none."""
+    """Yield the modules whose calls lead to ``frame``, the innermost first."""
     while frame is not None:
-        if frame.f_code.co_name == "_wrapped_call_impl":  # what Dynamo makes of it keeps the name
+        if frame.f_code.co_name == _CALL:  # what Dynamo makes of it keeps the name
             yield frame.f_locals.get("self")
         frame = frame.f_back
 

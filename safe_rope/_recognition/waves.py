@@ -196,13 +196,13 @@ def _are_sines(rows: torch.Tensor, error: float) -> bool:
         pairs = rows.shape[-1] / 2
         if pairs < FEWEST or bool(((rows * rows).sum(-1) - pairs).abs().max() > 2 * error * pairs):
             return False
-    rest = _rest(rows)
+    rest = rest_from_sines(rows)
     turns = bool((rows.std(0) > 1e-2).any())
     phase = 4 * len(rows) * 2.0**-23  # what FP32 phases of that many radians are off by
     return turns and bool((rest < max(error, phase)).all()) and bool((rows.abs() < 1 + error).all())
 
 
-def _rest(rows: torch.Tensor) -> torch.Tensor:
+def rest_from_sines(rows: torch.Tensor) -> torch.Tensor:
     """How far each column is from a sampled sine."""
     before, middle, after = rows[:-2], rows[1:-1], rows[2:]
     square = (middle * middle).sum(0)
@@ -216,12 +216,7 @@ def are_sines_from_zero(tensor: torch.Tensor, error: float) -> bool:
     The squares of a sine and its cosine add up to 1, also where phases were rounded. ``error`` is what they
     may be off by.
     """
-    if len(tensor) < 2 * FEWEST or tensor.shape[1] < FEWEST or not bool(tensor[0].any()):
-        return False
-    rows = tensor.double() / tensor[0].double().abs().max()
-    begins = bool(((rows[0] == 0) | (rows[0] == 1)).all()) and int(rows[0].sum()) * 2 == len(rows[0])
-    pairs = len(rows[0]) / 2
-    return begins and bool(((rows * rows).sum(1) - pairs).abs().max() <= 2 * error * pairs)
+    return _rows_from_zero(tensor, error) is not None
 
 
 def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:
@@ -229,9 +224,24 @@ def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:
 
     Whole numbers are phases that 16 bits have, and so some columns are sampled sines, and others are none.
     """
-    if not are_sines_from_zero(tensor, error):
+    rows = _rows_from_zero(tensor, error)
+    if rows is None:
         return False
-    rows = tensor.double() / tensor[0].double().abs().max()
-    rest = _rest(rows)
+    rest = rest_from_sines(rows)
     swing = rows.std(0) > _SWING
     return bool((swing & (rest < error)).any()) and bool((rest > 2 * error).any())
+
+
+def _rows_from_zero(tensor: torch.Tensor, error: float) -> torch.Tensor | None:
+    """Return the rows of `are_sines_from_zero` with an amplitude of 1; None where they are none."""
+    if len(tensor) < 2 * FEWEST or tensor.shape[1] < FEWEST or not bool(tensor[0].any()):
+        return None
+    first = tensor[0].double()
+    amplitude = first.abs().max()
+    first = first / amplitude
+    if not bool(((first == 0) | (first == 1)).all()) or int(first.sum()) * 2 != len(first):
+        return None
+    rows = tensor.double() / amplitude
+    pairs = len(first) / 2
+    are_pairs = bool(((rows * rows).sum(1) - pairs).abs().max() <= 2 * error * pairs)
+    return rows if are_pairs else None
