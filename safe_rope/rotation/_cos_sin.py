@@ -20,6 +20,7 @@ import torch
 
 from safe_rope._base import torch_private
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.inductor import cacheable
 from safe_rope._base.positions import is_watched
 from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import (
@@ -39,7 +40,7 @@ _writes = 0
 _this_thread = threading.local()
 
 
-@torch_private.cacheable
+@cacheable
 class CosSin(torch.Tensor):
     """An FP32 (or wider) position tensor, with the dtype that it has in the stock model.
 

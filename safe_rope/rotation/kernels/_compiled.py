@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safe_rope._base.torch_private import can_compile, inductor_cpp, mark_static
+from safe_rope._base.inductor import inductor_cpp
+from safe_rope._base.torch_private import can_compile, mark_static
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from safe_rope._base.torch_private import Inductor
+from safe_rope._base.inductor import Inductor
 from safe_rope.rotation.kernels._compiled import SMALLEST
 from safe_rope.rotation.kernels._form import parse
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from safe_rope._base.inductor import lower
 from safe_rope._base.positions import must_stay_opaque
 from safe_rope._base.torch_private import (
     is_exporting_to_onnx,
     is_forward_mode,
     is_transformed,
-    lower,
     operator,
 )
 from safe_rope._base.triton import available
