@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.forward import device_of, isolated
-from safe_rope._audit.reference import TOLERANCE, Errors
+from safe_rope._audit.reference import TOLERANCE, Errors, sizes
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import in_real_numbers, tensors_in
@@ -94,10 +94,10 @@ class Answers:
     def errors(self) -> Errors:
         """How far the answers are off, by position; of a phase what the values tell."""
         off = torch.stack([_between(*pair).amax(-1) for pair in self.pairs]).amax(0)
-        finite = (e.masked_fill(~e.isfinite(), 0.0) for _, e in self.pairs)
-        scale = max(float(expected.abs().max()) for expected in finite) or 1.0
-        allowed = TOLERANCE * scale * self.positions.double().clamp(min=1.0)
-        return Errors(self.positions, (off / scale).clamp(max=torch.pi), off, off / allowed)
+        finite = [e.masked_fill(~e.isfinite(), 0.0).abs().amax(-1).double() for _, e in self.pairs]
+        size = sizes(torch.stack(finite).amax(0), self.positions)
+        allowed = TOLERANCE * size * self.positions.double().clamp(min=1.0)
+        return Errors(self.positions, (off / size).clamp(max=torch.pi), off, off / allowed)
 
     def is_told(self) -> bool:
         """Whether what the answers should be are numbers: a constructor that makes NaN tells nothing."""

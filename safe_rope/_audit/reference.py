@@ -348,6 +348,23 @@ def rounded_like(actual: Tensor, expected: Tensor) -> torch.dtype | None:
     return next((low for low in LOW if torch.equal(actual, expected.to(low).to(torch.float32))), None)
 
 
+def sizes(largest: Tensor, positions: Tensor) -> Tensor:
+    """Return for each row what an error of its values, for each step of its position, is relative to.
+
+    What has a bound, as sines have, is as large near as far. Phases grow with the position, and an error of
+    them does so from the first one on.
+
+    Args:
+        largest: the largest value of each row, float64 ``[n]``; 0 where it is no number.
+        positions: int64 ``[n]``, rising.
+
+    """
+    steps = positions.double().clamp(min=1.0)
+    near = largest[(positions > 0) & (largest > 0)][:1]
+    first = near if len(near) else largest.max()
+    return torch.maximum(largest / steps, first).clamp(min=torch.finfo(torch.float32).tiny)
+
+
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest relative error; a value that should be 0 and is not counts as infinitely wrong."""
     actual, expected = actual.to("cpu", torch.float64), expected.to(torch.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import click
@@ -18,6 +19,16 @@ SCHEMA = "safe_rope.compare/2"
 _HEADER = ("positions", "max ulp", "max rad", "at", "differs from", "beyond from", "module")
 
 
+def _read_number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse what is no number: nothing would be beyond it."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("expected a number, got nan")
+    return value
+
+
+_NUMBER: dict[str, Any] = {"type": click.FloatRange(min=0), "callback": _read_number}
+
+
 @click.command("compare")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
@@ -31,8 +42,8 @@ _HEADER = ("positions", "max ulp", "max rad", "at", "differs from", "beyond from
 )
 @click.option("--positions", callback=read_positions, metavar="0,1,…", help="Compare at these positions.")
 @click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Compare below N.")
-@click.option("--tolerance", type=click.FloatRange(min=0), metavar="RAD", help="The largest angle allowed.")
-@click.option("--ulp", type=click.FloatRange(min=0), metavar="N", help="The largest difference allowed.")
+@click.option("--tolerance", **_NUMBER, metavar="RAD", help="The largest angle allowed.")
+@click.option("--ulp", **_NUMBER, metavar="N", help="The largest difference allowed.")
 @click.option("--format", "style", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option("--quiet", "-q", is_flag=True, help="The report and errors only.")
 @click.option("--debug", is_flag=True, help="Show a traceback with an error.")

@@ -281,3 +281,34 @@ class WidensWhatIsLow(RepairsIfLow):
 def test_a_forward_that_repairs_its_table_is_ok() -> None:
     assert safe_rope.audit(nn.Sequential(nn.Linear(4, 4), RepairsIfLow()).to(BF16)).ok
     assert not safe_rope.audit(nn.Sequential(nn.Linear(4, 4), WidensWhatIsLow()).to(BF16)).ok
+
+
+class Phases(Rotary):
+    """Hands out phases, which others take sines of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts_in = torch.float32
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
+        return position_ids[..., None].to(self.counts_in).float() * self.inv_freq.float()
+
+
+def low_counts(module: nn.Module) -> None:
+    module.counts_in = BF16  # type: ignore[assignment]
+
+
+def low_phases(module: nn.Module) -> None:
+    module.register_forward_hook(lambda module, given, phases: phases.to(BF16).float())
+
+
+@pytest.mark.parametrize(("spoil", "verdict"), [(low_counts, "damaged"), (low_phases, "unknown")])
+def test_phases_that_are_rounded_on_their_way_out_are_not_ok(
+    spoil: Callable[[nn.Module], None], verdict: str
+) -> None:
+    true, module = Phases(), Phases()
+    assert safe_rope.audit(module).ok
+    spoil(module)
+    off = (true(X, 8 * IDS) - module(X, 8 * IDS)).abs().max()
+    assert off > 1, "radians"
+    assert safe_rope.audit(module).verdict == verdict

@@ -14,6 +14,7 @@ from safe_rope._audit.command.compare import compare_sides
 from safe_rope._audit.command.dump import save
 from safe_rope.cli.compare import _text
 from safe_rope.cli.main import main
+from safe_rope.errors import ConfigError
 
 MISTRAL, NEOX = str(CONFIGS / "mistral-7b.json"), str(CONFIGS / "gpt-neox-20b.json")
 
@@ -150,3 +151,60 @@ def test_tables_that_differ_by_a_factor_are_different(
     asked = {"sides": sides, "positions": (), "longest": None, "tolerance": None, "ulp": None}
     (module,) = compare_sides(asked | {"tables": "stock"})["modules"]
     assert module["first_beyond"] == differs
+
+
+def difference(tmp_path: Path, *tables: dict[str, torch.Tensor], **asked: Any) -> dict[str, Any]:
+    sides = []
+    for number, table in enumerate(tables):
+        file = tmp_path / f"{number}.safetensors"
+        save(file, {"": {"rope": table}}, "a model")
+        sides.append({"name": file.name, "dump": str(file)})
+    usual = {"positions": (), "longest": None, "tables": "stock", "tolerance": None, "ulp": None}
+    (module,) = compare_sides({"sides": sides, **usual, **asked})["modules"]
+    return module
+
+
+def test_phases_of_rounded_frequencies_are_different(tmp_path: Path) -> None:
+    positions, inv_freq = torch.arange(4096), 10000.0 ** -(torch.arange(8) / 8)
+    right, rounded, computed = (
+        {"positions": positions, "cos": phases, "sin": phases}
+        for phases in (
+            torch.outer(positions.float(), inv_freq),
+            torch.outer(positions.float(), inv_freq.bfloat16().float()),
+            torch.outer(positions.double(), inv_freq.double()).float(),
+        )
+    )
+    assert float((right["cos"] - rounded["cos"]).abs().max()) > 0.5, "radians"
+    assert difference(tmp_path, right, rounded)["first_beyond"] == 1
+    assert difference(tmp_path, right, computed)["first_beyond"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "first"),
+    [({}, 64, 40), ({"positions": (3, 50, 99)}, 2, 50), ({"longest": 40}, 40, None)],
+)
+def test_two_dumps_are_compared_where_it_was_asked(
+    asked: dict[str, Any], count: int, first: int | None, tmp_path: Path
+) -> None:
+    phases = torch.outer(torch.arange(64).float(), 10000.0 ** -(torch.arange(8) / 8))
+    other = phases.clone()
+    other[40:] += 0.1
+    one, two = (
+        {"positions": torch.arange(64), "cos": each.cos(), "sin": each.sin()} for each in (phases, other)
+    )
+    module = difference(tmp_path, one, two, **asked)
+    assert (module["positions"], module["first_beyond"]) == (count, first)
+
+
+def test_dumps_without_a_position_that_was_asked_for(tmp_path: Path) -> None:
+    table = {"positions": torch.arange(4), "cos": torch.ones(4, 2), "sin": torch.zeros(4, 2)}
+    with pytest.raises(ConfigError, match="none of the positions asked for"):
+        difference(tmp_path, table, table, positions=(9,))
+
+
+@pytest.mark.parametrize("option", ["--tolerance", "--ulp"])
+def test_a_tolerance_that_is_no_number(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "cpu", "cpu", option, "nan"])
+    assert ended.value.code == 2
+    assert "expected a number, got nan" in capsys.readouterr().err

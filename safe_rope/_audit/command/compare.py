@@ -13,7 +13,7 @@ from safe_rope._audit.command.dump import environment, load
 from safe_rope._audit.command.job import Job
 from safe_rope._audit.command.skeleton import Skeleton
 from safe_rope._audit.model import audit
-from safe_rope._audit.reference import TOLERANCE, angle_between, first_of
+from safe_rope._audit.reference import TOLERANCE, angle_between, first_of, sizes
 from safe_rope._audit.report import Tables
 from safe_rope._base.text import counted
 from safe_rope._protection import protect
@@ -129,11 +129,16 @@ def _difference(
             f"{title}: rotary_dim {2 * pairs} on one side, {2 * other['cos'].shape[-1]} on the other; "
             "compare embeddings of one dimension"
         )
-    in_one = torch.isin(one["positions"], other["positions"])
-    in_other = torch.isin(other["positions"], one["positions"])
-    common = one["positions"][in_one]
+    common = one["positions"][torch.isin(one["positions"], other["positions"])]
     if not len(common):
         raise ConfigError(f"{title}: the two sides have no position in common")
+    if request["positions"]:
+        common = common[torch.isin(common, torch.tensor(request["positions"]))]
+    elif request["longest"]:
+        common = common[common < request["longest"]]
+    if not len(common):
+        raise ConfigError(f"{title}: the two sides have none of the positions asked for in common")
+    in_one, in_other = (torch.isin(side["positions"], common) for side in (one, other))
     cos, sin = one["cos"][in_one], one["sin"][in_one]
     other_cos, other_sin = other["cos"][in_other], other["sin"][in_other]
     turned = angle_between(other_cos.double(), other_sin.double(), cos.double(), sin.double())
@@ -143,7 +148,7 @@ def _difference(
     if request["tolerance"] is not None:
         allowed = torch.full_like(allowed, request["tolerance"])
     # The angle alone is blind to what both are multiplied by, as attention scaling is.
-    beyond = torch.maximum(off, _scaled(cos, sin, other_cos, other_sin)) > allowed
+    beyond = torch.maximum(off, _scaled(cos, sin, other_cos, other_sin, common)) > allowed
     if request["ulp"] is not None:
         beyond = steps > request["ulp"] if request["tolerance"] is None else beyond | (steps > request["ulp"])
     worst = int(off.argmax())
@@ -162,12 +167,12 @@ def _difference(
     }
 
 
-def _scaled(cos: Tensor, sin: Tensor, other_cos: Tensor, other_sin: Tensor) -> Tensor:
-    """The largest difference of each row between the lengths of its pairs, relative to the longest of all."""
+def _scaled(cos: Tensor, sin: Tensor, other_cos: Tensor, other_sin: Tensor, positions: Tensor) -> Tensor:
+    """The largest difference of each row between the lengths of its pairs, relative to how long they are."""
     one, other = (torch.hypot(c.double(), s.double()) for c, s in ((cos, sin), (other_cos, other_sin)))
-    longest = torch.maximum(one, other).nan_to_num(nan=0.0).max().clamp(min=torch.finfo(torch.float32).tiny)
-    off = (one - other).abs() / longest
-    return off.nan_to_num(nan=torch.pi).amax(dim=-1)
+    larger = torch.maximum(*(length.nan_to_num(nan=0.0, posinf=0.0) for length in (one, other)))
+    off = (one - other).abs().nan_to_num(nan=torch.inf).amax(dim=-1)
+    return off / sizes(larger.amax(dim=-1), positions)
 
 
 def _ulps(one: Tensor, other: Tensor) -> Tensor:
