@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._audit import counted
 from safe_rope._audit.elsewhere import add_elsewhere, rounded_elsewhere
+from safe_rope._audit.lost_counts import add_lost_counts
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
 from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
@@ -97,6 +99,7 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
                     auditor.run(asked)
                 else:
                     add_rounded(report, whole, module)
+                add_lost_counts(report, whole, module, functools.partial(references[id(root)].find, within))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a module's own code raises what it likes, SystemExit too

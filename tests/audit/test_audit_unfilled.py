@@ -247,3 +247,50 @@ def test_a_cached_property_that_holds_zeros_is_damaged() -> None:
     assert safe_rope.audit(nn.Sequential(model)).ok
     model.cos.zero_()
     assert safe_rope.audit(nn.Sequential(model)).verdict == "damaged"
+
+
+class Learned(nn.Module):
+    """Looks up learned positions by a count that no checkpoint holds, beside integers that count nothing."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.weights = nn.Embedding(rows, DIM)
+        self.register_buffer("position_ids", torch.arange(rows)[None], persistent=False)
+        self.register_buffer("kinds", torch.zeros(1, rows, dtype=torch.int64), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        positions: torch.Tensor = self.weights(self.position_ids[:, :length])
+        return positions
+
+
+def on_fresh_memory(held: int) -> nn.Module:
+    with torch.device("meta"):
+        module = Learned(ROWS)
+    module.to_empty(device="cpu")
+    for buffer in (module.position_ids, module.kinds):
+        buffer.fill_(held)
+    return module
+
+
+@pytest.mark.parametrize("held", [0, 7, -1, 2**40])
+def test_a_count_that_was_never_filled_is_not_ok(held: int) -> None:
+    true = Learned(ROWS)
+    module = on_fresh_memory(held)
+    module.load_state_dict(true.state_dict())
+    if 0 <= held < ROWS:
+        assert not torch.equal(module(ROWS), true(ROWS))
+    report = safe_rope.audit(nn.Sequential(module))
+    (finding,) = report.findings
+    assert (finding.path, finding.what, finding.severity) == ("0", "position_ids", "unknown")
+    assert [(one.path, one.verdict) for one in report.modules] == [("0", "unknown")]
+
+
+@pytest.mark.parametrize("change", [lambda ids: ids + 2, lambda ids: ids.flip(-1), lambda ids: ids // 2])
+def test_a_count_that_somebody_has_changed_is_left_alone(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    module = Learned(ROWS)
+    assert not safe_rope.audit(module).modules
+    module.position_ids = change(module.position_ids)
+    assert not safe_rope.audit(module).modules
