@@ -136,3 +136,56 @@ def test_an_integer_arange_is_followed_through_variables_to_the_cast() -> None:
 def test_all_names_of_torch_are_known_beside_those_of_another_module() -> None:
     source = b"from torch import *\nfrom math import *\nt = arange(9999, dtype=float)\n"
     assert [finding.rule for finding in analyze(source, "model.py")] == ["SR001"]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype",
+        "x.dtype if x.dtype not in [torch.half, torch.bfloat16] else torch.float32",
+        "x.dtype if x.dtype == torch.float64 else torch.float32",
+        "torch.float32 if x.dtype != torch.float64 else x.dtype",
+    ],
+)
+def test_a_dtype_chosen_because_the_other_is_low_is_not_low(dtype: str) -> None:
+    source = f"import torch\ndef forward(self, x, n):\n    pos_emb = torch.arange(n, dtype={dtype})\n"
+    (found,) = analyze(source.encode(), "model.py")
+    assert (found.rule, found.severity) == ("SR001", "note")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "torch.float32 if x.dtype == torch.bfloat16 else x.dtype",
+        "torch.bfloat16 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype",
+        "torch.float32 if y.dtype in (torch.float16, torch.bfloat16) else x.dtype",
+        "torch.float32 if x.dtype not in (torch.float16, torch.bfloat16) else x.dtype",
+        "x.dtype if x.dtype in (torch.float32, torch.bfloat16) else torch.float32",
+    ],
+)
+def test_a_dtype_that_may_still_be_low_is_followed(dtype: str) -> None:
+    source = f"import torch\ndef forward(self, x, y, n):\n    pos_emb = torch.arange(n, dtype={dtype})\n"
+    (found,) = analyze(source.encode(), "model.py")
+    assert (found.rule, found.severity) == ("SR002", "error")
+
+
+DTYPES = "DT = {'a': torch.bfloat16, 'b': torch.int64}\n"
+
+
+def test_a_dtype_of_a_dict_that_nothing_changes_is_known() -> None:
+    assert found(DTYPES + "t = torch.arange(4096, dtype=DT['a'])\n")[0][0] == "SR001"
+    assert found(DTYPES + "t = torch.arange(4096, dtype=DT['b'])\n") == []
+
+
+@pytest.mark.parametrize("change", ["DT['a'] = x\n", "DT.update(a=x)\n", "f(DT)\n", "DT = x\n", "DT |= x\n"])
+def test_a_dtype_of_a_dict_that_may_change_is_not(change: str) -> None:
+    assert found(DTYPES + change + "t = torch.arange(4096, dtype=DT['a'])\n")[0][0] == "SR002"
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [str(10**400), f"{10**300} * {10**300}", "1e400", "int(1e400)", str(-(10**400)), f"float({10**400})"],
+)
+def test_a_number_that_no_float_holds_stops_nothing(bound: str) -> None:
+    counts = f"a = {bound} ** torch.arange(9, dtype=torch.float32)\n"
+    assert len(found(counts + f"t = torch.arange({bound}, dtype=torch.float32)\n")) == 2

@@ -728,6 +728,7 @@ def test_a_bound_that_only_whole_numbers_reach_is(source: str) -> None:
         "torch.__dict__['arange'] = g\nt = {}\n",
         "globals()['torch'] = numpy\nt = {}\n",
         "exec('torch = numpy')\nt = {}\n",
+        "def f(n: int):\n    return {}\nt = eval('f(600.5)')\n",
         "torch.Tensor.to = g\nt = {}\n",
         "torch.int64 = torch.int8\nt = {}\n",
         "class Mode(TorchFunctionMode):\n    def __torch_function__(self, *given):\n        pass\nt = {}\n",
@@ -740,6 +741,24 @@ def test_a_bound_that_only_whole_numbers_reach_is(source: str) -> None:
 def test_a_fix_of_what_a_file_replaces_is_not_safe(source: str) -> None:
     assert safe("t = torch.arange(4096, dtype=torch.float32)\n")
     assert not safe(source.replace("{}", "torch.arange(4096, dtype=torch.float32)"))
+
+
+def test_eval_of_a_model_runs_no_text() -> None:
+    assert safe("model.eval()\nt = torch.arange(4096, dtype=torch.float32)\n")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "arange(n, out=b)",
+        "floor_divide(torch.arange(n), 2, out=b)",
+        "arange(n, **{'out': b})",
+        "arange(n, **o)",
+    ],
+)
+def test_what_is_written_into_a_tensor_has_its_dtype(made: str) -> None:
+    body = "    b = torch.empty(n, dtype=torch.float64)\n    o = dict(out=b)\n"
+    assert not safe(f"def f(n: int):\n{body}    return torch.{made} / 3\n")
 
 
 def test_a_fix_writes_no_name_that_is_imported_later() -> None:

@@ -96,6 +96,14 @@ def test_a_cell_that_is_not_python_does_not_hide_the_others(project: Path, scan)
     assert error["line"] > 1
 
 
+def test_a_fix_beside_a_cell_that_was_not_read_is_unsafe(project: Path, scan) -> None:
+    counts = ["def g(n: int): return torch.arange(n, dtype=torch.float32)"]
+    for others, is_safe in (["x = 1"], True), (["x = g(4.5) :"], False):
+        (project / "n.ipynb").write_text(_notebook([], ["import torch"], others, counts))
+        (found,) = json.loads(scan("n.ipynb", "--format", "json").stdout)["findings"]
+        assert found["fix"]["safe"] is is_safe
+
+
 def test_a_notebook_of_another_language_has_no_findings(project: Path, scan) -> None:
     text = _notebook(*CELLS, language_info={"name": "julia"})
     (project / "n.ipynb").write_text(text)

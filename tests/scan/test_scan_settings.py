@@ -98,6 +98,22 @@ def test_a_mistake_in_the_file_is_an_error_that_names_it(project: Path, scan, te
     assert "pyproject.toml" in result.stderr
 
 
+def test_a_file_that_is_named_is_read_whatever_it_holds(project: Path, scan) -> None:
+    (project / "a.py").write_text("x = 1\n")
+    (project / "broken.toml").write_text('[project]\nname = "x\n')
+    result = scan("a.py", "--config", "broken.toml")
+    assert result.exit_code == 2
+    assert "broken.toml: not valid TOML" in result.stderr
+
+
+def test_tool_that_is_no_table_is_an_error(project: Path, scan) -> None:
+    (project / "a.py").write_text("x = 1\n")
+    (project / "pyproject.toml").write_text("tool = 3  # safe-rope\n")
+    result = scan("a.py")
+    assert result.exit_code == 2
+    assert "[tool] must be a table, got 3" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("pattern", "path", "matches"),
     [

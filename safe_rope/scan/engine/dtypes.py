@@ -7,7 +7,18 @@ import re
 
 from safe_rope.scan.engine.evaluator import Evaluator
 from safe_rope.scan.engine.scopes import Place
-from safe_rope.scan.engine.values import DEVICE, FLOAT_BY_ANNOTATION, INT, INTS, NONE, UNKNOWN, Value, tensor
+from safe_rope.scan.engine.values import (
+    DEVICE,
+    FLOAT_BY_ANNOTATION,
+    INT,
+    INTS,
+    NONE,
+    PINNED,
+    UNKNOWN,
+    Value,
+    join,
+    tensor,
+)
 
 _DTYPES = {
     "float32": "float32", "float": "float32", "float64": "float64", "double": "float64",
@@ -60,6 +71,33 @@ def of_attribute(evaluator: Evaluator, node: ast.Attribute, place: Place) -> Val
         dtype = "inherited" if of.dtype == "float" else of.dtype
         return Value("dtype", dtype=dtype, source=source, assumed=of.assumed)
     return Value("dtype", dtype="inherited", source=source)
+
+
+def of_choice(evaluator: Evaluator, node: ast.IfExp, place: Place) -> Value | None:
+    """Return the dtype of ``float32 if x.dtype in (float16, bfloat16) else x.dtype`` and its like.
+
+    None where nothing shows that no low dtype is left.
+    """
+    match node.test:
+        case ast.Compare(left=asked, ops=[how], comparators=[among]):
+            items = among.elts if isinstance(among, ast.Tuple | ast.List | ast.Set) else [among]
+            named = {evaluator.value(item, place).dtype for item in items}
+            if isinstance(how, ast.In | ast.Eq):
+                inside, outside = node.body, node.orelse
+            elif isinstance(how, ast.NotIn | ast.NotEq):
+                inside, outside = node.orelse, node.body
+            else:
+                return None
+            same = ast.dump(asked)
+            if named <= PINNED and ast.dump(inside) == same:
+                other = outside
+            elif named >= {"float16", "bfloat16"} and ast.dump(outside) == same:
+                other = inside
+            else:
+                return None
+            kept = Value("dtype", dtype="float32", source=ast.unparse(asked), assumed=True)
+            return join([evaluator.value(other, place), kept])
+    return None
 
 
 def of_annotation(annotation: ast.expr | None) -> Value:

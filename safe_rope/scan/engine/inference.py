@@ -158,7 +158,8 @@ class Inference:
             case ast.Subscript():
                 return self._subscript(node, place)
             case ast.IfExp():
-                return join([self.value(node.body, place), self.value(node.orelse, place)])
+                chosen = dtypes.of_choice(self, node, place)
+                return chosen or join([self.value(node.body, place), self.value(node.orelse, place)])
             case ast.BoolOp():
                 return join([self.value(operand, place) for operand in node.values])
             case ast.Compare():
@@ -194,6 +195,9 @@ class Inference:
         if inner.sort == "numbers" and not isinstance(node.slice, ast.Slice):
             return _element(inner, bound=inner.bound)
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            item = self.names.item(node, place)
+            if item is not None and (kept := self.of(item)).sort == "dtype":
+                return assume(kept)
             return (
                 INT_BY_NAME
                 if inner.sort == "unknown" and integers.known_integer(node.slice.value)

@@ -81,9 +81,9 @@ def _fold(operation: ast.operator, left: int | float | None, right: int | float 
             return power if isinstance(power, int | float) else None
         function = _ARITHMETIC.get(type(operation))
         result = None if function is None else function(left, right)
+        return result if result is None or math.isfinite(result) else None
     except (ArithmeticError, ValueError):
         return None
-    return result if result is None or math.isfinite(result) else None
 
 
 def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -> Value:

@@ -208,6 +208,8 @@ class Names:
             match node:
                 case ast.Call(func=ast.Name(id="getattr"), args=[of, ast.Constant(value=str(attribute)), *_]):
                     return self.qualify(ast.Attribute(of, attribute), place, depth + 1)
+        if isinstance(node, ast.NamedExpr):
+            return self.qualify(node.value, place, depth + 1)
         if not isinstance(node, ast.Name):
             return ""
         bindings = self.bindings(node.id, place)
@@ -260,7 +262,7 @@ class Names:
         full = self.qualify(node, place)
         if full.partition(".")[0] != "torch":
             return True
-        if full.rpartition(".")[2] in self.walk.written or "exec" in self.walk.calls:
+        if full.rpartition(".")[2] in self.walk.written or self._runs_text:
             return False
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
             return self.is_certain(node.value, place)
@@ -278,6 +280,12 @@ class Names:
         starred = name in STARRED and 0 < self.walk.stars < self.walk.starred
         starred = starred and not bindings and name not in self.walk.imports
         return not starred and name not in self.walk.varied and not self._defines(name) and len(others) <= 1
+
+    @cached_property
+    def _runs_text(self) -> bool:
+        """Whether ``exec`` or ``eval`` runs a text, which may bind any name and call any function."""
+        evaluated = (getattr(site.node, "func", None) for site in self.walk.calls.get("eval", ()))
+        return "exec" in self.walk.calls or any(isinstance(one, ast.Name) for one in evaluated)
 
     def _defines(self, name: str) -> bool:
         """Say whether the file has a function, but no method, or a class of a name."""
@@ -328,6 +336,13 @@ class Names:
                 if isinstance(target, ast.Subscript):
                     changed.add(getattr(target.value, "id", ""))
         return changed
+
+    def item(self, node: ast.Subscript, place: Place) -> Argument | None:
+        """Return what a variable's mapping, whose items nothing in the file changes, has by a literal key."""
+        if not isinstance(node.value, ast.Name) or node.value.id in self._changed:
+            return None
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return (self._mapping(node.value, place) or {}).get(str(key))
 
     def counted(self, call: Call) -> Call | None:
         """Return the arange that a call is, or that gives what its tensor of a ``range`` holds; else None."""

@@ -30,6 +30,8 @@ _LISTED = rb"(?:(?:list|tuple)\(\s*|\[\s*(?:float\()?\w+\)? for \w+ in )?"
 _TENSOR_OF = rb"tensor\(\s*(?:data=)?" + _LISTED
 # A tensor of the numbers of a range.
 _RANGE = re.compile(_TENSOR_OF + rb"range\(")
+# A tensor of what is computed of each, within this many characters.
+_COMPUTED_RANGE = re.compile(rb"tensor\(\s*(?:data=)?\[.{1,240}? in range\(", re.DOTALL)
 # A variable that lists a range, and a tensor of what a variable lists.
 _KEPT_RANGE = re.compile(rb"= " + _LISTED + rb"range\(")
 _KEEPS = re.compile(rb"(\w+)(?:: [\w.\[\]]+)? $")
@@ -104,6 +106,7 @@ def occurrences(text: bytes) -> list[int]:
         ]
     if b"range(" in text:
         found += [match.start() for match in _RANGE.finditer(text)]
+        found += [match.start() for match in _COMPUTED_RANGE.finditer(text)]
         found += _of_variables(text)
     if b".tensor(" in text or b".full(" in text:
         found += [match.start() for match in _FACTOR.finditer(text)]

@@ -155,6 +155,9 @@ def given_dtype(evaluator: Evaluator, call: Call) -> Value | None:
 
 def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
     """Return what a function of torch gives."""
+    if (out := call.keywords.get("out")) is not None:
+        into = evaluator.of(out)
+        return tensor(into.dtype, grid=name == "arange" or into.grid, assumed=True)
     if name == "arange":
         given = given_dtype(evaluator, call)
         assumed = given is not None and given.assumed

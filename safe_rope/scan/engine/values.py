@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -70,7 +71,9 @@ DEVICE = Value("device")
 
 
 def number(constant: int | float) -> Value:
-    """Return what is known of a literal."""
+    """Return what is known of a literal, or of what is computed of some."""
+    if abs(constant) > sys.float_info.max:
+        return FLOAT if isinstance(constant, float) else INT_BY_NAME  # infinite, or larger than any float
     floating = isinstance(constant, float)
     whole = not isinstance(constant, float) or constant.is_integer()
     return Value("number", whole, floating, constant, abs(constant))

@@ -117,6 +117,7 @@ RULE = Rule(
         "import torch\noptions = {'dtype': torch.float32}\nt = torch.arange(n, **options)\n",
         "import torch\ncount = torch.arange\nt = count(n, dtype=torch.float64)\n",
         "import torch\nt = getattr(torch, 'arange')(n, dtype=getattr(torch, 'float32'))\n",
+        "import torch\nt = (count := torch.arange)(n, dtype=torch.float32)\n",
         "import torch\ncount = getattr(torch, 'arange')\nt = count(n, dtype=torch.float32)\n",
         "import torch\nx = torch.arange(0, 1, 4 / head_dim, dtype=torch.float32)\n",
         "import torch\nt = torch.tensor(range(n), dtype=torch.float32)\n",

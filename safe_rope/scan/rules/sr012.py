@@ -6,11 +6,15 @@ Keep Python floats, or build the tensor where it is used.
 
 A warning is the base of inverse frequencies as such a tensor: `exp(arange * -log(torch.tensor(10000.0)))`. In
 bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are.
+
+An error is a tensor of powers that Python computes, `[base ** (-i / d) for i in range(0, d, 2)]`, where they
+are frequencies or slopes of positions. Raise to an int64 `arange` that is cast to float32 instead.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 
 from safe_rope.scan.engine import PINNED, Call, File, Place, Report, Site, kind
@@ -32,6 +36,9 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
+    pinned = dtype is not None and dtype.dtype in PINNED
+    if call.function == "torch.tensor" and _are_powers(file, call):
+        return _powers(file, site, call, pinned=pinned)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
     where = kind(site.place.scope, file.path, file.walk)
@@ -39,7 +46,6 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if file.value(call.node, site.place).is_int or _is_empty(call):
         return None
-    pinned = dtype is not None and dtype.dtype in PINNED
     if pinned and file.names.is_early(call.node.func, site.place):
         return None
     how = "zero.Init" if pinned else "zero.Init or the default dtype"
@@ -48,6 +54,48 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     rounds = "rounds it to 8 bits" if number is None else f"makes {number} {messages.in_bfloat16(number):g}"
     message = f"a scale factor as a tensor: {how} {rounds}; keep a Python float"
     return Report(call.node, file.severity("note", site), message)
+
+
+def _are_powers(file: File, call: Call) -> bool:
+    """Say whether it lists fractions that a number is raised to each of a range's numbers for."""
+    data = call.argument(0, "data")
+    if data is None or file.of(data).floating is False:
+        return False
+    match data.value:
+        case ast.ListComp(
+            elt=made,
+            generators=[ast.comprehension(target=ast.Name(id=item), iter=ast.Call(func=counted), ifs=[])],
+        ) if file.names.qualify(counted, data.place) == "range":
+            return any(_is_power(file, node, item, data.place) for node in ast.walk(made))
+    return False
+
+
+def _is_power(file: File, node: ast.AST, item: str, place: Place) -> bool:
+    """Say whether a number is raised to what is made of a variable, and FP32 alone holds the result."""
+    match node:
+        case (
+            ast.BinOp(left=base, op=ast.Pow(), right=exponent)
+            | ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="pow"), args=[base, exponent])
+        ):
+            parts = [*ast.walk(exponent)]
+            constant = file.value(base, place).constant
+            exact = constant is not None and abs(math.frexp(constant)[0]) == 0.5
+            divided = any(isinstance(getattr(part, "op", None), ast.Div) for part in parts)
+            return any(getattr(part, "id", "") == item for part in parts) and (divided or not exact)
+    return False
+
+
+def _powers(file: File, site: Site, call: Call, *, pinned: bool) -> Report | None:
+    if not file.purpose.shown(site, frequency=True):
+        return None
+    early = pinned and file.names.is_early(call.node.func, site.place)
+    how = "zero.Init" if pinned else "zero.Init or the default dtype"
+    return Report(
+        call.node,
+        file.severity("warning" if early else "error", site, shown=True),
+        f"powers of Python's numbers as a tensor: {how} rounds them to 8 bits"
+        "; raise to an int64 arange that is cast to float32",
+    )
 
 
 def _base(file: File, site: Site, call: Call, grid: Site) -> Report | None:
@@ -136,10 +184,17 @@ RULE = Rule(
         "        x = torch.arange(0, d, 2).float() * torch.log(torch.tensor(d))\n",
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self):\n        self.scaling = 1.1\n"
         "        self.ids = torch.arange(7)\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        self.register_buffer('decay', torch.tensor([0.9 ** (i / d) for i in range(d)]))\n",
+        "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self, d):\n"
+        "        self.bands = torch.tensor([2.0 ** i for i in range(d)])\n",
         "import torch\ndef rope_init(n):\n    factors = torch.tensor([1, 2], dtype=torch.int64)\n"
         "    return torch.arange(n)\n",
     ),
     INVALID=(
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d, base):\n"
+        "        inv_freq = torch.tensor([base ** (-i / d) for i in range(0, d, 2)])\n"
+        "        self.register_buffer('inv_freq', inv_freq)\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        pe = (torch.arange(0, d, 2).float() * -(torch.log(torch.tensor(1e4)) / d)).exp()\n",
         "import torch\ndef inv_freqs(d):\n"

@@ -125,7 +125,7 @@ def load_settings(
     file, table = (
         (os.path.join(directory, "pyproject.toml"), None) if isolated
         else _nearest(directory) if config is None
-        else (os.path.abspath(config), _table(config))
+        else (os.path.abspath(config), _table(config, named=True))
     )  # fmt: skip
     table = dict(table or {})
     for key in table:
@@ -212,22 +212,22 @@ def _nearest(directory: str) -> tuple[str, dict[str, Any] | None]:
     return os.path.join(directory, "pyproject.toml"), None
 
 
-def _table(file: str) -> dict[str, Any] | None:
+def _table(file: str, *, named: bool = False) -> dict[str, Any] | None:
     if not os.path.isfile(file):
         return None
     status = os.stat(file)
-    return _read(file, status.st_mtime_ns, status.st_size)
+    return _read(file, named, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=64)
-def _read(file: str, modified: int, size: int) -> dict[str, Any] | None:
+def _read(file: str, named: bool, modified: int, size: int) -> dict[str, Any] | None:
     # Time and size are part of the cache's key only.
     try:
         data = Path(file).read_bytes()
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    if b"safe-rope" not in data:
-        return None  # spares the import of a TOML reader
+    if b"safe-rope" not in data and not named:
+        return None  # spares the import of a TOML reader; a broken one of another tool is not ours to refuse
     try:
         toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ModuleNotFoundError:
@@ -236,7 +236,10 @@ def _read(file: str, modified: int, size: int) -> dict[str, Any] | None:
         document = toml.loads(data.decode())
     except ValueError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
-    table = document.get("tool", {}).get("safe-rope")
+    tools = document.get("tool", {})
+    if not isinstance(tools, dict):
+        raise ConfigError(f"{file}: [tool] must be a table, got {tools!r}")
+    table = tools.get("safe-rope")
     if table is not None and not isinstance(table, dict):
         raise ConfigError(f"{file}: [tool.safe-rope] must be a table, got {table!r}")
     return table
