@@ -47,6 +47,18 @@ REPEATED = """
 """
 
 
+CLASSES = """
+class D{0}:
+    def __init__(self, call):
+        self.call = call
+    def __call__(self, n):
+        return self.call(n)
+    @D0
+    def same(self, n: int):
+        return torch.arange(n, dtype=torch.float32)
+"""
+
+
 def counted(function: Callable[..., Any], counts: list[int]) -> Callable[..., Any]:
     def count(*args: Any, **kwargs: Any) -> Any:
         counts[-1] += 1
@@ -131,6 +143,16 @@ def test_what_decorators_call_is_of_their_own_functions(
     texts = ["import torch\n" + "".join(DECORATED.format(i) for i in range(n)) for n in (40, 120)]
     few, many = (asked(project, scan, text, counts) for text in texts)
     assert 0 < many <= 4 * few
+
+
+def test_a_name_that_many_functions_share_has_each_other_name_once(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Call, "argument", counted(Call.argument, counts))
+    texts = ["import torch\n" + "".join(CLASSES.format(i) for i in range(n)) for n in (20, 60)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 10 * few  # each may be called as all others are, but not by each of these names
 
 
 def test_a_call_with_many_arguments_is_read_once(

@@ -190,10 +190,13 @@ class CallSites:
     def _names_of(self, scope: Scope) -> list[Alias]:
         """Return the name of a function, or of the class that it constructs, then its other names."""
         owner = scope.parent if scope.name == "__init__" else None
-        names = [((owner or scope).name, self._walk.module)]
-        for name, _ in names:
-            names += [one for one in self._aliases.get(name, ()) if one not in names]
-        return names
+        names: dict[Alias, None] = {((owner or scope).name, self._walk.module): None}
+        waiting = [*names]
+        while waiting:
+            more = self._aliases.get(waiting.pop(0)[0], {})
+            waiting += [one for one in more if one not in names]
+            names |= more
+        return [*names]
 
     @cached_property
     def _given(self) -> dict[str, list[Site]]:
@@ -206,14 +209,14 @@ class CallSites:
         return given
 
     @cached_property
-    def _aliases(self) -> dict[str, list[Alias]]:
+    def _aliases(self) -> dict[str, dict[Alias, None]]:
         """What functions and classes are called as well: what is assigned them, and what takes them."""
-        aliases: dict[str, list[Alias]] = {}
+        aliases: dict[str, dict[Alias, None]] = {}
         everywhere = self._walk.module
         for statement, _ in self._walk.statements:
             targets = [(_last(one), everywhere) for one in targets_of(statement)]
             for held in _held(getattr(statement, "value", None)) if targets else ():
-                aliases.setdefault(held, []).extend(targets)
+                aliases.setdefault(held, {}).update(dict.fromkeys(targets))
         for name in {*self._walk.functions, *self._walk.classes} & self._given.keys():
             for site in self._given[name]:
                 assert isinstance(site.node, ast.Call)
@@ -222,12 +225,13 @@ class CallSites:
                 for word in site.node.keywords:
                     if word.arg and _last(word.value) == name:
                         takes.append((word.arg, everywhere))
-                aliases.setdefault(name, []).extend(takes)
+                aliases.setdefault(name, {}).update(dict.fromkeys(takes))
         for scopes in self._walk.functions.values():
             for scope in scopes:
                 for one in scope.node.decorator_list:  # type: ignore[attr-defined]
                     made_by = one.func if isinstance(one, ast.Call) else one
-                    aliases.setdefault(scope.name, []).extend(self._parameters(_last(made_by), None))
+                    takes = self._parameters(_last(made_by), None)
+                    aliases.setdefault(scope.name, {}).update(dict.fromkeys(takes))
         return aliases
 
     def _parameters(self, name: str, at: int | None) -> list[Alias]:
