@@ -29,7 +29,13 @@ from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity,
 from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
-from safe_rope._audit.unused import BESIDE_ALIBI, is_beside_alibi, only_tells_its_dtype
+from safe_rope._audit.unused import (
+    BESIDE_ALIBI,
+    MAY_MAKE_ANEW,
+    is_beside_alibi,
+    is_compared_with_fp32,
+    only_tells_its_dtype,
+)
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.tensors import is_distributed
 from safe_rope._base.text import class_name
@@ -148,8 +154,10 @@ class ModuleAuditor:
             self.findings = [doubted(one) for one in self.findings]
         if told and not any(one.severity == "damaged" for one in self.findings):
             self.findings = [one for one in self.findings if one.what != "forward"] + told
-        if not self.result.rows and told is None:
-            self._doubt_what_stands_around()
+        if not self.result.rows:
+            self._doubt_what_may_be_made_anew()
+            if told is None:
+                self._doubt_what_stands_around()
         if is_beside_alibi(self.module):
             self.findings = [replace(one, severity="note", source=BESIDE_ALIBI) for one in self.findings]
         self.result.verdict = worst(finding.severity for finding in self.findings)
@@ -331,6 +339,16 @@ class ModuleAuditor:
             for one in self.findings
         ]
         self.add("forward", "unknown", f"{said}: {self._unanswered or 'it cannot be asked'}")
+
+    def _doubt_what_may_be_made_anew(self) -> None:
+        """Say of 16-bit tables of a module that could not be asked that its code may use others for them."""
+        stock, low = stock_class(self.module), {dtype_name(dtype) for dtype in LOW}
+        self.findings = [
+            replace(one, severity="unknown", source=f"{one.source}; {MAY_MAKE_ANEW}")
+            if one.severity == "damaged" and one.dtype in low and is_compared_with_fp32(one.what, stock)
+            else one
+            for one in self.findings
+        ]
 
     def _excuse_unread(self) -> None:
         """Call damaged tables a note where forward, which answers right, does so without their numbers."""

@@ -1,4 +1,4 @@
-"""Tables whose numbers do no harm: code asks for their dtype alone, or nothing rotates by them."""
+"""Tables whose numbers do no harm, or may do none: code asks for their dtype, or nothing rotates by them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 
 BESIDE_ALIBI = "its config asks for ALiBi, and no attention rotates by what it returns"
+
+MAY_MAKE_ANEW = "its code asks whether it is FP32, and may make another where it is not"
 
 _KIND = {"dtype", "device", "shape", "ndim", "is_cuda"}
 _EVERYTHING = {"_buffers", "buffers", "named_buffers", "state_dict", "__dict__", "vars", "getattr"}
@@ -40,6 +42,23 @@ def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
     beside += (one for other in others if other is not cls for one in bytecode.methods_of(other))
     return not any(
         name in bytecode.names_in(one) for one in beside if one.__name__ not in bytecode.INITIALISING
+    )
+
+
+def is_compared_with_fp32(name: str, cls: type) -> bool:
+    """Whether ``forward`` of a class, or what it calls, compares the dtype of its table with FP32."""
+    codes = (code for one in bytecode.reached_by_forward(cls) for code in instructions.codes(one.__code__))
+    return any(_is_compared(name, instructions.steps(code)) for code in codes)
+
+
+def _is_compared(name: str, done: tuple[instructions.Step, ...]) -> bool:
+    """Whether steps have ``self.name.dtype != torch.float32``, or the like."""
+    return any(
+        done[at].attribute == name
+        and done[at + 1].attribute == "dtype"
+        and done[at + 3].attribute == "float32"
+        and done[at + 4].name in ("COMPARE_OP", "IS_OP")
+        for at in range(len(done) - 4)
     )
 
 

@@ -142,3 +142,48 @@ def test_an_empty_weight_that_torch_reads_is_told() -> None:
     model.to_empty(device="cpu")
     nn.init.constant_(model[0].weight, torch.nan)  # type: ignore[arg-type]
     assert not safe_rope.audit(model).ok
+
+
+class TurnsInFp32(nn.Module):
+    """Turns what it gets itself; frequencies that are not FP32 any more are made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", self.made(), persistent=False)
+
+    def made(self) -> torch.Tensor:
+        return 10000.0 ** (-torch.arange(0, DIM, 2, dtype=torch.float32) / DIM)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rates = self.made() if self.rates.dtype != torch.float32 else self.rates
+        phases = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), rates)
+        cos, sin = phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+class TurnsByWhatItHas(TurnsInFp32):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phases = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), self.rates)
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * phases.cos() - right * phases.sin(), right * phases.cos()), -1)
+
+
+def test_frequencies_that_are_made_anew_unless_they_are_fp32_are_not_said_to_do_harm() -> None:
+    made = nn.Sequential(nn.Linear(DIM, DIM), TurnsInFp32())
+    x = torch.randn(1, LENGTH, DIM).bfloat16()
+    true = made[1](x.float())
+    low = made.to(torch.bfloat16)
+    assert (low[1](x).float() - true).abs().max() < 0.05  # roundings of the result
+
+    report = safe_rope.audit(low)
+    assert [one.severity for one in report.findings] == ["unknown"], str(report)
+
+    widened = low.float()  # its frequencies pass for FP32 ones now
+    assert (widened[1](x.float()) - true).abs().max() > 0.5
+    assert [one.severity for one in safe_rope.audit(widened).findings] == ["damaged"]
+
+
+def test_frequencies_that_a_forward_which_turns_uses_as_they_are_do_harm() -> None:
+    report = safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM), TurnsByWhatItHas()).to(torch.bfloat16))
+    assert [one.severity for one in report.findings if one.what == "rates"] == ["damaged"], str(report)
