@@ -73,8 +73,9 @@ def initialize(
             different ones. Without it the first batch of ``training_data`` serves, else the model's
             ``dummy_inputs``.
         low_precision_gather: gather safe parameters in the autocast dtype after the step: all at ZeRO 1 and
-            2, the persistent ones at ZeRO 3. Training does not notice; code that reads ``parameter.data``
-            itself between steps does, and calls `full_precision` before, or sets this to False.
+            2, the persistent ones at ZeRO 3. The model's forward does not notice; code that reads weights
+            itself outside of it does. Between steps it calls `full_precision` before. A penalty on the
+            weights in the loss needs False.
 
     Returns:
         engine, optimizer, training dataloader, learning rate scheduler.
