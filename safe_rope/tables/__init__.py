@@ -121,8 +121,9 @@ _lookups: _Interned[_Lookup] = _Interned(_make_lookup)
 def _rotary_lookup(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     check_arguments(position_ids, dtype)
     cos, sin = _lookups[key](position_ids, dtype)
-    # An operator's results must not share memory, as those of a single position do.
-    return cos, sin.clone() if position_ids.numel() == 1 else sin
+    # An operator's results must not share memory, as those of positions that are all the same do.
+    is_shared = cos.untyped_storage().data_ptr() == sin.untyped_storage().data_ptr()
+    return cos, sin.clone() if is_shared else sin
 
 
 @_rotary_lookup.register_fake

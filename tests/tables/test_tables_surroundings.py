@@ -181,11 +181,33 @@ def test_a_traced_lookup_keeps_its_positions_variable() -> None:
     assert_same_bits(list(traced(torch.arange(7, 107))), list(table.lookup(torch.arange(7, 107))))
 
 
-@pytest.mark.parametrize("position", [100, 5000])
+@pytest.mark.parametrize("through", ["compile", "export", "trace"])
+def test_a_graph_looks_up_sequences_that_are_all_at_one_position(through: str) -> None:
+    table = RotaryTable(inverse_frequencies())
+    positions = torch.full((3, 1), 4711)
+
+    class Lookup(torch.nn.Module):
+        def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            cos, sin = table.lookup(positions)
+            return cos, sin
+
+    graphs: dict[str, Callable[[], Callable[..., Any]]] = {
+        "compile": lambda: torch.compile(Lookup(), backend="aot_eager", fullgraph=True),
+        "export": lambda: torch.export.export(Lookup(), (positions,)).module(),
+        "trace": lambda: torch.jit.trace(Lookup(), positions),
+    }
+    rows = [row[[11, 11, 11], None] for row in table.lookup(torch.arange(4700, 4800))]
+    assert_same_bits(list(graphs[through]()(positions)), rows)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (1, 32)])
+@pytest.mark.parametrize("position", [0, 100, 5000])
 @pytest.mark.parametrize("table_class", TABLE_CLASSES)
-def test_the_operator_takes_a_single_position(table_class: type[Any], position: int) -> None:
+def test_the_operator_takes_a_single_position(
+    table_class: type[Any], position: int, shape: tuple[int, ...]
+) -> None:
     table = table_class(inverse_frequencies())
-    positions = torch.tensor([[position]])
+    positions = torch.full(shape, position)
     got = torch.ops.safe_rope.rotary_lookup(positions, table.key, torch.float32)
     assert got[0].untyped_storage().data_ptr() != got[1].untyped_storage().data_ptr()
     assert_same_bits(list(got), list(table.lookup(positions)))
