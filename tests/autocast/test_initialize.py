@@ -145,10 +145,9 @@ def test_an_engine_trains_on_where_the_next_one_of_its_model_fails_to_be_built(
     assert losses(fails=True) == losses(fails=False)
 
 
+@pytest.mark.usefixtures("autocast_engine")
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_rank_alone_has_its_weights_as_they_are_after_a_step(stage: int, has_autocast: bool) -> None:
-    if not has_autocast:
-        pytest.skip("this DeepSpeed has no torch_autocast")
+def test_a_rank_alone_has_its_weights_as_they_are_after_a_step(stage: int) -> None:
     from deepspeed.utils import safe_get_full_fp32_param
 
     engine, *_ = safe_rope.initialize(model=Regression(), config=config(stage, **AUTOCAST))
