@@ -27,7 +27,7 @@ from torch import nn
 
 from safe_rope._base.functions import signature_of
 from safe_rope._base.replaced import Replaced
-from safe_rope._base.torch_private import is_compiler_at_work
+from safe_rope._base.torch_private import is_compiler_at_work, is_exporting
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope.rotation import fp32_application, runs_as_stock
 from safe_rope.rotation._plain_code import OURS
@@ -261,7 +261,7 @@ class _NextCollection:
 
 @uninterrupted()
 def _release(keys: Iterable[Any]) -> None:
-    if is_compiler_at_work():
+    if is_compiler_at_work() or is_exporting():  # an export makes guards after Dynamo's contexts have closed
         # Dynamo may be tracing one of these functions: nothing is swapped before the next collection.
         weakref.finalize(_NextCollection(), _release, keys).atexit = False
         return

@@ -217,6 +217,46 @@ def test_a_model_that_dies_while_another_is_compiled_changes_no_function_there()
     assert survival.code_of(function) is stock
 
 
+class Rotates(torch.nn.Module):
+    """Rotates by the application function of a stock architecture."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        return self.function(q, k, cos, sin)
+
+
+def test_a_model_that_dies_while_guards_are_made_of_an_export_changes_no_function_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gc.collect()
+    function = survival.modelling("llama").apply_rotary_pos_emb
+    stock = survival.code_of(function)
+    models = [survival.build("llama", layers=1)]
+    builder = torch._dynamo.guards.GuardBuilder
+    made = builder.__init__
+    seen = []
+
+    def after_a_death(*args: Any, **kwargs: Any) -> None:
+        models.clear()
+        gc.collect()
+        seen.append(survival.code_of(function))
+        made(*args, **kwargs)
+
+    monkeypatch.setattr(builder, "__init__", after_a_death)
+    states = torch.rand(2, 1, 4, 3, 8)
+    tables = torch.rand(2, 1, 3, 8)
+    exported = torch.export.export(Rotates(function), (*states, *tables), strict=True)
+    assert seen
+    assert stock not in seen
+    expected = function(*states, *tables)
+    assert all(map(torch.equal, exported.module()(*states, *tables), expected))
+    gc.collect()
+    assert survival.code_of(function) is stock
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
 def test_compiled_tables_that_follow_the_length_cross_their_limit(rope_type: str) -> None:
