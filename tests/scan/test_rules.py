@@ -152,6 +152,14 @@ def test_what_the_import_itself_calls_is_a_warning(statement: str, severity: str
     assert ("module is imported" in finding.message) == (severity == "warning")
 
 
+@pytest.mark.parametrize(("dtype", "severity"), [(", dtype=torch.float32", "warning"), ("", "error")])
+def test_powers_that_the_import_itself_lists_are_a_warning(dtype: str, severity: str) -> None:
+    powers = f"torch.tensor([1e4 ** (-i / 64) for i in range(0, 64, 2)]{dtype})"
+    (finding,) = scan(f"import torch\nINV_FREQ = {powers}\n", "SR012")
+    assert finding.severity == severity
+    assert ("module is imported" in finding.message) == (severity == "warning")
+
+
 @pytest.mark.parametrize(
     ("written", "severity"),
     [

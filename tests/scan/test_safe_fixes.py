@@ -729,6 +729,7 @@ def test_a_bound_that_only_whole_numbers_reach_is(source: str) -> None:
         "globals()['torch'] = numpy\nt = {}\n",
         "exec('torch = numpy')\nt = {}\n",
         "def f(n: int):\n    return {}\nt = eval('f(600.5)')\n",
+        "import builtins\ndef f(n: int):\n    return {}\nt = builtins.eval('f(600.5)')\n",
         "torch.Tensor.to = g\nt = {}\n",
         "torch.int64 = torch.int8\nt = {}\n",
         "class Mode(TorchFunctionMode):\n    def __torch_function__(self, *given):\n        pass\nt = {}\n",
@@ -759,6 +760,14 @@ def test_eval_of_a_model_runs_no_text() -> None:
 def test_what_is_written_into_a_tensor_has_its_dtype(made: str) -> None:
     body = "    b = torch.empty(n, dtype=torch.float64)\n    o = dict(out=b)\n"
     assert not safe(f"def f(n: int):\n{body}    return torch.{made} / 3\n")
+
+
+def test_what_a_walrus_calls_is_as_certain_as_its_value() -> None:
+    method = "    def f(self, n: int):\n        t = {}(n) / 3\n"
+    source = f"class M:\n    def __init__(self):\n        self.a = torch.arange\n{method}"
+    for called in ("self.a", "(a := self.a)"):
+        assert safe(source.format(called))
+        assert not safe(source.format(called) + "    def g(self, a):\n        self.a = a\n")
 
 
 def test_a_fix_writes_no_name_that_is_imported_later() -> None:

@@ -20,7 +20,7 @@ _INTEGER_CALLS = {
 _FLOAT_CALLS = {
     "float", "math.log", "math.log2", "math.log10", "math.exp", "math.sqrt", "math.sin", "math.cos",
     "math.tan", "math.atan", "math.atan2", "math.radians", "math.fabs", "math.tanh", "math.log1p",
-    "math.expm1",
+    "math.expm1", "math.pow",
 }  # fmt: skip
 _INTEGER_METHODS = {
     "size", "numel", "dim", "nelement", "index", "count", "bit_length", "stride", "get_seq_length",

@@ -75,6 +75,7 @@ class Names:
         self.walk = walk
         self._loops: dict[int, Loops] = {}
         self._computed_of: dict[str, list[Scope | None]] = {}
+        self._mappings: dict[tuple[ast.expr, Place], dict[str, Argument] | None] = {}
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
         """Return the bindings that can reach a use, the last first; [] for an import or a builtin."""
@@ -264,6 +265,8 @@ class Names:
             return True
         if full.rpartition(".")[2] in self.walk.written or self._runs_text:
             return False
+        if isinstance(node, ast.NamedExpr):
+            return self.is_certain(node.value, place)
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
             return self.is_certain(node.value, place)
         if isinstance(node, ast.Attribute):
@@ -284,8 +287,10 @@ class Names:
     @cached_property
     def _runs_text(self) -> bool:
         """Whether ``exec`` or ``eval`` runs a text, which may bind any name and call any function."""
-        evaluated = (getattr(site.node, "func", None) for site in self.walk.calls.get("eval", ()))
-        return "exec" in self.walk.calls or any(isinstance(one, ast.Name) for one in evaluated)
+        called = [(site.node.func, site.place) for site in self.walk.calls.get("eval", ())]  # type: ignore[attr-defined]
+        return "exec" in self.walk.calls or any(
+            isinstance(one, ast.Name) or self.qualify(one, place) == "builtins.eval" for one, place in called
+        )
 
     def _defines(self, name: str) -> bool:
         """Say whether the file has a function, but no method, or a class of a name."""
@@ -409,6 +414,12 @@ class Names:
             if len(self.bindings(node.id, place)) != 1 or not (values := self.values(node.id, place)):
                 return None
             node, place = values[0]
+        key = (node, place)
+        if key not in self._mappings:
+            self._mappings[key] = self._entries(node, place)
+        return self._mappings[key]
+
+    def _entries(self, node: ast.expr, place: Place) -> dict[str, Argument] | None:
         entries: list[tuple[object, ast.expr]] = []
         if isinstance(node, ast.Dict):
             keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]

@@ -8,7 +8,9 @@ A warning is the base of inverse frequencies as such a tensor: `exp(arange * -lo
 bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are.
 
 An error is a tensor of powers that Python computes, `[base ** (-i / d) for i in range(0, d, 2)]`, where they
-are frequencies or slopes of positions. Raise to an int64 `arange` that is cast to float32 instead.
+are frequencies or slopes of positions. Raise to an int64 `arange` that is cast to float32 instead. It is a
+warning where the import makes it in float32. Whole numbers are no finding. Nor are powers of two whose
+exponents are divided by powers of two at most, as the slopes of 8 heads: bfloat16 may hold them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import ast
 import math
 import re
 
-from safe_rope.scan.engine import PINNED, Call, File, Place, Report, Site, kind
+from safe_rope.scan.engine import PINNED, Call, File, Place, Report, Site, Value, is_import, kind
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
@@ -38,7 +40,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     pinned = dtype is not None and dtype.dtype in PINNED
     if call.function == "torch.tensor" and _are_powers(file, call):
-        return _powers(file, site, call, pinned=pinned)
+        return _powers(file, site, call, dtype)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
     where = kind(site.place.scope, file.path, file.walk)
@@ -59,8 +61,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
 def _are_powers(file: File, call: Call) -> bool:
     """Say whether it lists fractions that a number is raised to each of a range's numbers for."""
     data = call.argument(0, "data")
-    if data is None or file.of(data).floating is False:
-        return False
+    if data is None or not file.of(data).floating:
+        return False  # whole numbers, as far as is known: zero.Init leaves them alone
     match data.value:
         case ast.ListComp(
             elt=made,
@@ -71,25 +73,32 @@ def _are_powers(file: File, call: Call) -> bool:
 
 
 def _is_power(file: File, node: ast.AST, item: str, place: Place) -> bool:
-    """Say whether a number is raised to what is made of a variable, and FP32 alone holds the result."""
+    """Say whether a number is raised to what is made of a variable, and bfloat16 is not known to hold it."""
     match node:
         case (
             ast.BinOp(left=base, op=ast.Pow(), right=exponent)
             | ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="pow"), args=[base, exponent])
         ):
             parts = [*ast.walk(exponent)]
-            constant = file.value(base, place).constant
-            exact = constant is not None and abs(math.frexp(constant)[0]) == 0.5
-            divided = any(isinstance(getattr(part, "op", None), ast.Div) for part in parts)
-            return any(getattr(part, "id", "") == item for part in parts) and (divided or not exact)
+            quotients = [one for one in parts if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div)]
+            numbers = [base, *(one.right for one in quotients)]
+            exact = all(_is_power_of_two(file, one, place) for one in numbers)
+            return any(getattr(part, "id", "") == item for part in parts) and not exact
     return False
 
 
-def _powers(file: File, site: Site, call: Call, *, pinned: bool) -> Report | None:
+def _is_power_of_two(file: File, node: ast.expr, place: Place) -> bool:
+    constant = file.value(node, place).constant
+    return constant is not None and abs(math.frexp(constant)[0]) == 0.5
+
+
+def _powers(file: File, site: Site, call: Call, dtype: Value | None) -> Report | None:
     if not file.purpose.shown(site, frequency=True):
         return None
-    early = pinned and file.names.is_early(call.node.func, site.place)
-    how = "zero.Init" if pinned else "zero.Init or the default dtype"
+    pinned = dtype is not None and dtype.dtype in PINNED
+    early = pinned and (is_import(site) or file.names.is_early(call.node.func, site.place))
+    how = "zero.Init" if pinned else "zero.Init or the default dtype" if dtype is None else "a low dtype"
+    how += ", if the module is imported in it," if early else ""
     return Report(
         call.node,
         file.severity("warning" if early else "error", site, shown=True),
@@ -188,6 +197,10 @@ RULE = Rule(
         "        self.register_buffer('decay', torch.tensor([0.9 ** (i / d) for i in range(d)]))\n",
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self, d):\n"
         "        self.bands = torch.tensor([2.0 ** i for i in range(d)])\n",
+        "import torch\nclass RelativePositions(torch.nn.Module):\n    def __init__(self, window):\n"
+        "        self.strides = torch.tensor([window ** i for i in range(3)])\n",
+        "import torch\nheads = 8\ndef alibi():\n"
+        "    return torch.tensor([2 ** (-8 * (i + 1) / heads) for i in range(heads)])\n",
         "import torch\ndef rope_init(n):\n    factors = torch.tensor([1, 2], dtype=torch.int64)\n"
         "    return torch.arange(n)\n",
     ),
@@ -195,6 +208,8 @@ RULE = Rule(
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d, base):\n"
         "        inv_freq = torch.tensor([base ** (-i / d) for i in range(0, d, 2)])\n"
         "        self.register_buffer('inv_freq', inv_freq)\n",
+        "import math, torch\ndef inv_freqs(d, base):\n"
+        "    return torch.tensor([math.pow(base, -i / d) for i in range(0, d, 2)])\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        pe = (torch.arange(0, d, 2).float() * -(torch.log(torch.tensor(1e4)) / d)).exp()\n",
         "import torch\ndef inv_freqs(d):\n"
