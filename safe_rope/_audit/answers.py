@@ -146,15 +146,25 @@ def _version(table: Any) -> int | None:
     return table._version if isinstance(table, Tensor) and not table.is_inference() else None
 
 
-def grown(built: nn.Module, name: str, rows: int, layer_type: str | None) -> Tensor | None:
-    """What the table ``name`` of the constructor's own module is once that was asked for so many rows."""
+def served(built: nn.Module, rows: int, layer_type: str | None) -> nn.Module:
+    """Return a copy of the constructor's own module that was asked for so many rows.
+
+    Raises:
+        UnansweredError: forward raises.
+
+    """
     other, by_length = copied(built), calling_convention(stock_class(built)) == "length"
     ids = originals.tensor([[0, rows - 1]], dtype=torch.int64, device="cpu")
+    ask(other, rows if by_length else ids, layer_type)
+    return other
+
+
+def grown(built: nn.Module, name: str, rows: int, layer_type: str | None) -> Tensor | None:
+    """What the table ``name`` of the constructor's own module is once that was asked for so many rows."""
     try:
-        ask(other, rows if by_length else ids, layer_type)
+        made = get_table(served(built, rows, layer_type), name)
     except UnansweredError:
         return None
-    made = get_table(other, name)
     return made if isinstance(made, Tensor) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -17,14 +18,14 @@ from safe_rope._audit.another_config import (
     keeps_another,
     may_be_frequencies,
 )
-from safe_rope._audit.answers import Answers, grown, may_be_made_anew
+from safe_rope._audit.answers import Answers, grown, may_be_made_anew, served
 from safe_rope._audit.around import is_of_constructors, stands_around
 from safe_rope._audit.asked import told_by_forward
 from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
-from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
+from safe_rope._audit.reference import TOLERANCE, Errors, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
@@ -243,6 +244,8 @@ class ModuleAuditor:
             if not _is_as_told(built, true):
                 return None
             answers = call(built, true, [0, 1, 7, true.max_position - 1], torch.float32)
+            with contextlib.suppress(UnansweredError):  # it may have no rows beyond
+                answers += call(built, true, [true.max_position], torch.float32)
             if not any(compare(true, answer)[0].damaged for answer in answers):
                 return formula
             cause = explain_cos_sin("forward", true, answers)
@@ -270,13 +273,20 @@ class ModuleAuditor:
         if built is None or device_of(self.module) is None:
             return set()
         try:
-            answers = self._answers(built, layer_type, asked, convention)
+            answers, errors = self._answers(built, layer_type, asked, convention)
         except UnansweredError as error:
             self._unanswered = error
             return set()
-        if is_pinned(self.module):
-            answers.allow_rounding()  # its tables are exact, and it returns what the stock model is to get
-        errors = answers.errors()
+        anew: set[str] = set()
+        for rows in _noted_lengths(self.module, built) if errors.damaged else ():
+            with contextlib.suppress(UnansweredError):
+                other = served(built, rows, layer_type)
+                again = self._answers(other, layer_type, asked, convention)
+                if not again[1].damaged:
+                    (answers, errors), built = again, other
+                    told = (one for one in tables.values() if one.expected is not None)
+                    anew = {one.name for one in told if _is_as(one, get_table(other, one.name))}
+                    break
         self.result.rows += errors.rows(layer_type)
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
@@ -289,7 +299,7 @@ class ModuleAuditor:
         longest = int(answers.positions.max()) + 1
         asked_of, end = (built, KEPT) if is_pinned(self.module) else (self.module, "")
         unread = {name for name in answers.rewritten if is_unread(asked_of, name, layer_type, longest)}
-        anew = {f"{name}{end}" for name in unread}
+        anew |= {f"{name}{end}" for name in unread}
         others = (stock_class(self.module), self._classes)
         anew |= {name for name in unread if end and not is_read_beside_forward(name, *others)}
         for name in answers.rewritten:
@@ -298,7 +308,7 @@ class ModuleAuditor:
                 continue
             for rows in _noted_lengths(self.module, built):
                 made = grown(built, name, rows, layer_type)
-                if made is not None and held.actual is not None and torch.equal(plain(held.actual), made):
+                if _is_as(held, made):
                     anew.add(held.name)
             if held.actual is not None and held.expected is not None and held.actual.dim() > 1:
                 true = grown(built, name, held.actual.shape[-2], layer_type)
@@ -308,8 +318,8 @@ class ModuleAuditor:
 
     def _answers(
         self, built: nn.Module, layer_type: str | None, asked: list[int] | None, convention: Convention
-    ) -> Answers:
-        """Ask for positions: by default the usual ones, or those of them that the tables have rows for.
+    ) -> tuple[Answers, Errors]:
+        """Ask for positions, and measure: by default the usual ones, or those that the tables have rows for.
 
         Raises:
             UnansweredError: forward raises, or returns something other than values for each position.
@@ -317,14 +327,17 @@ class ModuleAuditor:
         """
         positions = asked or usual_positions(self.result.max_position_embeddings or 2048)
         try:
-            return Answers(self.module, built, convention, layer_type, positions)
+            answers = Answers(self.module, built, convention, layer_type, positions)
         except UnansweredError:
             tables = [t for _, t in entries(built) if isinstance(t, Tensor) and t.dim() > 1]
             rows = min((len(table) for table in tables), default=0)
             within = sorted({p for p in positions if p < rows} | {rows - 1})
             if asked or rows < 2:
                 raise
-            return Answers(self.module, built, convention, layer_type, within)
+            answers = Answers(self.module, built, convention, layer_type, within)
+        if is_pinned(self.module):
+            answers.allow_rounding()  # its tables are exact, and it returns what the stock model is to get
+        return answers, answers.errors()
 
     def _doubt_what_stands_around(self) -> None:
         """Say of a module that could not be asked that what is around its forward may round or repair."""
@@ -490,6 +503,13 @@ def _noted_lengths(module: nn.Module, built: nn.Module) -> Iterator[int]:
             value = value.item()
         if type(value) is int and 1 < value < _LONGEST and vars(built).get(name) != value:
             yield value
+
+
+def _is_as(held: Held, made: object) -> bool:
+    """Whether a table holds the very numbers that another module has made."""
+    actual = held.actual
+    there = isinstance(made, Tensor) and actual is not None and not (made.is_meta or actual.is_meta)
+    return there and torch.equal(plain(actual).detach().cpu(), plain(made).detach().cpu())
 
 
 def _is_in_usual_order(module: nn.Module) -> bool:

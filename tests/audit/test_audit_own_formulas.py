@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +120,75 @@ def test_what_a_guard_has_run_is_ok(name: str) -> None:
     report = safe_rope.audit(model.bfloat16())
     assert report.modules, str(report)
     assert not [found for found in report.findings if found.severity == "damaged"], str(report)
+
+
+class ByLength(nn.Module):
+    """Beyond the built length it makes other frequencies by a rule of its own, as YaRN's dynamic NTK does."""
+
+    def __init__(self, dim: int, max_position_embeddings: int, base: float) -> None:
+        super().__init__()
+        self.dim, self.max_position_embeddings, self.base = dim, max_position_embeddings, base
+        self.make(max_position_embeddings)
+
+    def make(self, length: int) -> None:
+        self.max_seq_len_cached = length
+        base = self.base * (length / self.max_position_embeddings) ** 1.7
+        inv_freq = 1.0 / base ** (torch.arange(0, self.dim, 2).float() / self.dim)
+        self.register_buffer("inv_freq", inv_freq)
+        phases = torch.outer(torch.arange(length).float(), inv_freq).repeat(1, 2)
+        self.register_buffer("cos_cached", phases.cos(), persistent=False)
+        self.register_buffer("sin_cached", phases.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if seq_len > self.max_seq_len_cached:
+            self.make(seq_len)
+        return self.cos_cached[:seq_len].to(x.dtype), self.sin_cached[:seq_len].to(x.dtype)
+
+
+class ByPositions(ByLength):
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        length = int(position_ids.max()) + 1
+        if length > self.max_seq_len_cached:
+            self.make(length)
+        phases = position_ids[..., None].float() * self.inv_freq.repeat(2)
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+def run(rotary: nn.Module, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    by_length = type(rotary).__name__ == "ByLength"
+    return rotary(torch.zeros(1), length if by_length else torch.arange(length)[None])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("lengths", [(), (12,), (200,), (200, 12)])
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("kind", [ByLength, ByPositions])
+def test_a_rule_of_its_own_beyond_the_built_length_is_ok(
+    kind: type[ByLength], guarded: bool, lengths: tuple[int, ...]
+) -> None:
+    stock = kind(DIM, LENGTH, BASE)
+    with safe_rope.guard(tables="fp32") if guarded else contextlib.nullcontext():
+        model = nn.Sequential(kind(DIM, LENGTH, BASE))
+    for length in lengths:
+        for true, got in zip(run(stock, length), run(model[0], length), strict=True):
+            assert torch.equal(true, got)
+    report = safe_rope.audit(model)
+    assert report.ok, str(report)
+    assert [module.verdict for module in report.modules] == ["ok"]
+
+
+@pytest.mark.parametrize("lengths", [(), (200,), (200, 12)])
+@pytest.mark.parametrize("kind", [ByLength, ByPositions])
+def test_what_is_damaged_beside_such_a_rule_is_damaged(
+    kind: type[ByLength], lengths: tuple[int, ...]
+) -> None:
+    for number in (None, 0.0, 3.0):
+        rotary, stock = kind(DIM, LENGTH, BASE), kind(DIM, LENGTH, BASE)
+        for length in lengths:
+            run(rotary, length), run(stock, length)
+        for buffer in rotary.buffers():
+            buffer.copy_(buffer.bfloat16() if number is None else torch.full_like(buffer, number))
+        pairs = zip(run(stock, 60), run(rotary, 60), strict=True)
+        off = max(float((true - got).abs().max()) for true, got in pairs)
+        assert off > 1e-3
+        report = safe_rope.audit(nn.Sequential(rotary))
+        assert [module.verdict for module in report.modules] == ["damaged"], f"{number}\n{report}"
