@@ -60,9 +60,9 @@ def _integers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_as_never_filled(value: Tensor) -> bool:
-    """Whether integers are one number everywhere, or no places in a sequence."""
+    """Whether integers are one number everywhere, or no places in a sequence, and do not count."""
     least, most = (int(one) for one in value.aminmax())
-    return least == most or least < 0 or most > _FARTHEST
+    return least == most or ((least < 0 or most > _FARTHEST) and not _is_count(value))
 
 
 def _is_count(value: Tensor) -> bool:

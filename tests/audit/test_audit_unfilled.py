@@ -294,3 +294,28 @@ def test_a_count_that_somebody_has_changed_is_left_alone(
     assert not safe_rope.audit(module).modules
     module.position_ids = change(module.position_ids)
     assert not safe_rope.audit(module).modules
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.arange(-ROWS, ROWS),
+        lambda: -torch.arange(ROWS, dtype=torch.int32),
+        lambda: torch.arange(ROWS)[None] - torch.arange(ROWS)[:, None],
+        lambda: torch.arange(ROWS) * 2**33,
+    ],
+)
+def test_counts_below_zero_or_far_beyond_are_as_right_as_others(made: Callable[[], torch.Tensor]) -> None:
+    class Distances(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("distances", made(), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.distances.flatten()[: x.shape[0]]
+
+    module = Distances()
+    report = safe_rope.audit(nn.Sequential(module))
+    assert report.ok, str(report)
+    module.distances.fill_(7)
+    assert safe_rope.audit(nn.Sequential(module)).verdict == "unknown"
