@@ -13,7 +13,7 @@ from safe_rope._base.tensors import is_given_back
 from safe_rope._base.text import class_name
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, own_class, stock_class
-from safe_rope._recognition.tables import is_library_module, is_state
+from safe_rope._recognition.tables import is_library_module, is_readable, is_state
 
 _INTEGERS = (torch.int32, torch.int64)
 _MOST = 2**22
@@ -52,7 +52,7 @@ def _integers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if is_library_module(module):
         return
     for name, value in module._buffers.items():
-        if type(value) is not Tensor or value.is_meta or is_given_back(value):
+        if type(value) is not Tensor or value.is_meta or is_given_back(value) or not is_readable(value):
             continue
         is_made = name in module._non_persistent_buffers_set and not is_state(module, name)
         if is_made and value.dtype in _INTEGERS and 2 < value.numel() <= _MOST:

@@ -319,3 +319,12 @@ def test_counts_below_zero_or_far_beyond_are_as_right_as_others(made: Callable[[
     assert report.ok, str(report)
     module.distances.fill_(7)
     assert safe_rope.audit(nn.Sequential(module)).verdict == "unknown"
+
+
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr", "nested"])
+def test_integers_that_nobody_can_compare_are_left_alone(kind: str) -> None:
+    rows = torch.eye(ROWS).long()
+    module = Learned(ROWS)
+    kept = torch.nested.nested_tensor(list(rows)) if kind == "nested" else getattr(rows, kind)()
+    module.register_buffer("edges", kept, persistent=False)
+    assert not safe_rope.audit(module).findings
