@@ -46,7 +46,7 @@ def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
 
 
 def is_compared_with_fp32(name: str, cls: type) -> bool:
-    """Whether ``forward`` of a class, or what it calls, compares the dtype of its table with FP32."""
+    """Whether ``forward`` of a class, or what it calls, asks if its table is FP32, and not to widen it."""
     codes = (code for one in bytecode.reached_by_forward(cls) for code in instructions.codes(one.__code__))
     return any(_is_compared(name, instructions.steps(code)) for code in codes)
 
@@ -58,8 +58,16 @@ def _is_compared(name: str, done: tuple[instructions.Step, ...]) -> bool:
         and done[at + 1].attribute == "dtype"
         and done[at + 3].attribute == "float32"
         and done[at + 4].name in ("COMPARE_OP", "IS_OP")
+        and not _is_widened(name, done[at + 5 :])
         for at in range(len(done) - 4)
     )
+
+
+def _is_widened(name: str, done: tuple[instructions.Step, ...]) -> bool:
+    """Whether steps take ``self.name.to(torch.float32)`` or ``.float()`` where they first take it."""
+    taken = next((at for at, one in enumerate(done) if one.attribute == name), len(done))
+    then = [one.attribute for one in done[taken + 1 : taken + 4]]
+    return then[:1] == ["float"] or (then[:1] == ["to"] and then[2:] == ["float32"])
 
 
 def _of_torch(cls: type) -> Iterator[types.FunctionType]:

@@ -169,6 +169,26 @@ class TurnsByWhatItHas(TurnsInFp32):
         return torch.cat((left * phases.cos() - right * phases.sin(), right * phases.cos()), -1)
 
 
+class WidensThem(TurnsInFp32):
+    """As flash-attn's did once: the frequencies stay as rounded as they are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rates = self.rates.to(torch.float32) if self.rates.dtype != torch.float32 else self.rates
+        phases = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), rates)
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * phases.cos() - right * phases.sin(), right * phases.cos()), -1)
+
+
+class CallsThemFloats(TurnsInFp32):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rates = self.rates
+        if self.rates.dtype is not torch.float32:
+            rates = self.rates.float()
+        phases = torch.outer(torch.arange(x.shape[1], dtype=torch.float32), rates)
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * phases.cos() - right * phases.sin(), right * phases.cos()), -1)
+
+
 def test_frequencies_that_are_made_anew_unless_they_are_fp32_are_not_said_to_do_harm() -> None:
     made = nn.Sequential(nn.Linear(DIM, DIM), TurnsInFp32())
     x = torch.randn(1, LENGTH, DIM).bfloat16()
@@ -184,6 +204,7 @@ def test_frequencies_that_are_made_anew_unless_they_are_fp32_are_not_said_to_do_
     assert [one.severity for one in safe_rope.audit(widened).findings] == ["damaged"]
 
 
-def test_frequencies_that_a_forward_which_turns_uses_as_they_are_do_harm() -> None:
-    report = safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM), TurnsByWhatItHas()).to(torch.bfloat16))
+@pytest.mark.parametrize("kind", [TurnsByWhatItHas, WidensThem, CallsThemFloats])
+def test_frequencies_that_a_forward_which_turns_uses_as_they_are_do_harm(kind: type[nn.Module]) -> None:
+    report = safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM), kind()).to(torch.bfloat16))
     assert [one.severity for one in report.findings if one.what == "rates"] == ["damaged"], str(report)
