@@ -414,6 +414,29 @@ def is_backward() -> bool:
     return task is not None and task() != -1
 
 
+def next_node() -> int:
+    """The number that the next node gets which this thread puts into a graph; without the name, 0."""
+    count: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", int)
+    return count()
+
+
+def number_of_node(node: Any) -> int:
+    """The number that a node of a graph got from the thread that made it; without the name, -1."""
+    count: Callable[[], int] | None = getattr(node, "_sequence_nr", None)
+    return -1 if count is None else count()
+
+
+def gives_only(node: Any, dtype: torch.dtype) -> bool:
+    """Whether all that the operator of a node gave has this dtype.
+
+    Before torch 2.6, which has no such name on nodes, whether the operator is a cast to any.
+    """
+    results = getattr(node, "_input_metadata", None)
+    if results is None:
+        return type(node).__name__ == "ToCopyBackward0"
+    return {result.dtype for result in results} == {dtype}
+
+
 def calls_of_modules(frame: FrameType | None) -> Iterator[Any]:
     """Yield the modules whose calls lead to ``frame``, the innermost first."""
     while frame is not None:
@@ -457,6 +480,11 @@ def reentrant_checkpoints(weights: list[torch.nn.Parameter]) -> Iterator[None]:
             leaf.grad = None
 
 
+def is_leaf_node(node: Any) -> bool:
+    """Whether a node stands for a leaf, its ``variable``."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
 def _leaves(ends: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the leaves that a backward from ``ends`` accumulates into."""
     ends = list(ends)
@@ -465,7 +493,7 @@ def _leaves(ends: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
-        if type(node).__name__ == "AccumulateGrad":
+        if is_leaf_node(node):
             found.append(node.variable)
         later = {one for one, _ in node.next_functions if one is not None} - seen
         seen |= later

@@ -301,6 +301,14 @@ def broadcast(tensor: torch.Tensor, group_rank: int, group: Any) -> None:
     comm.broadcast(tensor, comm.get_global_rank(group, group_rank), group=group)
 
 
+def any_rank(flag: bool, device: torch.device, group: Any) -> bool:
+    """Whether ``flag`` holds on any rank of ``group``; each has to call it."""
+    comm = deepspeed().comm
+    flags = torch.tensor([flag], dtype=torch.int32, device=device)
+    comm.all_reduce(flags, op=comm.ReduceOp.MAX, group=group)
+    return bool(flags.item())
+
+
 # ---- the gathers of ZeRO 3 ------------------------------------------------------------------------------
 
 _PARTITIONED = ("all_gather", "all_gather_coalesced", "ds_process_group", "ds_status", "ds_tensor")

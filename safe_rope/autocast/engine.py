@@ -74,8 +74,9 @@ def initialize(
             ``dummy_inputs``.
         low_precision_gather: gather safe parameters in the autocast dtype after the step: all at ZeRO 1 and
             2, the persistent ones at ZeRO 3. The model's forward does not notice; code that reads weights
-            itself outside of it does. Between steps it calls `full_precision` before. A penalty on the
-            weights in the loss needs False.
+            itself outside of it does. Between steps it calls `full_precision` before. With a loss that
+            reads them in FP32, such as a penalty, from the first step on, all gathers are FP32. One that
+            begins later gives a PrecisionWarning, and needs False.
 
     Returns:
         engine, optimizer, training dataloader, learning rate scheduler.
@@ -241,6 +242,7 @@ def _gather_low(
     if settings.stage in (1, 2) and low_precision_gather and _deepspeed.can_replace_gather(engine.optimizer):
         gather = gather12.LowPrecisionGather(engine.optimizer, rounded, settings.dtype)
         reads.refuse_outside(engine, gather, settings.dtype)
+        reads.look_at_losses(engine, gather, settings.dtype)
     elif settings.stage == 3:
         gather = gather3.LowPrecisionFetches(engine, rounded, after_step=low_precision_gather)
         reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)

@@ -8,6 +8,7 @@ that is not safe stay FP32. reads.py keeps FP32 readers away from rounded weight
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,22 +17,30 @@ from torch import Tensor, nn
 
 from safe_rope.autocast import _deepspeed
 
+logger = logging.getLogger(__name__)
+
 Piece = tuple[int, int, bool]  # start and end in the flat group, and whether it may be low
 
 
 class LowPrecisionGather:
     """The gather after each step of one ZeRO 1 or 2 optimizer, in ``dtype`` for the parameters of ``safe``.
 
-    ``rounded`` says whether parameters hold values of the autocast dtype now.
+    ``rounded`` says whether parameters hold values of the autocast dtype now, ``safe`` holds the ids of those
+    that may. ``read`` is set where a loss reads one in FP32 before the first gather: none may then.
     """
 
     def __init__(self, optimizer: Any, safe: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         self._optimizer = optimizer
-        self._safe = {id(parameter) for parameter in safe}
+        self.safe = {id(parameter) for parameter in safe}
         self._dtype = dtype
         self._groups: list[list[list[Piece]]] | None = None  # of each group, of each rank
-        self.rounded = False
+        self.rounded = self.read = False
         _deepspeed.around(optimizer, "step", self._step)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it is known what each rank sends."""
+        return self._groups is not None
 
     def restore(self) -> None:
         """Gather the FP32 weights. Every rank has to call it; it does nothing where nothing is rounded."""
@@ -51,6 +60,10 @@ class LowPrecisionGather:
     def _gather(self, original: Callable[..., Any], **arguments: Any) -> Any:
         flats, process_groups = arguments["groups_flat"], arguments["dp_process_group"]
         if self._groups is None:
+            if _deepspeed.any_rank(self.read, flats[0].device, process_groups[0]):
+                self.safe.clear()
+                if torch.distributed.get_rank() == 0:
+                    logger.info("the loss reads weights outside of the forward: all are gathered in FP32")
             self._groups = [self._layout(i, flat) for i, flat in enumerate(flats)]
         shared = [ranks for ranks in self._groups if len(ranks) > 1]
         if not any(low for ranks in shared for pieces in ranks for _, _, low in pieces):
@@ -96,7 +109,7 @@ class LowPrecisionGather:
             return start, start + tensor.numel()
 
         parameters = [parameter for parameter in self._optimizer.bit16_groups[index] if parameter.numel()]
-        bounds = sorted((*span(p.data), id(p) in self._safe) for p in parameters)
+        bounds = sorted((*span(p.data), id(p) in self.safe) for p in parameters)
         return [
             _cut(bounds, *span(part)) for part in self._optimizer.parallel_partitioned_bit16_groups[index]
         ]
