@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, 
 from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
 from safe_rope._audit.forward import call, device_of, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
+from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, Errors, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
@@ -37,11 +37,9 @@ from safe_rope._audit.unused import (
     is_compared_with_fp32,
     only_tells_its_dtype,
 )
-from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
-from safe_rope._base.tensors import is_distributed
+from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.text import class_name
-from safe_rope._base.turned import turned_when_called
-from safe_rope._protection.frozen import Frozen, frozen_positions, is_a_wave
+from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD
@@ -52,11 +50,9 @@ from safe_rope._recognition.tables import (
     LAZY,
     UNREAD,
     is_frequency,
-    may_be_turned,
     uninitialized,
     unreadable,
 )
-from safe_rope._recognition.truths import parametrized
 from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
@@ -142,7 +138,8 @@ class ModuleAuditor:
         if convention is not None:
             self._excuse_unread()
         for found in named:
-            self._audit_left(found)
+            severity, why, dtype = judged(found, built)
+            self.add(found.name, severity, why, dtype=dtype)
         for name in unread:
             self.add(name, "unknown", UNREAD)
         for name in lazy:
@@ -445,39 +442,6 @@ class ModuleAuditor:
             cos_error=found.absolute if held.finished else None,
             first_damaged_position=found.row if held.finished else None,
         )
-
-    def _audit_left(self, found: Frozen) -> None:
-        """Judge a frozen parameter that no constructor explains: by its dtype, and by its values alone."""
-        computed = dict(parametrized(found.module, found.name.__eq__))
-        value: Any = computed.get(found.name)
-        value = operator.attrgetter(found.name)(found.module) if value is None else value
-        here = value.to_local() if is_distributed(value) else getattr(value, "ds_tensor", value)
-        here = plain(here).detach()
-        said = None
-        if not (found.is_damaged or here.is_meta):
-            is_turned = may_be_turned(found.module, here)
-            said = damaged_in_itself(found.name, here.cpu().squeeze(), is_turned=is_turned)
-        if said is None and is_a_wave(value) and here.dtype == torch.float32:
-            low = low_dtype_of(here.cpu())
-            said = None if low is None else f"{dtype_name(low)}-rounded sines"
-        part, is_low = found.name.rpartition(".")[0], here.dtype in LOW and not found.is_damaged
-        if said is None and is_low and part in turned_when_called(stock_class(found.module)):
-            said = f"{dtype_name(here.dtype)}-rounded values, which sines are taken of products with"
-        if said is None and here.numel() == 1 and here.dtype in LOW and not self._is_made(found.name, here):
-            said = f"a {dtype_name(here.dtype)} number beside positions, and its constructor gives another"
-        if said is None:
-            self.add(found.name, "damaged" if found.is_damaged else "note", found.reason)
-        else:  # a checkpoint may have rounded it, and it may be meant so
-            self.add(found.name, "damaged" if bool(here.isnan().any()) else "unknown", said, dtype=here.dtype)
-
-    def _is_made(self, name: str, number: Tensor) -> bool:
-        """Whether the constructor makes that very number, as far as it tells."""
-        try:
-            made = operator.attrgetter(name)(self.reference.module)
-        except AttributeError:
-            return True
-        is_told = isinstance(made, Tensor) and made.numel() == 1 and not made.is_meta
-        return not is_told or float(made.detach()) == float(number)
 
     def _wrong_in_itself(self, name: str, table: Tensor) -> str | None:
         said = damaged_in_itself(name, table)

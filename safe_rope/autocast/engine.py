@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.functions import signature_of
-from safe_rope.autocast import _deepspeed, gather3, gather12, preflight, reads
+from safe_rope.autocast import _deepspeed, gather3, gather12, losses, preflight, reads
 from safe_rope.autocast.safety import agreement, choose_parameters, full_shape
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
@@ -242,7 +242,7 @@ def _gather_low(
     if settings.stage in (1, 2) and low_precision_gather and _deepspeed.can_replace_gather(engine.optimizer):
         gather = gather12.LowPrecisionGather(engine.optimizer, rounded, settings.dtype)
         reads.refuse_outside(engine, gather, settings.dtype)
-        reads.look_at_losses(engine, gather, settings.dtype)
+        losses.look_at_losses(engine, gather, settings.dtype)
     elif settings.stage == 3:
         gather = gather3.LowPrecisionFetches(engine, rounded, after_step=low_precision_gather)
         reads.gather_in_fp32_outside(engine, safe, settings.dtype, gather)

@@ -13,33 +13,21 @@ import logging
 import sys
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from weakref import ref
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 
 from safe_rope._base.by_identity import ByIdentity
-from safe_rope._base.torch_private import (
-    calls_of_modules,
-    gives_only,
-    is_backward,
-    is_leaf_node,
-    next_node,
-    number_of_node,
-)
-from safe_rope.autocast import _deepspeed, gather12
+from safe_rope._base.torch_private import calls_of_modules, is_backward
+from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError, PrecisionError, PrecisionWarning
 
 logger = logging.getLogger(__name__)
 
 _RESTORING = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "load_checkpoint", "eval")
-
-_FORWARDS = 64
-"""How many forwards, the last ones, are known to a backward."""
 
 
 class Gather(Protocol):
@@ -142,68 +130,6 @@ def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
             module.register_forward_hook(_Hook(leave), always_call=True)
         else:
             module.register_forward_pre_hook(_Hook(check))
-
-
-def look_at_losses(engine: Any, gather: gather12.LowPrecisionGather, dtype: torch.dtype) -> None:
-    """Look for weights that the losses of ``engine`` read in FP32, outside of its forward.
-
-    Before the first gather, ``gather`` is told, and stays in FP32. Later, a read of rounded weights gives one
-    PrecisionWarning before the backward.
-    """
-    forwards: deque[tuple[int, int]] = deque(maxlen=_FORWARDS)
-    warned: list[bool] = []
-
-    def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        start = next_node()
-        result = original(*args, **kwargs)
-        forwards.append((start, next_node()))
-        return result
-
-    def look(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loss = args[0] if args else kwargs.get("loss")
-        if gather.safe and not gather.read and not warned and isinstance(loss, torch.Tensor):
-            readers = _readers(loss, gather.safe, dtype, forwards)
-            if not gather.has_run:
-                gather.read = any(True for _ in readers)
-            # What is written in Python, and what is compiled, may read a weight after a cast within.
-            elif gather.rounded and any(not isinstance(one, BackwardCFunction) for one in readers):
-                text = (
-                    "the loss reads weights outside of the model's forward, and they were gathered in the "
-                    f"autocast dtype {dtype}: expected FP32 weights. Call safe_rope.initialize(..., "
-                    "low_precision_gather=False), or let the loss read them from the first step on"
-                )
-                warnings.warn(text, PrecisionWarning, stacklevel=3)
-                warned.append(True)
-        return original(*args, **kwargs)
-
-    _deepspeed.around(engine, "forward", forward)
-    for name in ("backward", "scale"):  # who calls loss.backward() scales the loss before
-        if hasattr(engine, name):
-            _deepspeed.around(engine, name, look)
-
-
-def _readers(
-    loss: torch.Tensor, weights: set[int], low: torch.dtype, forwards: Iterable[tuple[int, int]]
-) -> Iterator[Any]:
-    """Yield the nodes of the graph of ``loss`` that take one of ``weights``, given by id, as it is.
-
-    Those of ``forwards``, from one number to another, are left out with all behind them. So is what gives the
-    dtype ``low``: it is a cast, or behind one.
-    """
-    waiting: list[Any] = [loss.grad_fn]
-    seen: set[Any] = {None}
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        number = number_of_node(node)
-        if gives_only(node, low) or any(start <= number < end for start, end in forwards):
-            continue
-        later = [one for one, _ in node.next_functions if one is not None]
-        if any(is_leaf_node(one) and id(one.variable) in weights for one in later):
-            yield node
-        waiting += [one for one in later if not is_leaf_node(one)]
 
 
 def gather_in_fp32_outside(engine: Any, safe: list[nn.Parameter], dtype: torch.dtype, gather: Gather) -> None:
