@@ -3,8 +3,8 @@
 After a step every rank holds its partition of the FP32 weights and needs the others'. The forward uses a safe
 parameter only after a cast to the autocast dtype, so the cast can come before the gather. The forward's
 results are the same to the bit. A rank's own partition, the optimizer's master weights and everything
-that is not safe stay FP32. reads.py keeps FP32 readers away from rounded weights. losses.py looks for a loss
-that is one.
+that is not safe stay FP32. Other readers of FP32 are kept away from rounded weights (reads.py), and a loss
+that is one is told (losses.py).
 """
 
 from __future__ import annotations
