@@ -275,15 +275,13 @@ class ModuleAuditor:
             self._unanswered = error
             return set()
         anew: set[str] = set()
-        for rows in _noted_lengths(self.module, built) if errors.damaged else ():
-            with contextlib.suppress(UnansweredError):
-                other = served(built, rows, layer_type)
-                again = self._answers(other, layer_type, asked, convention)
-                if not again[1].damaged:
-                    (answers, errors), built = again, other
-                    told = (one for one in tables.values() if one.expected is not None)
-                    anew = {one.name for one in told if _is_as(one, get_table(other, one.name))}
-                    break
+        if errors.damaged:
+            served_alike = self._answers_once_served(built, layer_type, asked, convention)
+            alike = next((one for one in served_alike if not one[2].damaged), None)
+            if alike is not None:
+                built, answers, errors = alike
+                told = (one for one in tables.values() if one.expected is not None)
+                anew = {one.name for one in told if _is_as(one, get_table(built, one.name))}
         self.result.rows += errors.rows(layer_type)
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
@@ -335,6 +333,18 @@ class ModuleAuditor:
         if is_pinned(self.module):
             answers.allow_rounding()  # its tables are exact, and it returns what the stock model is to get
         return answers, answers.errors()
+
+    def _answers_once_served(
+        self, built: nn.Module, layer_type: str | None, asked: list[int] | None, convention: Convention
+    ) -> Iterator[tuple[nn.Module, Answers, Errors]]:
+        """Yield the constructor's own module after each length that this one notes, and `_answers` to it."""
+        for rows in _noted_lengths(self.module, built):
+            try:
+                other = served(built, rows, layer_type)
+                answers, errors = self._answers(other, layer_type, asked, convention)
+            except UnansweredError:
+                continue
+            yield other, answers, errors
 
     def _doubt_what_stands_around(self) -> None:
         """Say of a module that could not be asked that what is around its forward may round or repair."""

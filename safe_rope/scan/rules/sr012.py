@@ -38,7 +38,6 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
-    pinned = dtype is not None and dtype.dtype in PINNED
     if call.function == "torch.tensor" and _are_powers(file, call):
         return _powers(file, site, call, dtype)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
@@ -48,6 +47,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
         return None
     if file.value(call.node, site.place).is_int or _is_empty(call):
         return None
+    pinned = dtype is not None and dtype.dtype in PINNED
     if pinned and file.names.is_early(call.node.func, site.place):
         return None
     how = "zero.Init" if pinned else "zero.Init or the default dtype"
