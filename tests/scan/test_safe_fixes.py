@@ -770,6 +770,41 @@ def test_what_a_walrus_calls_is_as_certain_as_its_value() -> None:
         assert not safe(source.format(called) + "    def g(self, a):\n        self.a = a\n")
 
 
+@pytest.mark.parametrize(
+    ("made", "called"),
+    [
+        ("torch.arange", "    a = self.a\n        t = a(n) / 3\n"),
+        ("functools.partial(torch.arange, device=None)", "    t = self.a(n) / 3\n"),
+    ],
+)
+def test_what_a_name_calls_is_as_certain_as_what_it_is_assigned(made: str, called: str) -> None:
+    source = f"class M:\n    def __init__(self):\n        self.a = {made}\n"
+    source = f"import functools\n{source}    def f(self, n: int):\n    {called}"
+    assert safe(source)
+    assert not safe(source + "    def g(self, a):\n        self.a = a\n")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "o['dtype'], x = torch.float64, 1",
+        "for o['dtype'] in (torch.float64,): pass",
+        "with enter(torch.float64) as o['dtype']: pass",
+        "[0 for o['dtype'] in (torch.float64,)]",
+        "p = o; p['dtype'] = torch.float64",
+        "p, x = o, 1; p['dtype'] = torch.float64",
+        "for p in (o,): p['dtype'] = torch.float64",
+        "(p := o)['dtype'] = torch.float64",
+        "def g(p=o): p['dtype'] = torch.float64",
+        "o.__ior__({'dtype': torch.float64})",
+    ],
+)
+def test_a_mapping_that_is_not_only_unpacked_may_hold_another_dtype(changes: str) -> None:
+    source = "def f(n: int):\n    o = dict(device=None)\n    {}\n    return torch.arange(n, **o) / 3\n"
+    assert safe(source.format("x = o['device'], {**o}"))
+    assert not safe(source.format(changes))
+
+
 def test_a_fix_writes_no_name_that_is_imported_later() -> None:
     source = "from torch import arange, float32\nt = arange(4096, dtype=float32)\nfrom torch import int64\n"
     (finding,) = analyze(source.encode(), "model.py")

@@ -8,8 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from safe_rope.scan.engine.nodes import targets_of
-from safe_rope.scan.engine.scopes import LOOP, WRITES_ITEMS, Binding, Path, Place, Scope
+from safe_rope.scan.engine.scopes import LOOP, Binding, Path, Place, Scope
 from safe_rope.scan.engine.vocabulary import STARRED
 from safe_rope.scan.engine.walk import Walk
 
@@ -261,6 +260,8 @@ class Names:
     def is_certain(self, node: ast.expr, place: Place) -> bool:
         """Say whether what stands for torch, or a part of it, stands for nothing else as well."""
         full = self.qualify(node, place)
+        if not full and (prepared := self._partial(node, place, 0)) is not None:
+            full = prepared.function
         if full.partition(".")[0] != "torch":
             return True
         if full.rpartition(".")[2] in self.walk.written or self._runs_text:
@@ -277,12 +278,14 @@ class Names:
             bindings = self.attributes(node.attr, place)
         else:
             bindings = self.bindings(getattr(node, "id", ""), place)
-        others = [one.value for one in bindings if not isinstance(one.value, ast.Constant)]
+        others = [one for one in bindings if not isinstance(one.value, ast.Constant)]
         name = getattr(node, "id", "")
         # What the last star brings is not known.
         starred = name in STARRED and 0 < self.walk.stars < self.walk.starred
         starred = starred and not bindings and name not in self.walk.imports
-        return not starred and name not in self.walk.varied and not self._defines(name) and len(others) <= 1
+        if starred or name in self.walk.varied or self._defines(name) or len(others) > 1:
+            return False
+        return all(one.value is None or self.is_certain(one.value, one.place) for one in others)
 
     @cached_property
     def _runs_text(self) -> bool:
@@ -329,18 +332,17 @@ class Names:
 
     @cached_property
     def _changed(self) -> set[str]:
-        """The variables whose items are assigned, or that a call is given, which may do so."""
-        changed: set[str] = set()
-        for site in self.walk.sites:
-            if isinstance(site.node, ast.Call):
-                changed.update(getattr(one, "id", "") for one in arguments_of(site.node))
-                if getattr(site.node.func, "attr", "") in WRITES_ITEMS:
-                    changed.add(getattr(site.node.func.value, "id", ""))  # type: ignore[attr-defined]
-        for statement, _ in self.walk.statements:
-            for target in targets_of(statement):
-                if isinstance(target, ast.Subscript):
-                    changed.add(getattr(target.value, "id", ""))
-        return changed
+        """The variables that are not only unpacked and asked for items: what they hold may change."""
+        nodes = [*ast.walk(self.walk.module.node)]
+        read: set[int] = set()
+        for node in nodes:
+            match node:
+                case ast.keyword(arg=None, value=of) | ast.Subscript(value=of, ctx=ast.Load()):
+                    read.add(id(of))
+                case ast.Dict():
+                    read.update(id(of) for key, of in zip(node.keys, node.values, strict=True) if key is None)
+        loads = (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+        return {node.id for node in loads if id(node) not in read}
 
     def item(self, node: ast.Subscript, place: Place) -> Argument | None:
         """Return what a variable's mapping, whose items nothing in the file changes, has by a literal key."""
