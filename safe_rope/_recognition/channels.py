@@ -23,12 +23,7 @@ class Channels:
 
     def __post_init__(self) -> None:
         count = max(self.order) + 1
-        known = {
-            "plain": tuple(range(count)),
-            "half": (*range(count), *range(count)),
-            "interleaved": tuple(i // 2 for i in range(2 * count)),
-        }
-        layout = next((name for name, order in known.items() if order == self.order), None)
+        layout = next((name for name, order in _layouts(count).items() if order == self.order), None)
         object.__setattr__(self, "layout", (layout, count))
 
     def arrange(self, half: torch.Tensor, several_axes: bool) -> torch.Tensor:
@@ -53,6 +48,15 @@ class Channels:
         return half[..., _index(self.order, half)]
 
 
+def _layouts(count: int) -> dict[str, tuple[int, ...]]:
+    """The orders of ``count`` frequencies that have a name."""
+    return {
+        "plain": tuple(range(count)),
+        "half": (*range(count), *range(count)),
+        "interleaved": tuple(i // 2 for i in range(2 * count)),
+    }
+
+
 def _index(values: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """``values`` as a tensor on the device of ``like``, copied there once."""
     if torch.compiler.is_compiling() or is_dispatched():
@@ -68,6 +72,9 @@ def _index_on(values: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
     """Find every channel of ``stock`` in ``own``, to the bit; None if one is not there.
+
+    Frequencies that are the same do not tell which channel is whose, and others may be adopted later. Where
+    there are such, the one layout that fits is found, or nothing.
 
     Args:
         stock: cos and sin of the stock module, [(axes,) batch, positions, channels].
@@ -89,7 +96,12 @@ def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
         if not bool(equal.any(1).all()):
             return None
         places = equal.int().argmax(1).tolist()  # the first of each
+        several = bool((equal.sum(1) > 1).any())
     frequencies = own[0].shape[-1]
+    if several and not merged:
+        orders = {order for order in _layouts(frequencies).values() if len(order) == len(places)}
+        fitting = [order for order in orders if all(equal[range(len(order)), order].tolist())]
+        return Channels(fitting[0]) if len(fitting) == 1 else None
     order = tuple(place % frequencies for place in places)
     return Channels(order, tuple(place // frequencies for place in places) if merged else None)
 

@@ -64,6 +64,11 @@ _ALIKE = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
 """What reads of any argument but the first no values."""
 
 
+_WITHOUT_VALUES = {"requires_grad_", "share_memory_", "detach_", "rename_", "as_strided_", "squeeze_",
+                   "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_",
+                   "resize_", "resize_as_"}  # fmt: skip
+"""What changes a tensor in place, and no value of it."""
+
 _EACH_ITS_OWN = {"broadcast_tensors", "meshgrid", "align_tensors", "atleast_1d", "atleast_2d", "atleast_3d"}
 """What makes of each tensor one of its own."""
 
@@ -134,7 +139,7 @@ class Provenance(TorchFunctionMode):
             origin |= self._foreign
         if name in _UNDOING and isinstance(result, torch.Tensor):
             origin = origin | Origin.FINISHED if result.is_complex() else origin & ~Origin.FINISHED
-        written = (*tensors_in(args[:1] if _writes(name) else ()), *tensors_in(kwargs.get("out")))
+        written = (*tensors_in(args[:1] if _writes(func, name) else ()), *tensors_in(kwargs.get("out")))
         if written:
             origin &= ~Origin.EMPTY
         for tensor in written:
@@ -224,10 +229,11 @@ def _is_overwritten(func: Callable[..., Any], name: str, args: Any) -> bool:
     return name == "copy_" and bool(args) and isinstance(args[0], torch.Tensor) and args[0]._base is None
 
 
-def _writes(name: str) -> bool:
+def _writes(func: Callable[..., Any], name: str) -> bool:
+    if name == "__set__":
+        return getattr(func, "__self__", None) is not torch.Tensor.requires_grad
     return (
         name == "__setitem__"
-        or name == "__set__"
-        or (name.endswith("_") and not name.endswith("__"))
+        or (name.endswith("_") and not name.endswith("__") and name not in _WITHOUT_VALUES)
         or (name.startswith("__i") and name.endswith("__"))
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import safe_rope
+from safe_rope._recognition.provenance import Origin, Provenance
 
 HALF = 16
 RATES = [10000.0 ** (-i / HALF) for i in range(HALF)]
@@ -44,3 +45,22 @@ def test_a_right_table_is_ok_and_a_cast_one_is_repaired(maker: str) -> None:
     assert safe_rope.audit(model).verdict == "damaged"
     safe_rope.protect(model)
     assert torch.equal(model.inv_freq, true)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda memory: memory.requires_grad_(False),
+        lambda memory: memory.unsqueeze_(0).squeeze_(0),
+        lambda memory: setattr(memory, "requires_grad", False) or memory,
+        *([nn.Buffer] if hasattr(nn, "Buffer") else []),
+    ],
+    ids=lambda changed: getattr(changed, "__name__", "changed"),
+)
+def test_memory_that_got_no_values_is_still_empty(changed: Callable[[Tensor], Tensor]) -> None:
+    with Provenance() as provenance:
+        memory = changed(torch.empty(HALF))
+        filled = changed(torch.empty(HALF)).copy_(torch.arange(HALF))
+    assert provenance.origin(memory) is Origin.EMPTY
+    assert not provenance.origin(filled) & Origin.EMPTY
