@@ -23,6 +23,7 @@ from torch import nn
 
 from safe_rope._base import bytecode
 from safe_rope._base.by_identity import ByIdentity
+from safe_rope._base.carried import Carried
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
 from safe_rope._base.functions import signature_of
@@ -61,7 +62,7 @@ def shared(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclasses.dataclass
-class Pin:
+class Pin(Carried):
     """One table: its true values, and whether they are ready for use (sin and cos, not frequencies)."""
 
     values: torch.Tensor

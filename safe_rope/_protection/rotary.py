@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import originals
+from safe_rope._base.carried import Carried
 from safe_rope._base.forwards import method, reads_of, setting
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import is_learned
@@ -55,7 +56,7 @@ Make = Callable[[torch.device], torch.Tensor]
 
 
 @dataclasses.dataclass
-class Frequencies:
+class Frequencies(Carried):
     """One set of frequencies of a module, and the table that belongs to it.
 
     ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from. They differ only
@@ -349,7 +350,7 @@ class RotaryState(Keeper):
                 index, own = int(name.endswith("sin_cached")), true.get(name)
                 is_other = own is not None and not _are_alike(own, cache.on(torch.device("cpu"))[index])
                 self.shown[name] = (
-                    _copy_of(own) if is_other else functools.partial(_shown_rows, cache, index)  # type: ignore[arg-type]
+                    _CopyOf(own) if is_other else functools.partial(_shown_rows, cache, index)  # type: ignore[arg-type]
                 )
 
     # ------------------------------------------------------------------ the buffers that outside code reads
@@ -443,7 +444,7 @@ class RotaryState(Keeper):
             ):
                 shown = frequencies.prefix + name
                 if shown in module._buffers or hasattr(module, shown):  # to read one is to judge it
-                    pins[shown] = _copy_of(values)
+                    pins[shown] = _CopyOf(values)
         pins.update(self.shown)
         if self.row_cache is not None:
             for index, name in enumerate(("cos_cached", "sin_cached")):
@@ -522,11 +523,12 @@ def _are_alike(own: torch.Tensor, rows: torch.Tensor) -> bool:
     return bool(((own.float() - rows).abs() <= _ROUNDING * positions[:, None]).all())
 
 
-def _copy_of(values: torch.Tensor) -> Make:
-    # A copy: whoever writes into the buffer must not write into the truth.
-    return functools.partial(_copied, values)
+@dataclasses.dataclass
+class _CopyOf(Carried):
+    """Makes copies of values: whoever writes into a buffer must not write into the truth."""
 
+    values: torch.Tensor
 
-def _copied(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False):
-        return values.to(device, copy=True)
+    def __call__(self, device: torch.device) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return self.values.to(device, copy=True)

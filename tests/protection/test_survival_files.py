@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from support import families, survival
+from support import families, small_models, survival
 
 import safe_rope
+from safe_rope._protection.rewrite import is_pinned, state_of
 
 pytestmark = [pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning"), pytest.mark.contract]
 
@@ -94,3 +96,51 @@ def test_tables_in_a_checkpoint_are_not_believed(family: str, load: str, tmp_pat
         model = _load(family, tmp_path, **LOADS[load])
     survival.assert_runs(model)
     survival.assert_right(model, family, "exact")
+
+
+def _in_the_old_format(model: Any, file: Path) -> Any:
+    torch.save(model, file, _use_new_zipfile_serialization=False)
+    return torch.load(file, weights_only=False)  # fills tensors once all objects are made
+
+
+def _onto_meta(model: Any, file: Path) -> Any:
+    torch.save(model, file)
+    loaded = torch.load(file, weights_only=False, map_location="meta").to_empty(device="cpu")
+    loaded.load_state_dict(model.state_dict())
+    return loaded
+
+
+@pytest.mark.parametrize("through", [_in_the_old_format, _onto_meta])
+@pytest.mark.parametrize("tables", survival.KINDS)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_whole_model_keeps_its_tables_however_it_is_read(
+    family: str, tables: str, through: Callable[[Any, Path], Any], tmp_path: Path
+) -> None:
+    if not survival.can_be_pickled(family):
+        pytest.skip("the stock model cannot be pickled")
+    model = survival.build(family, tables).to(torch.bfloat16)
+    survival.assert_right(through(model, tmp_path / "model.pt"), family, tables)
+
+
+@pytest.mark.parametrize("through", [_in_the_old_format, _onto_meta])
+def test_a_whole_model_keeps_pinned_tables_however_it_is_read(
+    through: Callable[[Any, Path], Any], tmp_path: Path
+) -> None:
+    with safe_rope.guard():
+        model = small_models.build("gptj").eval()
+    loaded = through(model, tmp_path / "model.pt").eval()
+    tables = [getattr(part, "embed_positions", None) for part in model.modules()]
+    again = [getattr(part, "embed_positions", None) for part in loaded.modules()]
+    assert any(table is not None for table in tables)
+    for table, other in zip(tables, again, strict=True):
+        assert table is other is None or torch.equal(table, other)
+
+
+def test_layers_with_one_table_share_it_when_they_are_read_again(tmp_path: Path) -> None:
+    with safe_rope.guard():
+        model = torch.nn.ModuleList(small_models.build("gptj") for _ in range(2))
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    states = [state_of(part) for part in loaded.modules() if is_pinned(part)]
+    assert len(states) == 2
+    assert states[0].pins["embed_positions"].values is states[1].pins["embed_positions"].values

@@ -107,9 +107,9 @@ def in_threads(model: Any) -> Results:
     return results
 
 
-def saved(model: Any) -> Results:
+def saved(model: Any, **options: Any) -> Results:
     file = io.BytesIO()
-    torch.save(model, file)
+    torch.save(model, file, **options)
     file.seek(0)
     return [eager(torch.load(file, weights_only=False)), eager(model)]
 
@@ -149,6 +149,7 @@ WAYS: dict[str, Callable[[Any], Results]] = {
     "replica": replicated,
     "pickle": lambda m: [eager(pickle.loads(pickle.dumps(m))), eager(m)],
     "torch.save": saved,
+    "torch.save, old format": lambda m: saved(m, _use_new_zipfile_serialization=False),
     "jit.trace": lambda m: [logits(torch.jit.trace(m, tokens(), strict=False)(tokens())), eager(m)],
 }
 
