@@ -33,7 +33,7 @@ class Packed:
         self.tensor = tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = self.tensor.detach().cpu().resolve_conj().contiguous()
+        values = self.tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return _unpack, (values.reshape(-1).view(torch.uint8).numpy().tobytes(), values.dtype, values.shape)
 
 
