@@ -238,7 +238,10 @@ def _gather_low(
 ) -> None:
     """Gather in the autocast dtype after the step, and keep FP32 readers away from the result."""
     gather: reads.Gather | None = None
-    rounded = [parameter for parameter in safe if parameter.dtype != settings.dtype]
+    # A call of a scripted part alone runs no hook that would refuse it.
+    scripted = (m for m in engine.module.modules() if isinstance(m, torch.jit.ScriptModule))
+    exact = {id(parameter) for module in scripted for parameter in module.parameters()}
+    rounded = [p for p in safe if p.dtype != settings.dtype and id(p) not in exact]
     if settings.stage in (1, 2) and low_precision_gather and _deepspeed.can_replace_gather(engine.optimizer):
         gather = gather12.LowPrecisionGather(engine.optimizer, rounded, settings.dtype)
         reads.refuse_outside(engine, gather, settings.dtype)

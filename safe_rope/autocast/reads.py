@@ -108,17 +108,20 @@ def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
     model, ours, device = engine.module, _modules(engine.module), _deepspeed.device_type()
     called: list[bool] = []  # whether the model is; what Dynamo traces sees no frames
 
-    def check(module: nn.Module, *_: Any) -> None:
+    # Dynamo takes a compiled model that it meets here for the module within: it must not meet ``model``.
+    def refuse(module: nn.Module, within: bool) -> None:
         traced = torch.compiler.is_compiling()
-        within = traced and called and module is not model
         # Dynamo breaks its graph where it is asked for a backward.
-        if _is_low(device, dtype) or within or is_backward():
+        if _is_low(device, dtype) or (traced and within) or is_backward():
             return
         if gather.rounded and (traced or _is_outermost(module, model, ours)):
             raise PrecisionError(_message(f"it, or a part of it, is called without autocast to {dtype}"))
 
+    def check(module: nn.Module, *_: Any) -> None:
+        refuse(module, within=bool(called))
+
     def enter(module: nn.Module, *_: Any) -> None:
-        check(module)
+        refuse(module, within=False)
         called[:] = [True]
 
     def leave(*_: Any) -> None:
@@ -181,6 +184,14 @@ class _Hook:
     def __call__(self, *args: Any) -> None:
         self._call(*args)
 
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "torch.jit.script, which compiles a module's hooks, cannot compile safe_rope's, which keep FP32 "
+            "readers away from weights in the autocast dtype. Call safe_rope.initialize(..., "
+            "low_precision_gather=False), which needs none at ZeRO 1 and 2, or torch.jit.trace"
+        )
+
     def __reduce__(self) -> Any:
         self._before_copy()
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, does nothing
@@ -194,7 +205,11 @@ def _modules(model: nn.Module) -> _Modules:
 
 
 def _parts_with_parameters(model: nn.Module) -> Iterator[nn.Module]:
-    yield from (m for m in model.modules() if m is model or next(m.parameters(), None) is not None)
+    """The modules that are hooked: ``model``, and what holds parameters. TorchScript takes no hooks."""
+    for module in model.modules():
+        holds = module is model or next(module.parameters(), None) is not None
+        if holds and not isinstance(module, torch.jit.ScriptModule):
+            yield module
 
 
 def _is_low(device: str, dtype: torch.dtype) -> bool:

@@ -52,7 +52,7 @@ def penalty(model: nn.Module) -> torch.Tensor:
     return sum((p.square().sum() for p in model.parameters()), torch.zeros(()))
 
 
-def new_engine(model: nn.Module, stage: int = 2) -> Any:
+def new_engine(model: nn.Module, stage: int = 2, initialize: Any = safe_rope.initialize) -> Any:
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_clipping": 0.0,
@@ -62,7 +62,8 @@ def new_engine(model: nn.Module, stage: int = 2) -> Any:
         "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return safe_rope.initialize(model=model, optimizer=optimizer, config=config, example_inputs=(IDS,))[0]
+    ours = {"example_inputs": (IDS,)} if initialize is safe_rope.initialize else {}
+    return initialize(model=model, optimizer=optimizer, config=config, **ours)[0]
 
 
 def twice(engine: Any) -> torch.Tensor:
@@ -136,6 +137,37 @@ def test_a_compiled_model_is_gathered_low() -> None:
     model = Net()
     model.compile(backend="aot_eager")
     assert gathered_low(new_engine(model), lambda engine: loss_of(engine(IDS)))
+
+
+@pytest.mark.contract
+@pytest.mark.usefixtures("autocast_engines")
+@pytest.mark.parametrize("how", ["scripted", "traced", "compiled"])
+def test_a_part_of_torch_script_trains_and_keeps_exact_weights(how: str) -> None:
+    """It takes no hooks that refuse a call of it alone; what is compiled does."""
+
+    def losses(initialize: Any) -> tuple[list[float], Any]:
+        model: Any = Net()
+        x = torch.ones(2, 16)
+        model.first = {
+            "scripted": torch.jit.script,
+            "traced": lambda part: torch.jit.trace(part, x),
+            "compiled": lambda part: torch.compile(part, backend="eager"),
+        }[how](model.first)
+        engine = new_engine(model, initialize=initialize)
+        seen = []
+        for _ in range(3):
+            loss = loss_of(engine(IDS))
+            engine.backward(loss)
+            engine.step()
+            seen.append(float(loss.detach()))
+        return seen, engine
+
+    truth, _ = losses(_deepspeed.stock_initialize())
+    seen, engine = losses(safe_rope.initialize)
+    assert seen == truth
+    held = engine.low_precision_gather.safe
+    assert id(engine.module.head.weight) in held
+    assert (id(next(engine.module.first.parameters())) in held) is (how == "compiled")
 
 
 @pytest.mark.usefixtures("autocast_engines")

@@ -119,6 +119,28 @@ def test_a_part_that_runs_outside_of_autocast_within_the_forward_is_not_refused(
             assert torch.equal(model(X), truth)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_what_torch_compile_makes_of_a_model_is_called_as_the_model() -> None:
+    model = Island(None)
+    with low():
+        truth = model(X)
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    watched(compiled)
+    for _ in range(2):
+        with low():
+            assert torch.equal(compiled(X), truth)
+        assert_refused(lambda: compiled(X))
+    assert_refused(lambda: model.second(X))
+
+
+@pytest.mark.contract
+def test_torch_jit_script_of_a_part_says_what_to_do() -> None:
+    model = Island(None)
+    watched(model)
+    with pytest.raises(AttributeError, match=r"low_precision_gather=False"):
+        torch.jit.script(model.second)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_after_an_interrupt_nothing_runs(compiled: bool) -> None:
     interrupted = [True]
@@ -224,6 +246,7 @@ def test_an_interrupt_among_the_broadcasts_of_a_gather_leaves_rounded_weights(
         sent.append(tensor)
 
     monkeypatch.setattr(_deepspeed, "broadcast", broadcast)
+    monkeypatch.setattr(_deepspeed, "any_rank", lambda flag, *_: flag)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 1)
     arguments = {"groups_flat": [flat], "dp_process_group": [None], "allgather_bucket_size": 100}
     with pytest.raises(KeyboardInterrupt):
