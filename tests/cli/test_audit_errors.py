@@ -39,7 +39,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("{}", "names no model_type"),
         ('{"model_type": 3}', "names no model_type"),
         ("[" * 100_000, "is not JSON"),
-        (b"\xff\xfe\x00", "is not JSON"),
+        (b"\xff\xfe\x00", "expected a checkpoint folder or a config.json"),
     ],
 )
 def test_a_config_that_is_none(

@@ -202,6 +202,40 @@ def test_dumps_without_a_position_that_was_asked_for(tmp_path: Path) -> None:
         difference(tmp_path, table, table, positions=(9,))
 
 
+def between(tmp_path: Path, one: list[str], other: list[str]) -> dict[str, Any]:
+    """Compare two dumps, each of whose tables turns as fast as the last letter of its name says."""
+    sides = []
+    for number, names in enumerate((one, other)):
+        tables = {}
+        for name in names:
+            phases = torch.outer(torch.arange(8).float(), torch.full((4,), 1.0 / (1 + ord(name[-1]) % 16)))
+            tables[name] = {"positions": torch.arange(8), "cos": phases.cos(), "sin": phases.sin()}
+        sides.append({"name": f"{number}", "dump": str(tmp_path / f"{number}.safetensors")})
+        save(tmp_path / f"{number}.safetensors", {"": tables}, "a model")
+    usual = {"positions": (), "longest": None, "tables": "stock", "tolerance": None, "ulp": None}
+    return compare_sides({"sides": sides, **usual})
+
+
+@pytest.mark.parametrize("other", [["m.rope_b", "m.a_rope_c"], ["m.rope_b", "m.rope_c"]])
+def test_tables_of_the_same_name_are_compared_whatever_the_others_are_called(
+    other: list[str], tmp_path: Path
+) -> None:
+    found = between(tmp_path, ["m.rope_b", "m.z_rope_c"], other)
+    assert [module["first_beyond"] for module in found["modules"]] == [None, None]
+
+
+def test_a_table_without_a_position_that_others_have_is_named(tmp_path: Path) -> None:
+    long, short = (
+        {"positions": torch.arange(n), "cos": torch.ones(n, 2), "sin": torch.zeros(n, 2)} for n in (64, 8)
+    )
+    save(tmp_path / "a.safetensors", {"": {"long": long, "short": short}}, "a model")
+    side = {"name": "a", "dump": str(tmp_path / "a.safetensors")}
+    asked = {"longest": None, "tables": "stock", "tolerance": None, "ulp": None, "sides": [side, side]}
+    found = compare_sides({**asked, "positions": (50,)})
+    assert [(module["name"], module["positions"]) for module in found["modules"]] == [("long", 1)]
+    assert found["not_compared"] == ["short: the two sides have none of the positions asked for in common"]
+
+
 @pytest.mark.parametrize("option", ["--tolerance", "--ulp"])
 def test_a_tolerance_that_is_no_number(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -22,6 +22,10 @@ from safe_rope.errors import ConfigError, UnsupportedModelError
 _SHOWN = 24
 
 
+class _NothingInCommonError(ConfigError):
+    """Two tables have no position in common, or none of those asked for."""
+
+
 def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     """Return the differences between ``request["sides"]`` as plain data.
 
@@ -44,7 +48,12 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     for group, tables, others in _matched(first, second, sides):
         for name, a, b in _paired(tables, others, sides):
             title = " ".join(filter(None, (group, name)))
-            modules.append({"name": title, **_difference(a, b, request, title)})
+            try:
+                modules.append({"name": title, **_difference(a, b, request, title)})
+            except _NothingInCommonError as error:
+                left.append(str(error))
+    if left and not modules:
+        raise ConfigError("; ".join(left))
     return {"modules": modules, "not_compared": left, "environments": [one, other]}
 
 
@@ -109,15 +118,16 @@ def _matched(
 def _paired(
     first: Tables, second: Tables, sides: list[dict[str, Any]]
 ) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
-    if first.keys() == second.keys():
-        return [(name, first[name], second[name]) for name in first]
     if len(first) != len(second):
         raise ConfigError(
             f"{sides[0]['name']} has {counted(len(first), 'rotary embedding')}, "
             f"{sides[1]['name']} has {len(second)}: "
             f"{', '.join(first)}; {', '.join(second)}; compare models of one layout"
         )
-    return [(a if a == b else f"{a} / {b}", first[a], second[b]) for a, b in zip(first, second, strict=True)]
+    pairs = [(name, name) for name in first if name in second]
+    # A dump holds them in the order of their letters.
+    pairs += zip(sorted(first.keys() - second.keys()), sorted(second.keys() - first.keys()), strict=True)
+    return [(a if a == b else f"{a} / {b}", first[a], second[b]) for a, b in pairs]
 
 
 def _difference(
@@ -131,13 +141,13 @@ def _difference(
         )
     common = one["positions"][torch.isin(one["positions"], other["positions"])]
     if not len(common):
-        raise ConfigError(f"{title}: the two sides have no position in common")
+        raise _NothingInCommonError(f"{title}: the two sides have no position in common")
     if request["positions"]:
         common = common[torch.isin(common, torch.tensor(request["positions"]))]
     elif request["longest"]:
         common = common[common < request["longest"]]
     if not len(common):
-        raise ConfigError(f"{title}: the two sides have none of the positions asked for in common")
+        raise _NothingInCommonError(f"{title}: the two sides have none of the positions asked for in common")
     in_one, in_other = (torch.isin(side["positions"], common) for side in (one, other))
     cos, sin = one["cos"][in_one], one["sin"][in_one]
     other_cos, other_sin = other["cos"][in_other], other["sin"][in_other]

@@ -222,7 +222,7 @@ def _json_object(path: Path, what: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        raise ConfigError(f"{path} is not JSON: {error}; expected {what}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object, got {type(content).__name__}")
     return content
