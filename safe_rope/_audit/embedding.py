@@ -253,12 +253,13 @@ class EmbeddingAuditor:
         Not where the tensor is kept for others to read; nobody reads numbers of one on the meta device.
         """
         findings, is_kept = self._owner.findings, self._owner.result.protected
+        severity: Severity = "note" if any(self._positions) else "unknown"
+        said = "forward does not use it" if any(self._positions) else "position 0 does not tell if it is used"
         for index, finding in enumerate(findings):
             held = get_table(self._module, finding.what) if finding.what in self.names else None
             is_empty = isinstance(held, Tensor) and held.is_meta
             if is_empty if is_kept else finding.what == f"{self._reference.prefix}inv_freq":
-                said = f"{finding.source}; forward does not use it"
-                findings[index] = replace(finding, severity="note", source=said)
+                findings[index] = replace(finding, severity=severity, source=f"{finding.source}; {said}")
 
     def _add_forward(self, errors: Errors, tables: list[CosSinTable]) -> None:
         reference, inv_freq, cache = self._reference, self._inv_freq, self._cache

@@ -136,7 +136,7 @@ def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> s
         return None
     if bool(values.isnan().any()):
         return "it holds what is no number"
-    if not (is_turned or is_frequency(name)) or table.is_complex():
+    if not values.dim() or not (is_turned or is_frequency(name)) or table.is_complex():
         return None
     whole = (values == values.round()) | (values.abs().float().frexp().mantissa == 0.5)
     steps = values.double().diff(dim=-1)

@@ -71,6 +71,15 @@ def test_positions_can_be_chosen() -> None:
     assert report.ok, str(report)
 
 
+def test_position_0_alone_proves_nothing() -> None:
+    model = build()
+    assert safe_rope.audit(model, positions=[0]).ok
+    assert safe_rope.audit(model.bfloat16(), positions=[0]).verdict != "ok"
+    assert safe_rope.audit(model, positions=[1]).verdict == "damaged"
+    safe_rope.protect(model)
+    assert safe_rope.audit(model, positions=[0]).ok
+
+
 @pytest.mark.parametrize("protected", [False, True], ids=["stock", "protected"])
 def test_chosen_positions_are_those_of_a_fresh_sequence(protected: bool) -> None:
     model = build(rope_type="dynamic")

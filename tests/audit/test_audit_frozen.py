@@ -144,3 +144,18 @@ def test_a_frozen_number_that_a_cast_has_rounded_is_not_ok() -> None:
     assert safe_rope.audit(nn.Sequential(low)).verdict == "unknown"
     exact = LogBase(base=math.exp(8.0)).bfloat16()  # 16 bits have its logarithm
     assert safe_rope.audit(nn.Sequential(exact)).verdict == "ok"
+
+
+class OneFrequency(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.freqs = nn.Parameter(torch.tensor([1.0]), requires_grad=False)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        return (positions[:, None] * self.freqs).sin()
+
+
+def test_a_frozen_frequency_alone_is_measured() -> None:
+    report = safe_rope.audit(nn.Sequential(nn.Linear(2, 2), OneFrequency()))
+    assert "cannot be measured" not in str(report)
+    assert report.ok, str(report)
