@@ -29,7 +29,7 @@ from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.untouched import Untouched
 
 _LONG, _SHORT, _SIDE, _WIDTH = 600, 48, 41, 64
-_LENGTHS = ("seq_len", "seqlen", "length", "n", "max_len")
+_LENGTHS = ("seq_len", "seqlen", "length", "n", "max_len", "max_seq_len")
 _COUNTS = ("pos", "ids", "time", "index")
 _ROUNDINGS = 1.5
 """In units of a 16-bit dtype at 1: what rounding the sines would do as well."""

@@ -32,11 +32,14 @@ from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import (
     BESIDE_ALIBI,
+    IN_WHICH,
     MAY_MAKE_ANEW,
+    ROUNDED_LAST,
     is_beside_alibi,
     is_compared_with_fp32,
     only_tells_its_dtype,
 )
+from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
@@ -100,6 +103,7 @@ class ModuleAuditor:
         self.wrappers: list[nn.Module] = []
         self._may_be_of_another = self._is_of_another = keeps_another(self.module, reference.module)
         self._unanswered: UnansweredError | None = None
+        self._rewritten: set[str] = set()  # by a forward that answers right, and no buffers
         self.result = ModuleAudit(
             path=path,
             module_class=class_name(own_class(stock_class(module))),
@@ -152,10 +156,9 @@ class ModuleAuditor:
             self.findings = [doubted(one) for one in self.findings]
         if told and not any(one.severity == "damaged" for one in self.findings):
             self.findings = [one for one in self.findings if one.what != "forward"] + told
-        if not self.result.rows:
-            self._doubt_what_may_be_made_anew()
-            if told is None:
-                self._doubt_what_stands_around()
+        self._doubt_what_may_be_made_anew()
+        if not self.result.rows and told is None:
+            self._doubt_what_stands_around()
         if is_beside_alibi(self.module):
             self.findings = [replace(one, severity="note", source=BESIDE_ALIBI) for one in self.findings]
         self.result.verdict = worst(finding.severity for finding in self.findings)
@@ -293,6 +296,7 @@ class ModuleAuditor:
             return set()
         longest = int(answers.positions.max()) + 1
         asked_of, end = (built, KEPT) if is_pinned(self.module) else (self.module, "")
+        self._rewritten |= answers.rewritten - self.module._buffers.keys()
         unread = {name for name in answers.rewritten if is_unread(asked_of, name, layer_type, longest)}
         anew |= {f"{name}{end}" for name in unread}
         others = (stock_class(self.module), self._classes)
@@ -361,14 +365,25 @@ class ModuleAuditor:
         self.add("forward", "unknown", f"{said}: {self._unanswered or 'it cannot be asked'}")
 
     def _doubt_what_may_be_made_anew(self) -> None:
-        """Say of 16-bit tables of a module that could not be asked that its code may use others for them."""
-        stock, low = stock_class(self.module), {dtype_name(dtype) for dtype in LOW}
-        self.findings = [
-            replace(one, severity="unknown", source=f"{one.source}; {MAY_MAKE_ANEW}")
-            if one.severity == "damaged" and one.dtype in low and is_compared_with_fp32(one.what, stock)
-            else one
-            for one in self.findings
-        ]
+        """Say of 16-bit tables that code may use others for them, where forward could not be asked.
+
+        Where it could, and answers right: of those that it rewrites and that no cast reaches.
+        """
+        low = {dtype_name(dtype) for dtype in LOW}
+        for at, one in enumerate(self.findings):
+            is_low = one.severity == "damaged" and one.dtype in low
+            is_asked = bool(self.result.rows) and one.what not in self._rewritten
+            if is_low and not is_asked and (said := self._why_unused(one)) is not None:
+                self.findings[at] = replace(one, severity="unknown", source=f"{one.source}; {said}")
+
+    def _why_unused(self, one: Finding) -> str | None:
+        """Say what the code does with a table of 16 bits, if it may not use its numbers."""
+        stock: Any = stock_class(self.module)
+        if is_compared_with_fp32(one.what, stock):
+            return MAY_MAKE_ANEW
+        # A cast of the module reaches buffers alone.
+        is_put = one.what not in self.module._buffers and one.what in bytecode.changed_by_forward(stock)
+        return ROUNDED_LAST if is_put and one.where == "module cast" else None
 
     def _excuse_unread(self) -> None:
         """Call damaged tables a note where forward, which answers right, does so without their numbers."""
@@ -437,9 +452,10 @@ class ModuleAuditor:
             if said is None:
                 self._is_of_another, certain, cause = True, False, cause._replace(said=CHANGED)
         severity: Severity = "damaged" if certain else "unknown"
-        is_kind = actual.dtype == expected.dtype
-        if is_kind and only_tells_its_dtype(held.name, stock_class(self.module), self._classes):
-            severity, cause = "note", cause._replace(said=f"{cause.said}; nothing reads more than its dtype")
+        if only_tells_its_dtype(held.name, stock_class(self.module), self._classes):
+            is_kind = actual.dtype == expected.dtype
+            severity, end = ("note", "") if is_kind else ("unknown", IN_WHICH)
+            cause = cause._replace(said=f"{cause.said}; nothing reads more than its dtype{end}")
         last = (self.result.max_position_embeddings or 2048) - 1
         self.add(
             held.name,

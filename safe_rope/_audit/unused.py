@@ -15,6 +15,10 @@ BESIDE_ALIBI = "its config asks for ALiBi, and no attention rotates by what it r
 
 MAY_MAKE_ANEW = "its code asks whether it is FP32, and may make another where it is not"
 
+ROUNDED_LAST = "its forward puts it there, and may have rounded what is right last"
+
+IN_WHICH = ", in which forward may compute, or round what is right last"
+
 _KIND = {"dtype", "device", "shape", "ndim", "is_cuda"}
 _EVERYTHING = {"_buffers", "buffers", "named_buffers", "state_dict", "__dict__", "vars", "getattr"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -208,3 +210,67 @@ def test_frequencies_that_are_made_anew_unless_they_are_fp32_are_not_said_to_do_
 def test_frequencies_that_a_forward_which_turns_uses_as_they_are_do_harm(kind: type[nn.Module]) -> None:
     report = safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM), kind()).to(torch.bfloat16))
     assert [one.severity for one in report.findings if one.what == "rates"] == ["damaged"], str(report)
+
+
+class ChatGLM(AsksForTheDtype):
+    """As its later releases: right, and rounded last."""
+
+    def made(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        return super().made(length, torch.float32).to(dtype)
+
+
+def sines(rows: int) -> torch.Tensor:
+    phases = torch.outer(torch.arange(rows).float(), 10000.0 ** (-torch.arange(DIM // 2).float() / 16))
+    return torch.cat((phases.sin(), phases.cos()), -1)
+
+
+class CastsItsTableLast(nn.Module):
+    """As fairseq's: a tensor that no cast reaches has the dtype of a buffer from the first call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = sines(LENGTH)
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.weights = self.weights.to(self._float_tensor)
+        return self.weights[: input.shape[1]]
+
+
+class GrowsInItsInputsDtype(nn.Module):
+    """As Baichuan's: what a longer sequence makes is cast last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 16
+        self.table = sines(self.rows)
+
+    def forward(self, x: torch.Tensor, seq_len: int) -> torch.Tensor:
+        if seq_len > self.rows:
+            self.rows = seq_len
+            self.table = sines(seq_len).to(x.dtype)
+        return self.table[:seq_len].to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (functools.partial(ChatGLM, DIM), (LENGTH,)),
+        (CastsItsTableLast, (torch.zeros(1, LENGTH),)),
+        (GrowsInItsInputsDtype, (torch.zeros(1, dtype=torch.bfloat16), LENGTH)),
+    ],
+)
+@pytest.mark.parametrize("has_run", [False, True])
+def test_what_is_right_until_a_forward_rounds_it_last_is_not_said_to_do_harm(
+    kind: Callable[[], nn.Module], arguments: tuple[object, ...], has_run: bool
+) -> None:
+    module = kind()
+    true = copy.deepcopy(module)(
+        *(one.float() if isinstance(one, torch.Tensor) else one for one in arguments)
+    )
+    module.to(torch.bfloat16)
+    if has_run:
+        module(*arguments)
+    report = safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM, dtype=torch.bfloat16), module))
+    assert (module(*arguments).float() - true).abs().max() <= 2.0**-8
+    assert "damaged" not in {one.severity for one in report.findings}, str(report)
