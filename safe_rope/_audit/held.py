@@ -119,6 +119,10 @@ def _nested(module: nn.Module, reference: Reference) -> Iterator[Held]:
             if is_told_alone(module, name, tensor):
                 yield Held(name, tensor, None, not is_frequency(name))
         return
+    notes = state_of(module).notes if is_protected(module) or is_pinned(module) else {}
+    for name, tensor in now.items():
+        if notes.get(name.partition(".")[0]) in UNKNOWN:
+            yield Held(name, tensor, None, not is_frequency(name))
     made = [dict(nested(module)) for module in reference.replayed_modules()] if now else []
     for name, (expected, finished) in rebuilt.nested(reference.path).items():
         if (current := now.get(name)) is not None:

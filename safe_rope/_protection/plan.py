@@ -22,8 +22,8 @@ from safe_rope._protection.probe import full_state
 from safe_rope._protection.rewrite import ProtectedModule, pin_module, protect_module, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications, around, of_pinned
-from safe_rope._recognition.explained import UNKNOWN, UNTOLD
-from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
+from safe_rope._recognition.holdings import get_table, nested
 from safe_rope._recognition.numbers import rounded_numbers
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import is_position_module
@@ -39,7 +39,7 @@ from safe_rope._recognition.tables import (
     uninitialized,
     unreadable,
 )
-from safe_rope._recognition.truths import is_understood, truths_of
+from safe_rope._recognition.truths import is_told_alone, is_understood, truths_of
 from safe_rope.frequencies import Bits
 from safe_rope.registry import find
 
@@ -152,8 +152,13 @@ def _prepare(
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}
     notes.update(dict.fromkeys(unreadable(module), UNREAD))
+    if reference.rebuilt is not None:
+        built = reference.rebuilt.nested(reference.path)
+        for name, tensor in nested(module):
+            if name not in built and is_told_alone(module, name, tensor):
+                notes[name.partition(".")[0]] = UNMADE
     if reference.rebuilt is not None and (not reference.plain or _casts_otherwise(stock_class(module))):
-        notes.update({name.partition(".")[0]: _NESTED for name in reference.rebuilt.nested(reference.path)})
+        notes.update({name.partition(".")[0]: _NESTED for name in built})
         if reference.rebuilt.elsewhere:
             notes["tables outside of it"] = _ELSEWHERE
     true = {

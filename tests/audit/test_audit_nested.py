@@ -148,3 +148,42 @@ class Untold(Turning):
 def test_what_no_constructor_tells_is_unknown() -> None:
     report = safe_rope.audit(nn.Sequential(Untold(DIM)))
     assert report.verdict == "unknown", str(report)
+
+
+class Remembers(nn.Module):
+    """Its forward keeps cos and sin for each length that it is called with."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.cache: dict[int, Pair] = {}
+        inverse = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float) / dim)
+        self.register_buffer("inv_freq", inverse, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x.shape[1]
+        if count not in self.cache:
+            phases = torch.outer(torch.arange(count).type_as(self.inv_freq), self.inv_freq)
+            self.cache[count] = phases.cos(), phases.sin()
+        cos, sin = self.cache[count]
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def test_tables_that_a_call_has_left_in_pairs_are_named_by_a_later_protect() -> None:
+    x = torch.randn(1, ROWS, DIM)
+    true, model = Remembers()(x), Remembers().bfloat16()
+    model(x.bfloat16())
+    with pytest.warns(PrecisionWarning, match="cache: its constructor does not make it"):
+        report = safe_rope.protect(model)
+    assert len(report.unprotected) == 1
+    assert (model(x.bfloat16()).float() - true).abs().max() > 0.5  # as in stock
+    assert safe_rope.audit(model).verdict == "unknown"
+
+
+def test_tables_that_a_protected_forward_leaves_in_pairs_are_its_own() -> None:
+    x = torch.randn(1, ROWS, DIM)
+    with safe_rope.guard():
+        model = Remembers().bfloat16()
+    true = Remembers()(x)
+    assert (model(x.bfloat16()).float() - true).abs().max() < 0.1
+    assert safe_rope.audit(model).ok

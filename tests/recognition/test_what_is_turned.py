@@ -407,3 +407,41 @@ def test_what_is_multiplied_and_not_turned_is_not_named() -> None:
     module = nn.Sequential(GainBeforeALayer(10)).to(BF16)
     assert safe_rope.audit(module).ok
     assert not safe_rope.protect(module).unprotected
+
+
+class DoubledInAList(nn.Module):
+    """Wavelengths that stand twice each in a list, beside weights, as in Transformer Hawkes processes."""
+
+    def __init__(self, buffered: bool) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+        vec = torch.tensor([math.pow(10000.0, 2.0 * (i // 2) / 16) for i in range(16)])
+        if buffered:
+            self.register_buffer("position_vec", vec, persistent=False)
+        else:
+            self.position_vec = vec
+
+    def forward(self, x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+        phase = times.unsqueeze(-1) / self.position_vec
+        encoded = torch.stack((phase[..., ::2].sin(), phase[..., 1::2].cos()), -1).flatten(-2)
+        return self.project(x) * 0 + encoded
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.contract
+def test_frequencies_that_stand_twice_in_a_list_are_exact_beside_weights(buffered: bool) -> None:
+    x, times = torch.randn(1, 400, 16), torch.arange(400)[None]
+    true = DoubledInAList(buffered)(x, times)
+
+    def made() -> nn.Module:
+        torch.set_default_dtype(BF16)
+        try:
+            return DoubledInAList(buffered).to(BF16)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    with safe_rope.guard() as session:
+        module = made()
+    assert not session.report.unprotected
+    assert (module(x.to(BF16), times).float() - true).abs().max() <= 2**-8
+    assert (made()(x.to(BF16), times).float() - true).abs().max() > 0.5
