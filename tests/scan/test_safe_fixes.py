@@ -797,12 +797,86 @@ def test_what_a_name_calls_is_as_certain_as_what_it_is_assigned(made: str, calle
         "(p := o)['dtype'] = torch.float64",
         "def g(p=o): p['dtype'] = torch.float64",
         "o.__ior__({'dtype': torch.float64})",
+        "p = o = dict(device=None); p['dtype'] = torch.float64",
+        "o = dict(**g())",
+        "from x import o",
     ],
 )
 def test_a_mapping_that_is_not_only_unpacked_may_hold_another_dtype(changes: str) -> None:
     source = "def f(n: int):\n    o = dict(device=None)\n    {}\n    return torch.arange(n, **o) / 3\n"
     assert safe(source.format("x = o['device'], {**o}"))
+    assert safe(source.format("x.a = x.b = o['device']").replace("**o", "**dict(device=None)"))
     assert not safe(source.format(changes))
+
+
+@pytest.mark.parametrize(
+    ("prepares", "otherwise"),
+    [
+        ("p(self.a)", "class N(M):\n    a = p(torch.arange, dtype=torch.float64)\n"),
+        (
+            "p(torch.arange)",
+            "try:\n    from x import p\nexcept ImportError:\n    from functools import partial as p\n",
+        ),
+        ("p(torch.arange)", "def p(f):\n    return g\n"),
+    ],
+)
+def test_what_a_partial_prepares_is_as_certain_as_its_parts(prepares: str, otherwise: str) -> None:
+    source = "from functools import partial as p\nclass M:\n    a = torch.arange\n    def f(self, n: int):\n"
+    source += f"        b = {prepares}\n        t = b(n) / 3\n"
+    assert safe(source)
+    assert not safe(source + otherwise)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "class B:\n    def g(self):\n        self.a = p\nclass M(B):\n    a = torch.arange\n",
+        "class B:\n    def g(self):\n        self.a = p\nclass M(B):\n"
+        "    def g(self):\n        self.a = torch.arange\n",
+        "@dataclass\nclass M:\n    a: Callable = torch.arange\n",
+    ],
+)
+def test_what_a_base_assigns_or_a_constructor_is_given_may_be_another_function(other: str) -> None:
+    method = "    def f(self, n: int):\n        t = self.a(n) / 3\n"
+    assert safe("class M:\n    a = torch.arange\n" + method)
+    assert not safe(other + method)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "class D(C):\n    def like(self):\n        return type(self)(2.5)\n",
+        "class D(C):\n    def like(self):\n        return self.__class__(2.5)\n",
+        "D = C\nD(2.5)\n",
+        "{'c': C}['c'](2.5)\n",
+        "partial(C, n=2.5)\n",
+        "def make(kind, n):\n    return kind(2.5)\nmake(C, 1)\n",
+    ],
+)
+def test_a_field_is_whole_only_where_all_that_may_construct_its_class_says_so(made: str) -> None:
+    method = "    def f(self):\n        return torch.arange(self.n, dtype=torch.float32)\n"
+    for source in (
+        f"@dataclass\nclass C:\n    n: int\n{method}",
+        f"class C:\n    def __init__(self, n: int):\n        self.n = n\n{method}",
+    ):
+        assert safe(source + made.replace("2.5", "2"))
+        assert not safe(source + made)
+
+
+def test_what_is_unpacked_through_several_functions_may_be_a_fraction() -> None:
+    source = "def f(n: int):\n    return torch.arange(n, dtype=torch.float32)\ndef g(*a):\n    return f(*a)\n"
+    source += "def h(*a):\n    return g(*a)\ndef i(*a):\n    return i(*a) + h(*a)\n"
+    assert safe(source + "i(2)\n")
+    assert not safe(source + "i(2.5)\n")
+
+
+@pytest.mark.parametrize(
+    "sets", ["setattr(sys.modules['m'], 'N', 2.5)", "sys.modules['m'].N = 2.5", "g = globals(); g['N'] = 2.5"]
+)
+def test_a_constant_that_is_set_as_an_attribute_of_its_module_is_not_known(sets: str) -> None:
+    source = "N = 600\ndef f():\n    return torch.arange(N, dtype=torch.float32)\n"
+    assert safe(source)
+    assert not safe(source + sets + "\n")
 
 
 def test_a_fix_writes_no_name_that_is_imported_later() -> None:

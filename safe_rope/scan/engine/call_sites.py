@@ -73,11 +73,8 @@ class CallSites:
                 self._supposed[id(scope)] = ([], self._of_objects)
             else:
                 named = [*self._calls(scope), *self._indirect(scope)]
-                calls = self._walk.calls
-                sites = [*calls.get("", ()), *calls.get("__call__", ())]
-                sites += [site for one in self._names_of(scope)[1:] for site in self._sites(calls, one)]
-                others = self._made(sites)
-                self._supposed[id(scope)] = ([one for one in named if not one.complete], others)
+                incomplete = [one for one in named if not one.complete]
+                self._supposed[id(scope)] = (incomplete, self._otherwise(scope))
         named, others = self._supposed[id(scope)]
         found = (call.argument(position, parameter) for call in others)
         given = [argument for argument in found if argument is not None]
@@ -85,14 +82,24 @@ class CallSites:
         given += self._packed(scope, parameter)
         return given + (self.items(parameter) if any(call.mapped for call in named) else [])
 
+    def _otherwise(self, scope: Scope) -> list[Call]:
+        """Return the calls of what may be a function, or a class, under another name or none."""
+        calls = self._walk.calls
+        sites = [*calls.get("", ()), *calls.get("__call__", ())]
+        sites += [site for one in self._names_of(scope)[1:] for site in self._sites(calls, one)]
+        return self._made(sites)
+
     def unpacked(self, calls: Iterable[Call]) -> list[Argument]:
         """Return what calls unpack, and what a function is called with that passes all of it on."""
         given = [one for call in calls for one in call.unpacked]
-        for one in given:
+        seen: set[int] = set()
+        for one in given:  # which grows
             scope = one.place.scope
             packed = scope.node.args.vararg if isinstance(scope.node, Function) else None
-            if packed is not None and getattr(one.value, "id", "") == packed.arg:
-                given = given + [some for call in self._calls(scope) for some in call.positional]
+            if packed is not None and getattr(one.value, "id", "") == packed.arg and id(scope) not in seen:
+                seen.add(id(scope))
+                for call in self._calls(scope):
+                    given += call.positional + call.unpacked
         return given
 
     def _packed(self, scope: Scope, parameter: str) -> list[Argument]:
@@ -143,13 +150,18 @@ class CallSites:
 
     def of_class(self, scope: Scope) -> list[Site]:
         """Return the calls of a class, and of those of the file that derive from it."""
-        names = {scope.name, "cls"}
+        names = {scope.name, "cls", "__class__"}
         waiting = [*names]
         while waiting:
             more = {one.name for one in self._names.children.get(waiting.pop(), ())} - names
             names |= more
             waiting += more
         return [site for name in names for site in self._walk.calls.get(name, ())]
+
+    def constructing(self, scope: Scope) -> list[Call]:
+        """Return the calls that may construct a class, and those that are given it."""
+        given = [call for one in self._names_of(scope) for call in self._after(one)]
+        return self._made(self.of_class(scope)) + given + self._otherwise(scope)
 
     def _calls(self, scope: Scope) -> list[Call]:
         if id(scope) not in self._known:

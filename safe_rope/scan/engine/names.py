@@ -158,10 +158,15 @@ class Names:
         return one in self._below(other) or other in self._below(one)
 
     def may_be_other(self, name: str, place: Place) -> bool:
-        """Say whether a name that a scope binds is also what it imports or defines, or what a star brings."""
+        """Say whether a name that a scope binds is also what it imports or defines, or what a star brings.
+
+        Or what something assigns to the module as its attribute.
+        """
         for scope in place.scope.upward():
             if found := scope.bindings.get(name):
-                late = scope is self.walk.module and found[-1].place.order < self.walk.starred
+                late = scope is self.walk.module and (
+                    found[-1].place.order < self.walk.starred or name in self.walk.written
+                )
                 defined = any(one.parent is scope for one in self.walk.functions.get(name, ()))
                 return late or defined or name in scope.imports
         return False
@@ -262,12 +267,14 @@ class Names:
         full = self.qualify(node, place)
         if not full and (prepared := self._partial(node, place, 0)) is not None:
             full = prepared.function
-        if full.partition(".")[0] != "torch":
+        if full.partition(".")[0] != "torch" and full != "functools.partial":
             return True
         if full.rpartition(".")[2] in self.walk.written or self._runs_text:
             return False
         if isinstance(node, ast.NamedExpr):
             return self.is_certain(node.value, place)
+        if isinstance(node, ast.Call):
+            return all(self.is_certain(one, place) for one in (node.func, *node.args[:1]))
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self":
             return self.is_certain(node.value, place)
         if isinstance(node, ast.Attribute):
@@ -275,7 +282,7 @@ class Names:
             below = [] if owner is None else self._below(owner)
             if self.writes(node.attr, owner) or any(node.attr in one.imports for one in below):
                 return False
-            bindings = self.attributes(node.attr, place)
+            bindings = [*dict.fromkeys(self.attributes(node.attr, place) + self.inherited(node.attr, place))]
         else:
             bindings = self.bindings(getattr(node, "id", ""), place)
         others = [one for one in bindings if not isinstance(one.value, ast.Constant)]
@@ -285,6 +292,8 @@ class Names:
         starred = starred and not bindings and name not in self.walk.imports
         if starred or name in self.walk.varied or self._defines(name) or len(others) > 1:
             return False
+        if any(one.annotation is not None and one.place.scope.kind == "class" for one in others):
+            return False  # a field, which the constructor is given
         return all(one.value is None or self.is_certain(one.value, one.place) for one in others)
 
     @cached_property
@@ -324,29 +333,38 @@ class Names:
             else:
                 unpacked = self._mapping(keyword.value, place)
                 call.keywords.update(unpacked or {})
-                call.mapped |= unpacked is None or (
-                    isinstance(keyword.value, ast.Name) and keyword.value.id in self._changed
-                )
+                call.mapped |= unpacked is None or self._may_change(keyword.value, place)
         call.complete &= not call.unpacked and not call.mapped
         return call
 
+    def _may_change(self, node: ast.expr, place: Place) -> bool:
+        """Say whether a variable may hold other items than those it is bound with."""
+        name = getattr(node, "id", "")
+        return name in self._changed or self.may_be_other(name, place)
+
     @cached_property
     def _changed(self) -> set[str]:
-        """The variables that are not only unpacked and asked for items: what they hold may change."""
+        """The variables that are not only unpacked and asked for items: what they hold may change.
+
+        So may what a statement assigns to others as well.
+        """
         nodes = [*ast.walk(self.walk.module.node)]
         read: set[int] = set()
+        changed: set[str] = set()
         for node in nodes:
             match node:
                 case ast.keyword(arg=None, value=of) | ast.Subscript(value=of, ctx=ast.Load()):
                     read.add(id(of))
                 case ast.Dict():
                     read.update(id(of) for key, of in zip(node.keys, node.values, strict=True) if key is None)
+                case ast.Assign(targets=[_, _, *_]):
+                    changed.update(one.id for one in node.targets if isinstance(one, ast.Name))
         loads = (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-        return {node.id for node in loads if id(node) not in read}
+        return changed | {node.id for node in loads if id(node) not in read}
 
     def item(self, node: ast.Subscript, place: Place) -> Argument | None:
         """Return what a variable's mapping, whose items nothing in the file changes, has by a literal key."""
-        if not isinstance(node.value, ast.Name) or node.value.id in self._changed:
+        if not isinstance(node.value, ast.Name) or self._may_change(node.value, place):
             return None
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
         return (self._mapping(node.value, place) or {}).get(str(key))
@@ -427,7 +445,7 @@ class Names:
             keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
             entries = list(zip(keys, node.values, strict=True))
         elif isinstance(node, ast.Call) and self.qualify(node.func, place) == "dict" and not node.args:
-            entries = [(word.arg, word.value) for word in node.keywords if word.arg]
+            entries = [(word.arg, word.value) for word in node.keywords]
         else:
             return None
         if not all(isinstance(key, str) for key, _ in entries):

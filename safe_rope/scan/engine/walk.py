@@ -141,7 +141,7 @@ class Walk:
             kind = type(node)  # isinstance takes longer, and there are a million nodes
             if kind is ast.Call or kind is ast.BinOp:
                 yield Site(node, ancestors, place)
-                if kind is ast.Call and getattr(node.func, "id", "") == "vars":
+                if kind is ast.Call and getattr(node.func, "id", "") in ("vars", "globals"):
                     self._hands_on(node, ancestors, place)
             elif kind is ast.Attribute:
                 name = getattr(node.value, "id", "")
