@@ -27,6 +27,7 @@ OF_TORCH = frozenset(vars(nn.Module()))
 """Names of the attributes that torch gives each module."""
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _KEYS = (str, int, float, enum.Enum)
+_KEYS_BESIDE = (tuple, torch.dtype, torch.device)  # of what nothing keeps, such as a cache by (length, dtype)
 _LONGEST = 256
 _DEEPEST = 1
 
@@ -52,7 +53,7 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and value of the tensors in containers inside of containers, where `entries` does not look.
 
-    Those in a closure of a function that the module keeps are among them.
+    Those in a closure of a function that the module keeps, or under a key that is a tuple, are among them.
     """
     for name, value in list(vars(module).items()):
         if type(value) is types.FunctionType:
@@ -61,8 +62,13 @@ def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         kind = _kind(type(value))  # type: ignore[arg-type]
         if kind in (None, _Kind.TENSOR) or name in OF_TORCH:
             continue
-        for key, inner in _items(value) if _may_be_looked_into(module, name, value, kind) else ():
+        if not _may_be_looked_into(module, name, value, kind):
+            continue
+        for key, inner in _items(value):
             yield from _inside(f"{name}.{key}", inner)
+        if isinstance(value, dict):
+            others = {str(key): inner for key, inner in dict.items(value) if isinstance(key, _KEYS_BESIDE)}
+            yield from _inside(name, others)
 
 
 def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:

@@ -67,6 +67,14 @@ class DeepInside(Turning):
         return held["cos"], held["sin"]
 
 
+class UnderATuple(Turning):
+    def make(self) -> None:
+        self.held = {(ROWS, "cpu"): rows(self.dim, ROWS)}
+
+    def tables(self) -> Pair:
+        return self.held[ROWS, "cpu"]
+
+
 class InAClosure(Turning):
     def make(self) -> None:
         pair = rows(self.dim, ROWS)
@@ -76,7 +84,7 @@ class InAClosure(Turning):
         return self.held()
 
 
-MAKERS = [InADict, InAList, DeepInside, InAClosure]
+MAKERS = [InADict, InAList, DeepInside, UnderATuple, InAClosure]
 
 
 def built(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -185,5 +193,50 @@ def test_tables_that_a_protected_forward_leaves_in_pairs_are_its_own() -> None:
     with safe_rope.guard():
         model = Remembers().bfloat16()
     true = Remembers()(x)
+    assert (model(x.bfloat16()).float() - true).abs().max() < 0.1
+    assert safe_rope.audit(model).ok
+
+
+class RemembersByDtype(nn.Module):
+    """Its forward keeps cos and sin under a tuple for each length and dtype that it is called with."""
+
+    def __init__(self, paired: bool) -> None:
+        super().__init__()
+        self.paired = paired
+        self.cache: dict[tuple[int, torch.dtype], Pair | torch.Tensor] = {}
+        inverse = 10000.0 ** (-torch.arange(0, DIM, 2, dtype=torch.float) / DIM)
+        self.register_buffer("inv_freq", inverse, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = x.shape[1], x.dtype
+        if key not in self.cache:
+            phases = torch.outer(torch.arange(key[0]).type_as(self.inv_freq), self.inv_freq)
+            cos, sin = phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+            self.cache[key] = (cos, sin) if self.paired else torch.stack((cos, sin))
+        cos, sin = self.cache[key]
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_tables_that_a_call_has_left_under_a_tuple_are_named_by_a_later_protect(paired: bool) -> None:
+    x = torch.randn(1, ROWS, DIM)
+    true, model = RemembersByDtype(paired)(x), RemembersByDtype(paired).bfloat16().float()
+    stock = model(x)
+    with pytest.warns(PrecisionWarning, match="cache: its constructor does not make it"):
+        report = safe_rope.protect(model)
+    assert len(report.unprotected) == 1
+    assert torch.equal(model(x), stock)
+    assert (stock - true).abs().max() > 0.1
+    assert safe_rope.audit(model).verdict == "unknown"
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_tables_that_a_protected_forward_leaves_under_a_tuple_are_its_own(paired: bool) -> None:
+    x = torch.randn(1, ROWS, DIM)
+    with safe_rope.guard() as session:
+        model = RemembersByDtype(paired).bfloat16()
+    assert not session.report.unprotected
+    true = RemembersByDtype(paired)(x)
     assert (model(x.bfloat16()).float() - true).abs().max() < 0.1
     assert safe_rope.audit(model).ok
