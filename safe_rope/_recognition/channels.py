@@ -74,7 +74,7 @@ def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
     """Find every channel of ``stock`` in ``own``, to the bit; None if one is not there.
 
     Frequencies that are the same do not tell which channel is whose, and others may be adopted later. Where
-    there are such, the one layout that fits is found, or nothing.
+    there are such, the one layout that fits is found, or nothing; of merged axes nothing.
 
     Args:
         stock: cos and sin of the stock module, [(axes,) batch, positions, channels].
@@ -98,10 +98,10 @@ def match(stock: Tables, own: Tables, axes: bool) -> Channels | None:
         places = equal.int().argmax(1).tolist()  # the first of each
         several = bool((equal.sum(1) > 1).any())
     frequencies = own[0].shape[-1]
-    if several and not merged:
+    if several:
         orders = {order for order in _layouts(frequencies).values() if len(order) == len(places)}
         fitting = [order for order in orders if all(equal[range(len(order)), order].tolist())]
-        return Channels(fitting[0]) if len(fitting) == 1 else None
+        return Channels(fitting[0]) if len(fitting) == 1 and not merged else None
     order = tuple(place % frequencies for place in places)
     return Channels(order, tuple(place // frequencies for place in places) if merged else None)
 

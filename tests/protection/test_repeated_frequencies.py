@@ -63,3 +63,33 @@ def test_frequencies_that_are_put_there_later_are_in_their_channels(
     x, positions = torch.zeros(1, 3, 4), torch.tensor([[0, 1, 50]])
     for answer, true in zip(rotary(x, positions), stock(x, positions), strict=True):
         assert torch.equal(answer, true)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("start", STARTS)
+def test_where_axes_are_merged_such_frequencies_tell_no_axis_either(start: str) -> None:
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = CONFIG
+            self.register_buffer("inv_freq", STARTS[start].clone(), persistent=False)
+
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            phase = _of_axes_in_turn(position_ids[:, :, :, None].float() * self.inv_freq.float())
+            return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+    stock = Rotary()
+    with safe_rope.guard(tables="fp32"):
+        rotary = nn.ModuleDict({"rotary_emb": Rotary()})["rotary_emb"]
+    stock.inv_freq.copy_(USUAL)
+    rotary.inv_freq.copy_(USUAL)
+    x, positions = torch.zeros(1, 3, 4), torch.tensor([[[0, 1, 50]], [[0, 7, 9]], [[3, 2, 11]]])
+    for answer, true in zip(rotary(x, positions), stock(x, positions), strict=True):
+        assert torch.equal(answer, true)
+
+
+def _of_axes_in_turn(phase: Tensor) -> Tensor:
+    merged = phase[0].clone()
+    for axis in (1, 2):
+        merged[..., axis::3] = phase[axis][..., axis::3]
+    return torch.cat((merged, merged), dim=-1)
