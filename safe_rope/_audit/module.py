@@ -289,7 +289,9 @@ class ModuleAuditor:
         self.report.tables[self.table_name(layer_type)] = answers.tables()
         if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
             said = NOT_AS_BUILT
-            is_told = answers.is_told() and not stands_around(self.module, built)
+            rebuilt = self.reference.rebuilt
+            is_filled = rebuilt is None or not rebuilt.empty(self.reference.path)
+            is_told = is_filled and answers.is_told() and not stands_around(self.module, built)
             severity: Severity = "damaged" if is_told else "unknown"
             self.add("forward", severity, said, "forward", **errors.measured())
         if errors.damaged or is_protected(self.module):

@@ -328,3 +328,32 @@ def test_integers_that_nobody_can_compare_are_left_alone(kind: str) -> None:
     kept = torch.nested.nested_tensor(list(rows)) if kind == "nested" else getattr(rows, kind)()
     module.register_buffer("edges", kept, persistent=False)
     assert not safe_rope.audit(module).findings
+
+
+class Later(nn.Module):
+    """Its constructor makes memory, and whoever holds it fills that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.empty(DIM // 2), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phase = position_ids[..., None].float() * self.inv_freq.float()
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+class Filling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Later()
+        with torch.no_grad():
+            self.rotary.inv_freq.copy_(10000.0 ** -(torch.arange(0, DIM, 2).float() / DIM))
+
+
+@pytest.mark.contract
+def test_answers_of_memory_that_another_fills_are_unknown_and_not_damaged() -> None:
+    made = [(torch.linspace(1, 0, DIM // 2) * 7).clone() for _ in range(64)]
+    model = Filling()
+    del made  # what torch.empty gets again
+    assert safe_rope.audit(model).verdict == "unknown"
+    assert safe_rope.audit(model.bfloat16()).verdict != "ok"
