@@ -383,9 +383,10 @@ class ModuleAuditor:
         stock: Any = stock_class(self.module)
         if is_compared_with_fp32(one.what, stock):
             return MAY_MAKE_ANEW
-        # A cast of the module reaches buffers alone.
+        # A cast of the module reaches buffers alone, and frequencies or phases are not what comes last.
         is_put = one.what not in self.module._buffers and one.what in bytecode.changed_by_forward(stock)
-        return ROUNDED_LAST if is_put and one.where == "module cast" else None
+        is_last = one.where == "module cast" and one.cos_error is not None
+        return ROUNDED_LAST if is_put and is_last else None
 
     def _excuse_unread(self) -> None:
         """Call damaged tables a note where forward, which answers right, does so without their numbers."""

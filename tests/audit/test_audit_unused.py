@@ -274,3 +274,30 @@ def test_what_is_right_until_a_forward_rounds_it_last_is_not_said_to_do_harm(
     report = safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM, dtype=torch.bfloat16), module))
     assert (module(*arguments).float() - true).abs().max() <= 2.0**-8
     assert "damaged" not in {one.severity for one in report.findings}, str(report)
+
+
+class CastsWhatItTurns(nn.Module):
+    """Rounds, where a buffer is of 16 bits, frequencies or phases that it takes sines of afterwards."""
+
+    def __init__(self, has_phases: bool) -> None:
+        super().__init__()
+        rates = 10000.0 ** (-torch.arange(DIM // 2).float() / (DIM // 2))
+        self.rates = torch.outer(torch.arange(LENGTH).float(), rates) if has_phases else rates
+        self.has_phases = has_phases
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.rates = self.rates.to(self._float_tensor)
+        phases = self.rates.float()
+        if not self.has_phases:
+            phases = torch.outer(torch.arange(input.shape[1]).float(), phases)
+        return torch.cat((phases.sin(), phases.cos()), -1)
+
+
+@pytest.mark.parametrize("has_phases", [False, True])
+def test_frequencies_and_phases_that_a_forward_rounds_and_turns_do_harm(has_phases: bool) -> None:
+    module, given = CastsWhatItTurns(has_phases), torch.zeros(1, LENGTH)
+    true = copy.deepcopy(module)(given)
+    module.to(torch.bfloat16)
+    assert (module(given) - true).abs().max() > 0.1
+    assert safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM), module)).verdict == "damaged"

@@ -52,7 +52,15 @@ def test_a_config_that_is_none(
 
 
 def test_a_folder_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds no config.json" in fails(capsys, str(tmp_path))
+    assert "holds no config.json; give a checkpoint folder" in fails(capsys, str(tmp_path))
+    weights = tmp_path / "checkpoint-10" / "global_step10"  # as Trainer and DeepSpeed write them
+    weights.mkdir(parents=True)
+    (weights.parent / "config.json").write_text("{}")
+    for folder in (tmp_path, weights):
+        assert f"holds no config.json; give {weights.parent}" in fails(capsys, str(folder))
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-2-7b"}')
+    said = fails(capsys, str(tmp_path))
+    assert said.endswith("holds no config.json; give the model that it adapts: meta-llama/Llama-2-7b")
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,15 @@ def test_tables_of_the_same_name_are_compared_whatever_the_others_are_called(
     assert [module["first_beyond"] for module in found["modules"]] == [None, None]
 
 
+def test_layers_of_other_names_are_compared_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    one = [f"h.{layer}.rope" for layer in range(12)]
+    other = [f"layers.{layer}.rope" for layer in range(1, 13)]
+    found = between(tmp_path, one, other)
+    assert [module["name"] for module in found["modules"]] == [
+        f"{a} / {b}" for a, b in zip(one, other, strict=True)
+    ]
+
+
 def test_a_table_without_a_position_that_others_have_is_named(tmp_path: Path) -> None:
     long, short = (
         {"positions": torch.arange(n), "cos": torch.ones(n, 2), "sin": torch.zeros(n, 2)} for n in (64, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,14 @@ def _paired(
         )
     pairs = [(name, name) for name in first if name in second]
     # A dump holds them in the order of their letters.
-    pairs += zip(sorted(first.keys() - second.keys()), sorted(second.keys() - first.keys()), strict=True)
+    lone = [sorted(side.keys() - dict(pairs).keys(), key=_counted) for side in (first, second)]
+    pairs += zip(*lone, strict=True)
     return [(a if a == b else f"{a} / {b}", first[a], second[b]) for a, b in pairs]
+
+
+def _counted(name: str) -> list[str | int]:
+    """What to sort a name by so that layer 2 comes before layer 10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
 def _difference(

@@ -24,6 +24,7 @@ DTYPES = {
 # The sections of a DeepSpeed config that decide over position tables.
 _DECISIVE = ("zero_optimization", "bf16", "bfloat16", "fp16")
 _LONGEST_DUMP = 16_384
+_NAMED = 3
 _HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.safetensors)$")
 _DEVICE = re.compile(r"^(cpu|cuda|xpu|mps|npu|hpu)(:\d+)?$")
 
@@ -105,12 +106,22 @@ def load_model_config(path: str) -> dict[str, Any]:
         file = cached
     if file.is_dir():
         if not (file / "config.json").is_file():
-            raise ConfigError(f"{path} holds no config.json; give a checkpoint folder or a config.json")
+            raise ConfigError(f"{path} holds no config.json; give {_instead_of(file)}")
         file /= "config.json"
     config = _json_object(file, "a checkpoint folder or a config.json")
     if not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{file} names no model_type, so its architecture cannot be told; add one")
     return config
+
+
+def _instead_of(folder: Path) -> str:
+    """What to give in the place of a folder without a ``config.json``, as far as its files tell."""
+    adapter = folder / "adapter_config.json"
+    base = _json_object(adapter, "PEFT's").get("base_model_name_or_path") if adapter.is_file() else None
+    if base:
+        return f"the model that it adapts: {base}"
+    near = sorted(folder.glob("*/config.json")) or [*folder.resolve().parent.glob("config.json")]
+    return " or ".join(str(file.parent) for file in near[:_NAMED]) or "a checkpoint folder or a config.json"
 
 
 def _in_hub_cache(name: str) -> Path | None:
