@@ -111,10 +111,10 @@ def refuse_outside(engine: Any, gather: Gather, dtype: torch.dtype) -> None:
     # Dynamo takes a compiled model that it meets here for the module within: it must not meet ``model``.
     def refuse(module: nn.Module, within: bool) -> None:
         traced = torch.compiler.is_compiling()
-        # Dynamo breaks its graph where it is asked for a backward.
-        if _is_low(device, dtype) or (traced and within) or is_backward():
+        # Dynamo breaks its graph where it is asked for a backward, and cannot where it must be whole.
+        if _is_low(device, dtype) or (traced and within) or not gather.rounded or is_backward():
             return
-        if gather.rounded and (traced or _is_outermost(module, model, ours)):
+        if traced or _is_outermost(module, model, ours):
             raise PrecisionError(_message(f"it, or a part of it, is called without autocast to {dtype}"))
 
     def check(module: nn.Module, *_: Any) -> None:

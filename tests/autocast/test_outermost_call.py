@@ -133,6 +133,14 @@ def test_what_torch_compile_makes_of_a_model_is_called_as_the_model() -> None:
     assert_refused(lambda: model.second(X))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_whole_graph_of_a_part_with_exact_weights_is_called_outside_of_autocast() -> None:
+    model = Island(None)
+    truth = model.second(X)
+    watched(model).restore()
+    assert torch.equal(torch.compile(model.second, backend="eager", fullgraph=True)(X), truth)
+
+
 @pytest.mark.contract
 def test_torch_jit_script_of_a_part_says_what_to_do() -> None:
     model = Island(None)
