@@ -82,6 +82,8 @@ class Conduct(NamedTuple):
     """They, or what helps them, ask for FP32 or more, maybe of a table."""
     stores: bool
     """They may change what is kept between two calls."""
+    keeps: bool
+    """``forward``, or what it calls or reads, may."""
     writes: bool
     """They may write to what they are given."""
     multiplies: bool
@@ -347,6 +349,7 @@ def _conduct(cls: Any) -> Conduct:
         widens=bool(called & {"float", "float32"}) and names.isdisjoint({"type_as", "dtype"}),
         asks_for_fp32=not _WIDE.isdisjoint(names | called),
         stores=any(map(_changes_what_is_kept, codes)) or _keeps_properties(cls),
+        keeps=any(_changes_what_is_kept(one.__code__) for one in _may_call(cls)) or _keeps_properties(cls),
         writes=any(map(writes_to_arguments, codes)),
         multiplies=bool((names | _all_names(helping)) & PRODUCTS) or any(map(_has_at, with_helpers)),
         attends=bool(names & _ATTENTION),
@@ -354,6 +357,14 @@ def _conduct(cls: Any) -> Conduct:
         asks_dtypes=not called.isdisjoint({"type_as", "dtype"}),
         compares_dtypes=any(_compares_dtypes(one.__code__) for one in reached_by_forward(cls)),
     )
+
+
+def _may_call(cls: type) -> Iterator[types.FunctionType]:
+    """Yield what forward and properties call, and what has the same names in the bases."""
+    called = [*_called(cls)]
+    names = _all_names(called)
+    also = [one for name, every in methods_by_name(cls).items() if name in names for one in every]
+    return _reached(by_name(cls), [*called, *also], beside=True)
 
 
 def _compares_dtypes(code: types.CodeType) -> bool:

@@ -27,7 +27,7 @@ _SEEN_THROUGH = (torch.Tensor, torch.dtype, torch.device, torch.Size, bool, int,
 def may_run_twice(call: Call) -> bool:
     """Whether running the forward twice is running it once: it keeps, draws and counts nothing."""
     state = call.state
-    acts = state.code.stores or state.acts or call.module._modules
+    acts = state.code.keeps or state.acts or call.module._modules
     return not (acts or hides_tensors(call.args, call.kwargs))
 
 
@@ -59,7 +59,7 @@ def run_once(call: Call, low: list[str]) -> Any:
     if hides_tensors(call.args, call.kwargs):
         tell(state.owner, "tables", _given(call, torch.bfloat16))
     # What it keeps of its arguments, or in their dtype, is not to be in FP32.
-    keeps = state.code.stores or call.module._modules
+    keeps = state.code.keeps or call.module._modules
     result = call.on(call.module) if keeps else call.in_fp32(call.module)
     nominal = [state.nominal[name] for name in low if state.nominal[name] in LOW]
     dtype = _given(call, nominal[0] if nominal else None)
@@ -114,7 +114,7 @@ def on_shown(call: Call, *, marked: bool) -> Any:
     """Run a call on the tables of the stock model's dtypes, or on marked ones; put the true ones back."""
     # No context manager: Dynamo before torch 2.5 takes none that is made of a generator.
     module, state = call.module, call.state
-    if torch.compiler.is_dynamo_compiling() and state.is_shown and not state.code.stores:
+    if torch.compiler.is_dynamo_compiling() and state.is_shown and not state.code.keeps:
         # Dynamo takes no change of a module inside of `torch.utils.checkpoint`.
         state.runner.shows_in_graph = "marked" if marked else "stock"
         result = call.on(module)

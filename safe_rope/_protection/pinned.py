@@ -197,7 +197,7 @@ class PinnedState(Keeper):
         """Forget what is known of the forward of a class that somebody has given another one since."""
         if self.patch is not forward:
             self.patch, self.runner = forward, stand_ins.Runner()
-            self.code = self.code._replace(counts=True, computes=True, stores=True, turns=True)
+            self.code = self.code._replace(counts=True, computes=True, stores=True, keeps=True, turns=True)
 
     # ------------------------------------------------------------------ copies
 
