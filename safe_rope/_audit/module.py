@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from safe_rope._audit.another_config import (
     CHANGED,
-    NOT_AS_BUILT,
     doubted,
     keeps_another,
     may_be_frequencies,
 )
-from safe_rope._audit.answers import Answers, grown, may_be_made_anew, served
-from safe_rope._audit.around import is_of_constructors, stands_around
+from safe_rope._audit.answers import may_be_made_anew
+from safe_rope._audit.around import is_of_constructors
+from safe_rope._audit.as_built import AsBuiltAuditor
 from safe_rope._audit.asked import told_by_forward
 from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, is_written_to
-from safe_rope._audit.embedding import EmbeddingAuditor, usual_positions
-from safe_rope._audit.forward import call, device_of, isolated
-from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
+from safe_rope._audit.embedding import EmbeddingAuditor
+from safe_rope._audit.forward import call, isolated
+from safe_rope._audit.held import fill_as_loaded, held_tables
 from safe_rope._audit.left import judged
-from safe_rope._audit.reference import TOLERANCE, Errors, PhaseReference, compare, relative_error
+from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
@@ -46,7 +46,7 @@ from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD
-from safe_rope._recognition.holdings import entries, get_table
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
 from safe_rope._recognition.tables import (
@@ -60,7 +60,6 @@ from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import _installed, plain
 
-_LONGEST = 2**20
 _GIVES_NAN = "its constructor gives NaN there by now, which tells nothing"
 
 
@@ -72,6 +71,7 @@ class ModuleAuditor:
         module: what is measured: the module, or a copy of it.
         reference: what its constructor makes.
         patch: what covers it, or None.
+        classes: those of the model's modules.
         dtypes: those that its activations may have, the smallest first.
         result: the module's entry in the report, which has it if there is something to measure.
         findings: what was found about this module so far.
@@ -97,7 +97,7 @@ class ModuleAuditor:
             self.module = _as_settled(module)
         self.reference = reference
         self.patch = patch
-        self._classes = classes  # of the model's modules
+        self.classes = classes
         self.dtypes: tuple[torch.dtype, ...] = (torch.float32,)
         self.findings: list[Finding] = []
         self.wrappers: list[nn.Module] = []
@@ -216,7 +216,11 @@ class ModuleAuditor:
         """Measure what forward answers; return the names of the tables that were measured with it."""
         formula = self._formula(layer_type, tables, convention)
         if formula is None:
-            return self._audit_answers(layer_type, asked, convention, tables)
+            beside = AsBuiltAuditor(self, layer_type, asked, convention)
+            beside.run(tables)
+            self._unanswered = beside.unanswered or self._unanswered
+            self._rewritten |= beside.rewritten
+            return beside.names
         auditor = EmbeddingAuditor(self, formula, asked)
         auditor.run()
         return auditor.names
@@ -262,100 +266,10 @@ class ModuleAuditor:
         call(duplicate, formula, [0, 1], torch.float32, owned=True)
         return get_table(duplicate, name) is not before
 
-    def _audit_answers(
-        self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]
-    ) -> set[str]:
-        """Measure what forward answers; return the names of the tables that it makes anew, and correctly.
-
-        A table that forward makes anew for more positions only is measured as it was made for its rows.
-        """
-        built = self.reference.module
-        if built is None or device_of(self.module) is None:
-            return set()
-        try:
-            answers, errors = self._answers(built, layer_type, asked, convention)
-        except UnansweredError as error:
-            self._unanswered = error
-            return set()
-        anew: set[str] = set()
-        if errors.damaged:
-            served_alike = self._answers_once_served(built, layer_type, asked, convention)
-            alike = next((one for one in served_alike if not one[2].damaged), None)
-            if alike is not None:
-                built, answers, errors = alike
-                told = (one for one in tables.values() if one.expected is not None)
-                anew = {one.name for one in told if _is_as(one, get_table(built, one.name))}
-        self.result.rows += errors.rows(layer_type)
-        self.report.tables[self.table_name(layer_type)] = answers.tables()
-        if errors.damaged and not any(finding.severity == "damaged" for finding in self.findings):
-            said = NOT_AS_BUILT
-            rebuilt = self.reference.rebuilt
-            is_filled = rebuilt is None or not rebuilt.empty(self.reference.path)
-            is_told = is_filled and answers.is_told() and not stands_around(self.module, built)
-            severity: Severity = "damaged" if is_told else "unknown"
-            self.add("forward", severity, said, "forward", **errors.measured())
-        if errors.damaged or is_protected(self.module):
-            return set()
-        longest = int(answers.positions.max()) + 1
-        asked_of, end = (built, KEPT) if is_pinned(self.module) else (self.module, "")
-        self._rewritten |= answers.rewritten - self.module._buffers.keys()
-        unread = {name for name in answers.rewritten if is_unread(asked_of, name, layer_type, longest)}
-        anew |= {f"{name}{end}" for name in unread}
-        others = (stock_class(self.module), self._classes)
-        anew |= {name for name in unread if end and not is_read_beside_forward(name, *others)}
-        for name in answers.rewritten:
-            held = tables.get(f"{name}{end}")
-            if held is None or held.name in anew:
-                continue
-            for rows in _noted_lengths(self.module, built):
-                made = grown(built, name, rows, layer_type)
-                if _is_as(held, made):
-                    anew.add(held.name)
-            if held.actual is not None and held.expected is not None and held.actual.dim() > 1:
-                true = grown(built, name, held.actual.shape[-2], layer_type)
-                if true is not None and held.actual.shape[-2] > held.expected.shape[-2]:
-                    tables[held.name] = held._replace(expected=true)
-        return anew
-
-    def _answers(
-        self, built: nn.Module, layer_type: str | None, asked: list[int] | None, convention: Convention
-    ) -> tuple[Answers, Errors]:
-        """Ask for positions, and measure: by default the usual ones, or those that the tables have rows for.
-
-        Raises:
-            UnansweredError: forward raises, or returns something other than values for each position.
-
-        """
-        positions = asked or usual_positions(self.result.max_position_embeddings or 2048)
-        try:
-            answers = Answers(self.module, built, convention, layer_type, positions)
-        except UnansweredError:
-            tables = [t for _, t in entries(built) if isinstance(t, Tensor) and t.dim() > 1]
-            rows = min((len(table) for table in tables), default=0)
-            within = sorted({p for p in positions if p < rows} | {rows - 1})
-            if asked or rows < 2:
-                raise
-            answers = Answers(self.module, built, convention, layer_type, within)
-        if is_pinned(self.module):
-            answers.allow_rounding()  # its tables are exact, and it returns what the stock model is to get
-        return answers, answers.errors()
-
-    def _answers_once_served(
-        self, built: nn.Module, layer_type: str | None, asked: list[int] | None, convention: Convention
-    ) -> Iterator[tuple[nn.Module, Answers, Errors]]:
-        """Yield the constructor's own module after each length that this one notes, and `_answers` to it."""
-        for rows in _noted_lengths(self.module, built):
-            try:
-                other = served(built, rows, layer_type)
-                answers, errors = self._answers(other, layer_type, asked, convention)
-            except UnansweredError:
-                continue
-            yield other, answers, errors
-
     def _doubt_what_stands_around(self) -> None:
         """Say of a module that could not be asked that what is around its forward may round or repair."""
         has_weights = next(self.module.parameters(), None) is not None
-        if has_weights or is_of_constructors(self.module, self._classes):
+        if has_weights or is_of_constructors(self.module, self.classes):
             return
         said = "hooks, or what stands in the place of its forward, may change what it answers"
         self.findings = [
@@ -399,7 +313,7 @@ class ModuleAuditor:
         longest = max(row.position for row in rows) + 1
         for at, one in enumerate(findings):
             is_off = one.severity == "damaged" or one.source == CHANGED
-            if not is_off or is_read_beside_forward(one.what, stock, self._classes):
+            if not is_off or is_read_beside_forward(one.what, stock, self.classes):
                 continue
             if all(is_unread(self.module, one.what, kind, longest) for kind in kinds):
                 said = f"{one.source}; forward does not use it"
@@ -455,7 +369,7 @@ class ModuleAuditor:
             if said is None:
                 self._is_of_another, certain, cause = True, False, cause._replace(said=CHANGED)
         severity: Severity = "damaged" if certain else "unknown"
-        if only_tells_its_dtype(held.name, stock_class(self.module), self._classes):
+        if only_tells_its_dtype(held.name, stock_class(self.module), self.classes):
             is_kind = actual.dtype == expected.dtype
             severity, end = ("note", "") if is_kind else ("unknown", IN_WHICH)
             cause = cause._replace(said=f"{cause.said}; nothing reads more than its dtype{end}")
@@ -487,22 +401,6 @@ class ModuleAuditor:
                 "precision; call safe_rope.protect(model) again after whatever replaces it"
             )
             self.add("application", "unknown", said, "application")
-
-
-def _noted_lengths(module: nn.Module, built: nn.Module) -> Iterator[int]:
-    """Yield the whole numbers that a module notes and its constructor does not, as lengths it has served."""
-    for name, value in vars(module).items():
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
-            value = value.item()
-        if type(value) is int and 1 < value < _LONGEST and vars(built).get(name) != value:
-            yield value
-
-
-def _is_as(held: Held, made: object) -> bool:
-    """Whether a table holds the very numbers that another module has made."""
-    actual = held.actual
-    there = isinstance(made, Tensor) and actual is not None and not (made.is_meta or actual.is_meta)
-    return there and torch.equal(plain(actual).detach().cpu(), plain(made).detach().cpu())
 
 
 def _is_in_usual_order(module: nn.Module) -> bool:
