@@ -29,9 +29,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def built(start: str, layout: str) -> Any:
-    arrange = LAYOUTS[layout]
-
+def built(start: str, arrange: Callable[[Tensor], Tensor]) -> Any:
     class Rotary(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -52,10 +50,10 @@ def built(start: str, layout: str) -> Any:
 def test_frequencies_that_are_put_there_later_are_in_their_channels(
     start: str, layout: str, *, inside: bool
 ) -> None:
-    stock = built(start, layout)
+    stock = built(start, LAYOUTS[layout])
     stock.inv_freq.copy_(USUAL)
     with safe_rope.guard(tables="fp32"):
-        rotary = nn.ModuleDict({"rotary_emb": built(start, layout)})["rotary_emb"]
+        rotary = nn.ModuleDict({"rotary_emb": built(start, LAYOUTS[layout])})["rotary_emb"]
         if inside:
             rotary.inv_freq.copy_(USUAL)
     if not inside:
@@ -68,19 +66,9 @@ def test_frequencies_that_are_put_there_later_are_in_their_channels(
 @pytest.mark.contract
 @pytest.mark.parametrize("start", STARTS)
 def test_where_axes_are_merged_such_frequencies_tell_no_axis_either(start: str) -> None:
-    class Rotary(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = CONFIG
-            self.register_buffer("inv_freq", STARTS[start].clone(), persistent=False)
-
-        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-            phase = _of_axes_in_turn(position_ids[:, :, :, None].float() * self.inv_freq.float())
-            return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
-
-    stock = Rotary()
+    stock = built(start, _of_axes_in_turn)
     with safe_rope.guard(tables="fp32"):
-        rotary = nn.ModuleDict({"rotary_emb": Rotary()})["rotary_emb"]
+        rotary = nn.ModuleDict({"rotary_emb": built(start, _of_axes_in_turn)})["rotary_emb"]
     stock.inv_freq.copy_(USUAL)
     rotary.inv_freq.copy_(USUAL)
     x, positions = torch.zeros(1, 3, 4), torch.tensor([[[0, 1, 50]], [[0, 7, 9]], [[3, 2, 11]]])
