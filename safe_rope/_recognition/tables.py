@@ -245,17 +245,20 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
 
     ``cls`` is None where nobody knows whose code reads it.
     """
-    may_be_turned = bool(origin & Origin.COUNTED) or (tensor.dim() == 1 and rises_or_falls(tensor))
     if cls is None:
-        return bool(origin & Origin.FINISHED) or not (is_frequency(name) or may_be_turned)
+        return bool(origin & Origin.FINISHED) or not (is_frequency(name) or _may_count(origin, tensor))
     facts = bytecode.facts(cls)
     if origin & Origin.FINISHED:
         return not (_FREQUENCIES.search(name) and facts.turns)
     if is_frequency(name):
         return False
-    may_be_turned |= is_progression(tensor) or are_phases(tensor, EXACT)
+    may_be_turned = _may_count(origin, tensor) or is_progression(tensor) or are_phases(tensor, EXACT)
     by_another = facts.counts and falls_from_one(tensor)  # which takes sines of what this class returns
     return not (may_be_turned and (facts.turns or facts.turns_counts or by_another))
+
+
+def _may_count(origin: Origin, tensor: torch.Tensor) -> bool:
+    return bool(origin & Origin.COUNTED) or (tensor.dim() == 1 and rises_or_falls(tensor))
 
 
 def is_frequency(name: str) -> bool:

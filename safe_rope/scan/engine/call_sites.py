@@ -30,6 +30,7 @@ class CallSites:
         self._passed: dict[int, set[str]] = {}  # of a scope, the names that it does more with than call them
         # Of a function, the calls with something unpacked, and those that may be of it.
         self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
+        self._constructing: dict[int, list[Call]] = {}
 
     def arguments(self, scope: Scope, parameter: str, *, indirect: bool = False) -> list[Argument]:
         """Return the arguments that calls give to a parameter.
@@ -148,7 +149,7 @@ class CallSites:
             )
         return position
 
-    def of_class(self, scope: Scope) -> list[Site]:
+    def _of_class(self, scope: Scope) -> list[Site]:
         """Return the calls of a class, and of those of the file that derive from it."""
         names = {scope.name, "cls", "__class__"}
         waiting = [*names]
@@ -159,9 +160,15 @@ class CallSites:
         return [site for name in names for site in self._walk.calls.get(name, ())]
 
     def constructing(self, scope: Scope) -> list[Call]:
-        """Return the calls that may construct a class, and those that are given it."""
-        given = [call for one in self._names_of(scope) for call in self._after(one)]
-        return self._made(self.of_class(scope)) + given + self._otherwise(scope)
+        """Return the calls that may construct a class or copy an object of it, and those given the class."""
+        if id(scope) not in self._constructing:
+            copying = [site for name in ("replace", "_replace") for site in self._walk.calls.get(name, ())]
+            calls = self._made([*copying, *self._of_class(scope)]) + self._given_it(scope)
+            self._constructing[id(scope)] = calls + self._otherwise(scope)
+        return self._constructing[id(scope)]
+
+    def _given_it(self, scope: Scope) -> list[Call]:
+        return [call for one in self._names_of(scope) for call in self._after(one)]
 
     def _calls(self, scope: Scope) -> list[Call]:
         if id(scope) not in self._known:
@@ -173,9 +180,9 @@ class CallSites:
         owner = scope.parent if scope.name == "__init__" else None
         sites: list[Site] = []
         if owner is not None:
-            sites = [*self.of_class(owner), *self._walk.calls.get("__init__", ())]
+            sites = [*self._of_class(owner), *self._walk.calls.get("__init__", ())]
         calls = self._made(sites)
-        return calls + [call for one in self._names_of(scope) for call in self._after(one)]
+        return calls + self._given_it(scope)
 
     def _after(self, alias: Alias) -> list[Call]:
         """Return the calls that are given something of a name, with what is given after it."""

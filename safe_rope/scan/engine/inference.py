@@ -290,9 +290,7 @@ class Inference:
         scope = binding.place.scope
         if scope.kind != "class" or annotated.floating is not False:
             return False
-        calls = [site for name in ("replace", "_replace") for site in self.walk.calls.get(name, ())]
-        made = [self.names.call(one.node, one.place) for one in calls if isinstance(one.node, ast.Call)]
-        made += self._call_sites.constructing(scope)
+        made = self._call_sites.constructing(scope)
         given = [one for call in made for one in (*call.positional, *call.keywords.values())]
         given += self._call_sites.unpacked(made)
         if any(call.mapped for call in made):

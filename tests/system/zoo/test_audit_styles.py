@@ -54,7 +54,9 @@ UNPROVEN = {
     "complex exponentials of a low default dtype": {"ComplexExponential"},
     "made anew by a forward that cannot be asked, where they are not FP32": {"FlashRotary", "ChatGLM"},
     "sines that a forward puts, and may have rounded last": {
-        *("ConformerRelative", "ExtendedByItsForward", "AddedFromAnAttribute"),
+        "ConformerRelative",
+        "ExtendedByItsForward",
+        "AddedFromAnAttribute",
     },
 }
 # Their tables are on meta, where no list of a module's tensors has them, or are one number.
