@@ -47,7 +47,7 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
     help="What the model is loaded in and cast to (default: DeepSpeed's, the config's, or bfloat16).",
 )
 @click.option("--positions", callback=read_positions, metavar="0,1,…", help="Measure at these positions.")
-@click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure up to N.")
+@click.option("--max", "longest", type=click.IntRange(1, LONGEST), metavar="N", help="Measure below N.")
 @click.option("--guard", is_flag=True, help="Judge the guarded model: exit 1 only if that is damaged.")
 @click.option("--path", "judged", multiple=True, metavar="PART", help="Judge the load paths named like that.")
 @click.option("--strict", is_flag=True, help="Exit 1 also if some tables cannot be judged.")
@@ -60,7 +60,8 @@ def read_positions(context: click.Context, parameter: click.Parameter, value: st
 def command(context: click.Context, /, **options: Any) -> None:
     """Measure the position tables of a model on every load path, stock and inside safe_rope.guard().
 
-    MODEL is a checkpoint folder or a config.json; no weights are read. A skeleton of the model, with one
+    MODEL is a checkpoint folder, a config.json, or a name in the local Hugging
+    Face cache; no weights are read. A skeleton of the model, with one
     layer of each kind, is measured against float64 with the installed versions. It goes through the load
     paths that the DeepSpeed config implies, or without one through those of transformers alone.
 

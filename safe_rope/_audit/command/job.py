@@ -47,8 +47,8 @@ class Job:
         model: the content of its ``config.json``.
         deepspeed: the content of the DeepSpeed config, or None.
         dtype: what the model is loaded in and cast to.
-        positions: where to measure; empty for a selection up to ``longest``.
-        longest: the last position of that selection; None for the model's own max_position_embeddings.
+        positions: where to measure; empty for a selection below ``longest``.
+        longest: the exclusive limit of that selection; None for the model's own max_position_embeddings.
         dump: whether to keep the tables.
         judged: parts of the names of the load paths that the verdict is about; empty for all.
     """
@@ -84,7 +84,7 @@ class Job:
 
 
 def spread(longest: int, beyond: bool = False) -> list[int]:
-    """Return positions up to ``longest``: two an octave, and where 16-bit dtypes begin to lose integers.
+    """Return positions below ``longest``: two an octave, and where 16-bit dtypes begin to lose integers.
 
     ``beyond``: also twice ``longest``, where a table that was cached is built anew.
     """

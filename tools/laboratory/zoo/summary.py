@@ -186,9 +186,9 @@ them up to position 4,095, is compared with a clean FP32 model on CPU.
 the tables stay as the stock constructor makes them in FP32 on CPU. The stock code computes with them, in
 FP32 where it rotates q and k: [how, for each family](contracts.md#how-each-familys-application-is-protected).
 
-This page is what `tools/lab zoo --summary --markdown` makes of the files in `docs/data`, one line of
-JSON for each config class. `tools/lab zoo --output FILE` makes such a file for the installed release; it
-can be interrupted, and takes about a second of one core for each class. CI runs the same code on a fixed
+This page is what `tools/lab zoo --summary --markdown` makes of the files in `docs/data`, one line of JSON for
+each config class. `tools/lab zoo --output FILE` makes such a file for the installed release; it can be
+interrupted, and takes up to three seconds of one core for each class. CI runs the same code on a fixed
 choice, which `tests/system/zoo/conftest.py` lists: 40 and one of every patch on the newest release, fewer on
 the older ones."""
 
