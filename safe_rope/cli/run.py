@@ -116,9 +116,8 @@ def _reported(path: str | None, run: str, arguments: list[str]) -> Iterator[None
             before = Path(path).read_bytes()
         run_report.begin(path, run, arguments)
     except OSError as error:
-        raise click.ClickException(
-            f"{path}: the report cannot be written: {error.strerror or error}"
-        ) from error
+        said = f"{path}: {error.strerror}" if error.strerror else str(error)  # ours name the path
+        raise click.ClickException(f"the report cannot be written: {said}") from error
     try:
         yield
     except BaseException:
