@@ -16,7 +16,7 @@ from typing import Any
 from _process import ToolError, exit_on_sigterm, say
 
 COMMANDS = (
-    *("autocast-fuzz", "bench", "chart", "deepspeed-tests", "docs", "gpu", "libraries", "quality"),
+    *("autocast-fuzz", "bench", "chart", "deepspeed-tests", "docs", "engines", "gpu", "libraries", "quality"),
     *("scan-eval", "soak", "upstream", "verify-tables", "wheel", "zoo"),
 )
 

@@ -18,6 +18,7 @@ LAB = (
     "bench",
     "chart",
     "docs",
+    "engines",
     "gpu",
     "libraries",
     "matrix",
@@ -49,6 +50,22 @@ def test_help_prints_usage_and_makes_no_environment(command: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: tools/{command}")
     assert not folder.exists()
+
+
+def test_engines_that_are_not_installed_are_named() -> None:
+    here = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "laboratory", "engines"],
+        env={**os.environ, **here},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{name}: not measured, it cannot be imported (No package metadata was found for {name})"
+        for name in ("vllm", "sglang")
+    ]
 
 
 def test_words_that_no_environment_of_the_wide_matrix_has_are_refused() -> None:
