@@ -72,6 +72,7 @@ def _kept_or_built(module: nn.Module, reference: Reference, patch: RopePatch | N
     if is_protected(module) or is_pinned(module):
         state, cpu = state_of(module), torch.device("cpu")
         names = tuple(state.names(module))
+        empty = () if reference.rebuilt is None else reference.rebuilt.empty(reference.path)
         for name in names:
             kept = state.make(module, name, cpu)
             finished = not is_frequency(name)
@@ -79,6 +80,8 @@ def _kept_or_built(module: nn.Module, reference: Reference, patch: RopePatch | N
                 yield Held(f"{name}{KEPT}", kept, built[name][0], finished)
             current = get_table(module, name)
             untold = state.notes.get(name) in UNKNOWN or is_learned(current)
+            # Memory that the constructor leaves is kept until a use adopts what somebody fills it with.
+            untold |= name in empty and not state.is_in_place(name, current)
             yield Held(name, current, None if untold else kept, finished)
         # What is named, and not kept, is as in the stock model.
         built = {name: built[name] for name in state.notes if name in built and name not in names}

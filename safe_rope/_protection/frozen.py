@@ -112,7 +112,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
             is_turned = is_frequency(name) or may_be_turned(module, parameter)
             if parameter.dtype in LOW and not is_turned and bytecode.hands_on_to_waves(cls):
                 is_turned = rises_or_falls(parameter)
-            low = parameter.dtype in LOW and is_turned
+            low = parameter.dtype in LOW and is_turned and not _was_exact(parameter)
             reason = _LOW.format(parameter.dtype) if low else _LEFT
             if not low and holds_low_phases(parameter):
                 low, reason = True, _OF_LOW
@@ -187,6 +187,11 @@ def _loses_nothing(values: torch.Tensor) -> bool:
     """Whether a tensor holds whole numbers that 16 bits have, too."""
     are_whole = (values == values.round()) & (values.abs() <= _WHOLE)
     return not values.is_meta and values.numel() > 0 and bool(are_whole.all())
+
+
+def _was_exact(values: torch.Tensor) -> bool:
+    """Whether a tensor in 16 bits holds whole numbers, one of them so small that it shows no rounding."""
+    return _loses_nothing(values) and bool(values.abs().min() < _WHOLE / 4)
 
 
 def unkept_tables(module: nn.Module) -> Iterator[Frozen]:

@@ -106,6 +106,9 @@ def full_state(
     )
     if state.is_set_otherwise(reference):
         return None  # the reference has not been asked for that
+    shown = {f"{frequencies.prefix}inv_freq" for frequencies in state.sets.values()}
+    if any(name in shown - true.keys() and value is not None for name, value in entries(reference)):
+        return None  # they turn nothing yet, as zeros, and the config's would
     if A_TENSOR in state.settings.values():
         return None  # a checkpoint may fill it with other values than those that the reference was asked with
     state.channels, state.follows_x, state.remembers_length = answer

@@ -34,6 +34,10 @@ AS_STOCK = (MADE_LOW, LOW_PHASES, NOT_COMPARED, COMPUTED_LOW)
 """What a forward has shown of positions: they are no better than in the stock model."""
 _MANY = 1024
 """Values of which some are compared before all of them are."""
+_LEAST = 1e-37
+"""No table holds a smaller number but zero, unless it decays from a larger one."""
+_FAINT = 1e-6
+"""What the largest number of a table is above."""
 _NEAR = 2.0**-7
 """Relative: how far a few roundings to 16 bits move a value."""
 
@@ -108,7 +112,9 @@ def is_unfilled(current: torch.Tensor, true: torch.Tensor) -> bool:
         return False
     least, largest = _sizes(values)
     least_known, largest_known = _sizes(known)
-    return least < min(1e-37, least_known / 2) or largest > 1e6 * (largest_known or 1.0)  # a zero has no size
+    if least_known < _LEAST and largest_known < _FAINT:
+        return False  # what is known is such memory itself
+    return least < min(_LEAST, least_known / 2) or largest > 1e6 * (largest_known or 1.0)  # 0 has no size
 
 
 def _sizes(values: torch.Tensor) -> tuple[float, float]:

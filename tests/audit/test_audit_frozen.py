@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import safe_rope
+from safe_rope.errors import PrecisionWarning
 
 DIM, ROWS = 32, 64
 
@@ -159,3 +162,36 @@ def test_a_frozen_frequency_alone_is_measured() -> None:
     report = safe_rope.audit(nn.Sequential(nn.Linear(2, 2), OneFrequency()))
     assert "cannot be measured" not in str(report)
     assert report.ok, str(report)
+
+
+class WholeSpeeds(nn.Module):
+    """A layer whose sines turn at whole speeds, as Hyena's filters and periodic angles do."""
+
+    def __init__(self, speeds: Tensor) -> None:
+        super().__init__()
+        self.freq = nn.Parameter(speeds.clone(), requires_grad=False)
+        self.linear = nn.Linear(1, len(speeds))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.freq * self.linear(x))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("speeds", "is_damaged"),
+    [
+        (torch.full((DIM,), 10.0), False),
+        (torch.arange(1, DIM + 1).float(), False),
+        (torch.arange(1, DIM + 1) + 0.3, True),
+        (torch.linspace(140.3, 250.4, DIM), True),
+    ],
+)
+@pytest.mark.parametrize("guarded", [True, False])
+def test_frozen_speeds_that_16_bits_hold_are_not_damaged(
+    speeds: Tensor, is_damaged: bool, guarded: bool
+) -> None:
+    with safe_rope.guard() if guarded else contextlib.nullcontext():
+        model = nn.Sequential(WholeSpeeds(speeds))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrecisionWarning)
+        assert (safe_rope.audit(model.bfloat16()).verdict == "damaged") == is_damaged

@@ -65,6 +65,18 @@ def test_frequencies_that_are_put_there_later_are_in_their_channels(
 
 @pytest.mark.contract
 @pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_frequencies_that_nobody_changes_stay_what_the_constructor_gives(start: str, layout: str) -> None:
+    stock = built(start, LAYOUTS[layout])
+    with safe_rope.guard(tables="fp32"):
+        model = nn.ModuleDict({"rotary_emb": built(start, LAYOUTS[layout])})
+    x, positions = torch.zeros(1, 3, 4), torch.tensor([[0, 1, 50]])
+    for answer, true in zip(model.bfloat16()["rotary_emb"](x, positions), stock(x, positions), strict=True):
+        assert torch.equal(answer, true)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("start", STARTS)
 def test_where_axes_are_merged_such_frequencies_tell_no_axis_either(start: str) -> None:
     stock = built(start, _of_axes_in_turn)
     with safe_rope.guard(tables="fp32"):

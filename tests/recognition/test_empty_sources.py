@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import safe_rope
+from safe_rope._recognition.explained import is_damage
 from safe_rope._recognition.provenance import Origin, Provenance
 
 HALF = 16
@@ -64,3 +65,47 @@ def test_memory_that_got_no_values_is_still_empty(changed: Callable[[Tensor], Te
         filled = changed(torch.empty(HALF)).copy_(torch.arange(HALF))
     assert provenance.origin(memory) is Origin.EMPTY
     assert not provenance.origin(filled) & Origin.EMPTY
+
+
+class Later(nn.Module):
+    """Its constructor makes memory, and its holder fills that when the guard is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.empty(HALF), persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        phase = torch.arange(x.shape[1])[:, None] * self.inv_freq.float()
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+def _copies(model: nn.Module) -> None:
+    with torch.no_grad():
+        model[0].inv_freq.copy_(torch.tensor(RATES))
+
+
+def _assigns(model: nn.Module) -> None:
+    model[0].inv_freq.data = torch.tensor(RATES)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("is_cast", [False, True])
+@pytest.mark.parametrize("fill", [_copies, _assigns])
+def test_what_fills_memory_of_faint_numbers_is_kept(fill: Callable[[nn.Module], None], is_cast: bool) -> None:
+    freed = [torch.arange(1, HALF + 1).float() * 1e-40 for _ in range(256)]
+    del freed  # what torch.empty gets again
+    with safe_rope.guard():
+        model = nn.Sequential(Later())
+    fill(model)
+    assert safe_rope.audit(model).verdict != "damaged"
+    model = model.bfloat16() if is_cast else model
+    stock = Later()
+    stock.inv_freq.copy_(torch.tensor(RATES))
+    x = torch.zeros(1, 64, 4)
+    assert all(map(torch.equal, model(x), stock(x)))
+
+
+def test_faint_numbers_tell_of_nothing_that_it_is_unfilled() -> None:
+    faint = torch.arange(1, HALF + 1).float() * 1e-40
+    assert not is_damage(torch.tensor(RATES), faint)
+    assert is_damage(faint, torch.tensor(RATES))
