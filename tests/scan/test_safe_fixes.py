@@ -303,6 +303,7 @@ GIVEN = {
     "@twice\ndef f(n: int):\n    t = COUNT\n",
     "a registry": "KINDS = {}\n@register\nclass R:\n    def __init__(self, n: int):\n        self.t = COUNT\n"
     "r = KINDS['R'](2.5)\n",
+    "a rounded number": "def f(n: int):\n    return COUNT\nf(round(2.5, 1))\n",
     "one of two numbers": "def f(n: int):\n    return COUNT\n"
     "def g(x):\n    k = 3\n    if x:\n        k = k / 3\n"
     "    return f(k)\n",
@@ -863,6 +864,13 @@ def test_a_field_is_whole_only_where_all_that_may_construct_its_class_says_so(ma
         assert not safe(source + made)
 
 
+def test_a_named_tuple_may_be_made_of_a_list() -> None:
+    source = "class C(NamedTuple):\n    n: int\n    def f(self):\n"
+    source += "        return torch.arange(self.n, dtype=torch.float32)\n"
+    assert safe(source + "C(2)\n")
+    assert not safe(source + "C._make([2.5])\n")
+
+
 def test_what_is_unpacked_through_several_functions_may_be_a_fraction() -> None:
     source = "def f(n: int):\n    return torch.arange(n, dtype=torch.float32)\ndef g(*a):\n    return f(*a)\n"
     source += "def h(*a):\n    return g(*a)\ndef i(*a):\n    return i(*a) + h(*a)\n"
@@ -871,7 +879,19 @@ def test_what_is_unpacked_through_several_functions_may_be_a_fraction() -> None:
 
 
 @pytest.mark.parametrize(
-    "sets", ["setattr(sys.modules['m'], 'N', 2.5)", "sys.modules['m'].N = 2.5", "g = globals(); g['N'] = 2.5"]
+    "sets",
+    [
+        "setattr(sys.modules['m'], 'N', 2.5)",
+        "sys.modules['m'].N = 2.5",
+        "sys.modules['m'].__dict__['N'] = 2.5",
+        "vars(sys.modules['m'])['N'] = 2.5",
+        "g = globals(); g['N'] = 2.5",
+        "g.__globals__['N'] = 2.5",
+        "g.__globals__.update(N=2.5)",
+        "mock.patch('m.N', 2.5).start()",
+        "patch.object(m, 'N', 2.5).start()",
+        "def g():\n    global N\n    return [N := k for k in (2.5,)]",
+    ],
 )
 def test_a_constant_that_is_set_as_an_attribute_of_its_module_is_not_known(sets: str) -> None:
     source = "N = 600\ndef f():\n    return torch.arange(N, dtype=torch.float32)\n"

@@ -104,6 +104,48 @@ def test_a_fix_beside_a_cell_that_was_not_read_is_unsafe(project: Path, scan) ->
         assert found["fix"]["safe"] is is_safe
 
 
+@pytest.mark.parametrize(
+    ("magic", "is_safe"),
+    [
+        ("%matplotlib inline\n%load_ext autoreload\n!pip install x > y\nfiles = !ls {path}", True),
+        ("%%writefile g.py\ng(4.5)", True),
+        ("%%time\nx = g(4)", True),
+        ("%run other.py", False),
+        ("%time x = g(4.5)", False),
+        ("x = %timeit -o g(4.5)", False),
+        ("%%timeit -n1 x = g(4.5)\ny = 1", False),
+        ("%%px\nx = g(4.5)", False),
+        ("!echo {g(4.5)}", False),
+    ],
+)
+def test_a_fix_beside_a_magic_that_may_run_code_is_unsafe(
+    project: Path, scan, magic: str, is_safe: bool
+) -> None:
+    counts = ["def g(n: int): return torch.arange(n, dtype=torch.float32)"]
+    (project / "n.ipynb").write_text(_notebook([], ["import torch"], magic, counts))
+    (found,) = json.loads(scan("n.ipynb", "--format", "json").stdout)["findings"]
+    assert found["fix"]["safe"] is is_safe
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "s = ('%s'\n     % 3)",
+        "t = [\n  7  # ([\n  % 4, '(',\n]",
+        "s = '''it's\n%d items \\''' %\n!bang'''",
+        's = """a\n % "\n%s"""',
+        "t = 7 \\\n  % 4",
+        "files = {}\nfiles['a'] = !ls 'b='",
+    ],
+)
+def test_only_what_begins_a_statement_is_a_magic(project: Path, findings, lines: str) -> None:
+    counts = "def g(n: int): return torch.arange(n, dtype=torch.float32)"
+    cell = f"!echo it's\n%matplotlib inline\n{lines}\n{counts}"
+    (project / "n.ipynb").write_text(_notebook([], ["import torch"], cell))
+    (found,) = findings("n.ipynb")
+    assert found["fix"]["safe"]
+
+
 def test_a_notebook_of_another_language_has_no_findings(project: Path, scan) -> None:
     text = _notebook(*CELLS, language_info={"name": "julia"})
     (project / "n.ipynb").write_text(text)

@@ -162,7 +162,8 @@ class CallSites:
     def constructing(self, scope: Scope) -> list[Call]:
         """Return the calls that may construct a class or copy an object of it, and those given the class."""
         if id(scope) not in self._constructing:
-            copying = [site for name in ("replace", "_replace") for site in self._walk.calls.get(name, ())]
+            names = ("replace", "_replace", "_make")
+            copying = [site for name in names for site in self._walk.calls.get(name, ())]
             calls = self._made([*copying, *self._of_class(scope)]) + self._given_it(scope)
             self._constructing[id(scope)] = calls + self._otherwise(scope)
         return self._constructing[id(scope)]

@@ -98,6 +98,8 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
         return INT
     if function in _FLOAT_CALLS:
         return FLOAT
+    if function == "round" and first is not None:  # to so many places
+        return replace(evaluator.value(first, place), constant=None)
     if function == "range":
         return INTS
     if function in ("list", "tuple", "sorted") and first is not None:

@@ -165,7 +165,9 @@ class Names:
         for scope in place.scope.upward():
             if found := scope.bindings.get(name):
                 late = scope is self.walk.module and (
-                    found[-1].place.order < self.walk.starred or name in self.walk.written
+                    found[-1].place.order < self.walk.starred
+                    or name in self.walk.written
+                    or None in self._computed(name)
                 )
                 defined = any(one.parent is scope for one in self.walk.functions.get(name, ()))
                 return late or defined or name in scope.imports

@@ -103,11 +103,14 @@ class Walk:
                 self._writes(held, place)
 
     def _patches(self, call: ast.Call, given: list[ast.expr]) -> None:
-        """Note what of torch a call may replace, as ``mock.patch`` does."""
-        name = given[min(len(given), 2) - 1] if isinstance(given[0], ast.Name) else given[0]
+        """Note what ``mock.patch`` may replace, and what of torch another call may."""
+        name = given[0] if isinstance(given[0], ast.Constant) else given[min(len(given), 2) - 1]
         if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
             return
-        if isinstance(given[0], ast.Name):
+        function = call.func.value if getattr(call.func, "attr", "") == "object" else call.func  # type: ignore[attr-defined]
+        if getattr(function, "attr", getattr(function, "id", "")) == "patch":
+            self.written.add(name.value.rpartition(".")[2])
+        elif isinstance(given[0], ast.Name):
             read = getattr(call.func, "id", "") in _READS
             if self.imports.get(given[0].id) == "torch" and not read:
                 self.written.add(name.value)
@@ -122,7 +125,7 @@ class Walk:
                     case ast.Constant(value=str(known)) if self.imports.get(getattr(of, "id", "")) == "torch":
                         self.written.add(known)
                 self._computes(r"\w*" if name is None else pattern(name), ast.unparse(of), place)
-            case ast.Call(func=ast.Name(id="globals")):
+            case ast.Call(func=ast.Name(id="globals")) | ast.Attribute(attr="__globals__"):
                 match name:
                     case ast.Constant(value=str(known)):
                         self._bind_aside(known, Binding("value", None, place), self.module)
@@ -145,7 +148,7 @@ class Walk:
                     self._hands_on(node, ancestors, place)
             elif kind is ast.Attribute:
                 name = getattr(node.value, "id", "")
-                if node.attr == "__dict__":
+                if node.attr in ("__dict__", "__globals__"):
                     self._hands_on(node, ancestors, place)
                 if name == "self":
                     self.mentions.setdefault(node.attr, []).append(place)
@@ -421,7 +424,8 @@ def _bind_named(node: ast.NamedExpr, place: Place) -> None:
     binding = Binding("value", node.value, place)
     place.scope.inner.setdefault((node.target.id, place.order), []).append(binding)
     after = Place(place.scope, place.order, _aside(binding, place), place.contexts)
-    known = place.scope.bindings.setdefault(node.target.id, [])
+    holder = place.scope.declared.get(node.target.id, place.scope)
+    known = holder.bindings.setdefault(node.target.id, [])
     insort(known, Binding("value", node.value, after), key=lambda one: one.place.order)
 
 

@@ -21,8 +21,20 @@ from safe_rope.scan.run.json_spans import Spans, Text
 _PYTHON_MAGICS = frozenset(
     {"time", "timeit", "capture", "prun", "python", "python3", "debug", "memray_flamegraph"}
 )
+# What these are given is no code of the notebook.
+_IDLE_MAGICS = frozenset({
+    "alias", "autoreload", "autosave", "bash", "bookmark", "cat", "cd", "colors", "conda", "config", "cp",
+    "env", "file", "hist", "history", "html", "javascript", "js", "latex", "load_ext", "ls", "man",
+    "markdown", "matplotlib", "mkdir", "mv", "page", "pdoc", "pip", "precision", "pwd", "pycat", "quickref",
+    "reload_ext", "rm", "rmdir", "script", "set_env", "sh", "svg", "system", "sx", "tensorboard",
+    "unload_ext", "uv", "who", "who_ls", "whos", "writefile", "xmode",
+})  # fmt: skip
+_MAGIC = re.compile(r"%%?[ \t]*(\w+)")
+_EXPANDED = re.compile(r"\{[^}]*\(")  # an expression in a magic that calls something
 _SHELL = re.compile(r"^([ \t]*)([%!?].*)$")
-_ASSIGNED = re.compile(r"^([^=#'\"]*=[ \t]*)([%!].*)$")
+_ASSIGNED = re.compile(r"^((?:[^=#'\"]|'[^']*'|\"[^\"]*\")*=[ \t]*)([%!].*)$")
+_LEXEME = re.compile(r"#.*|\"\"\"|'''|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[()\[\]{}]")
+_CLOSING = {quote: re.compile(rf"(?:\\.|(?!{quote})[^\\])*{quote}") for quote in ('"""', "'''")}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HELP = re.compile(r"^([ \t]*)([\w.*]+\?\??[ \t]*)$")
 
@@ -42,6 +54,7 @@ class Notebook:
     # the file it starts and ends.
     places: list[tuple[int, Text | None, int, int]] = field(default_factory=list)
     errors: list[Diagnostic] = field(default_factory=list)
+    complete: bool = True  # whether no cell or magic may run code that the source does not have
     starts: list[int] = field(default_factory=list)
 
     def position(self, line: int, column: int, *, end: bool = False) -> tuple[int, int]:
@@ -101,7 +114,8 @@ def load(data: bytes, path: str) -> Notebook:
         return notebook
     for number, texts in enumerate(_code_cells(document), start=1):
         code = _SURROGATE.sub("?", "".join(texts))
-        python, problem = _as_python(code)
+        python, complete, problem = _as_python(code)
+        notebook.complete &= complete
         for text in texts:
             notebook.places += [(number, text, *span) for span in text.spans(raw)]
         if not code.endswith("\n"):
@@ -136,14 +150,17 @@ def _code_cells(document: dict[str, object]) -> Iterator[list[Text]]:
         yield [text for text in texts if isinstance(text, Text) and text]
 
 
-def _as_python(code: str) -> tuple[str, str | None]:
-    """Return a cell's code with magics masked, character for character, and why it does not parse."""
+def _as_python(code: str) -> tuple[str, bool, str | None]:
+    """Return a cell's code with magics masked, character for character, and why it does not parse.
+
+    Between them: whether nothing that is masked may run code of the notebook.
+    """
     problem = _problem(code)
     if problem is None:
-        return code, None
-    masked = _mask(code)
+        return code, True, None
+    masked, complete = _mask(code)
     problem = _problem(masked)
-    return (masked, None) if problem is None else (_blank(code), problem)
+    return (masked, complete, None) if problem is None else (_blank(code), False, problem)
 
 
 def _problem(code: str) -> str | None:
@@ -158,23 +175,51 @@ def _problem(code: str) -> str | None:
     return None
 
 
-def _mask(code: str) -> str:
-    magic = re.match(r"\s*%%\s*(\w*)", code)
+def _mask(code: str) -> tuple[str, bool]:
+    """Return code without its magics, and whether none of them may run code of the notebook."""
+    magic = re.match(r"\s*%%[ \t]*(\w*)", code)
     if magic and magic[1] not in _PYTHON_MAGICS:
-        return _blank(code)
-    masked = ""
+        return _blank(code), magic[1] in _IDLE_MAGICS
+    masked, complete = "", True
     continued = False
+    depth, quote = 0, ""  # the brackets and the string that are open
     for line in code.splitlines(keepends=True):
         body = line.rstrip("\r\n")
-        match = _SHELL.match(body) or _ASSIGNED.match(body) or _HELP.match(body)
+        match = None
+        if depth <= 0 and not quote and not masked.rstrip("\r\n").endswith("\\"):
+            match = _SHELL.match(body) or _ASSIGNED.match(body) or _HELP.match(body)
         if continued:
             masked += _blank(line)
         elif match:
             masked += match[1] + "0" + " " * (len(match[2]) - 1) + line[len(body) :]
+            complete &= not _runs_code(match[2])
         else:
             masked += line
+            depth, quote = _open(body, depth, quote)
         continued = body.endswith("\\") and (continued or match is not None)
-    return masked
+    return masked, complete
+
+
+def _runs_code(magic: str) -> bool:
+    """Say whether a line that is masked may run code of the notebook."""
+    name = _MAGIC.match(magic)
+    if name and name[1] in _PYTHON_MAGICS:
+        return "(" in magic
+    return bool(name and name[1] not in _IDLE_MAGICS) or _EXPANDED.search(magic) is not None
+
+
+def _open(line: str, depth: int, quote: str) -> tuple[int, str]:
+    """Return how many brackets and which long string are open after a line, given those before it."""
+    at = 0
+    while match := (_CLOSING[quote].match if quote else _LEXEME.search)(line, at):
+        at = match.end()
+        if quote:
+            quote = ""
+        elif match[0] in _CLOSING:
+            quote = match[0]
+        else:
+            depth += (match[0] in "([{") - (match[0] in ")]}")
+    return depth, quote
 
 
 def _blank(code: str) -> str:

@@ -54,7 +54,7 @@ def _scan_notebook(data: bytes, path: str) -> FileResult:
         findings = analyze(code, path)
     except SourceError as error:
         return FileResult(path, errors=(*errors, error.diagnostic))
-    if errors:  # what a cell does that was not read is not known
+    if not notebook.complete:  # what is not read may call anything
         findings = [
             replace(one, fix=replace(one.fix, safe=False)) if one.fix is not None else one for one in findings
         ]
