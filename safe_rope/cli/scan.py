@@ -183,8 +183,9 @@ class _Run:
             self._note(
                 f"silenced {_plural(silenced.fixed, 'finding')} in {_plural(len(silenced.counts), 'file')}"
             )
-            _errors(errors + silenced.errors)
-            return 2 if errors + silenced.errors else 0
+            errors += silenced.errors + [error for result in results.values() for error in result.errors]
+            _errors(errors)
+            return 2 if errors else 0
         return self._finish(selection, results, errors)
 
     def stdin(self) -> int:

@@ -82,6 +82,13 @@ def test_comments_are_written_that_silence(project: Path, scan, findings) -> Non
     assert scan("a.py", "--add-noqa", "--fix").exit_code == 2
 
 
+def test_a_file_that_no_comment_is_written_into_is_named(project: Path, scan) -> None:
+    (project / "a.py").write_text("x = (\n")
+    result = scan("a.py", "--add-noqa")
+    assert result.exit_code == 2
+    assert "error: a.py:1:5" in result.stderr
+
+
 def test_a_comment_silences_a_whole_file(project: Path, findings) -> None:
     for comment, left in (
         ("# safe-rope: ignore-file", 0),
