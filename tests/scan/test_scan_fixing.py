@@ -157,3 +157,14 @@ def test_unsafe_fixes_alone_write_nothing(project: Path, scan) -> None:
     (project / "a.py").write_text(BAD)
     assert scan("a.py", "--unsafe-fixes").exit_code == 1
     assert (project / "a.py").read_text() == BAD
+
+
+def test_a_fix_of_a_large_file_that_cannot_be_parsed_is_not_blamed(project: Path, scan) -> None:
+    finding = "import torch\ndef rotary(n):\n    return torch.arange(n, dtype=torch.float32)\n"
+    broken = finding + "def f(x):\n    return x\n" * 300 + "def g(:\n    pass\n"
+    (project / "a.py").write_text(broken)
+    assert scan("a.py", "--format", "concise", "--exit-zero").exit_code == 0
+    result = scan("a.py", "--fix", "--unsafe-fixes")
+    assert result.exit_code == 2
+    assert "a.py: not fixed, it cannot be parsed: " in result.stderr
+    assert (project / "a.py").read_text() == broken

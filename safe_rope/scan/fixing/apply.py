@@ -54,7 +54,14 @@ def fix_source(
             break
         problem = _problem(changed, result.path)
         if problem:
-            error = Diagnostic(result.path, 0, 0, f"a fix would break it, please report it: {problem}")
+            # A scan parses no more of a large file than can hold a finding.
+            before = _problem(source, result.path)
+            why = (
+                f"not fixed, it cannot be parsed: {before}"
+                if before
+                else (f"a fix would break it, please report it: {problem}")
+            )
+            error = Diagnostic(result.path, 0, 0, why)
             return Fixed(source, FileResult(result.path, result.hits, errors=(error,)), count)
         source, count = changed, count + len(chosen)
         result = scan(source, result.path)

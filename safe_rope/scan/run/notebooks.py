@@ -33,7 +33,7 @@ _MAGIC = re.compile(r"%%?[ \t]*(\w+)")
 _EXPANDED = re.compile(r"\{[^}]*\(")  # an expression in a magic that calls something
 _SHELL = re.compile(r"^([ \t]*)([%!?].*)$")
 _ASSIGNED = re.compile(r"^((?:[^=#'\"]|'[^']*'|\"[^\"]*\")*=[ \t]*)([%!].*)$")
-_LEXEME = re.compile(r"#.*|\"\"\"|'''|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[()\[\]{}]")
+_LEXEME = re.compile(r"#.*|\"\"\"|'''|\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?|[()\[\]{}]")
 _CLOSING = {quote: re.compile(rf"(?:\\.|(?!{quote})[^\\])*{quote}") for quote in ('"""', "'''")}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HELP = re.compile(r"^([ \t]*)([\w.*]+\?\??[ \t]*)$")
@@ -53,6 +53,7 @@ class Notebook:
     # Of each character of the source: its cell, its string (None: a line end added after a cell) and where in
     # the file it starts and ends.
     places: list[tuple[int, Text | None, int, int]] = field(default_factory=list)
+    cells: dict[int, int] = field(default_factory=dict)  # where in the source each begins
     errors: list[Diagnostic] = field(default_factory=list)
     complete: bool = True  # whether no cell or magic may run code that the source does not have
     starts: list[int] = field(default_factory=list)
@@ -63,19 +64,19 @@ class Notebook:
         raw = self._end(offset - 1) if end else self._start(offset)
         if raw is None:
             raw = self._end(max(offset - 1, 0)) or 0
-        before = self.raw[:raw]
-        return before.count("\n") + 1, raw - (before.rfind("\n") + 1) + 1
+        return self.raw.count("\n", 0, raw) + 1, raw - (self.raw.rfind("\n", 0, raw) + 1) + 1
 
     def cell(self, line: int) -> tuple[int, int]:
         """Return the number of the code cell, and the line in it, of a line of the source."""
         cell = self.places[self.starts[line - 1]][0]
-        first = next(number for number, (other, *_) in enumerate(self.places) if other == cell)
-        return cell, line - bisect.bisect_right(self.starts, first) + 1
+        return cell, line - bisect.bisect_right(self.starts, self.cells[cell]) + 1
 
     def edit(self, edit: Edit) -> Edit | None:
         """Return the edit of the file that an edit of the source means; None if it has no simple one."""
-        encoded = self.source.encode()
-        start, end = (len(encoded[:place].decode()) for place in (edit.start, edit.end))
+        start, end = edit.start, edit.end
+        if not self.source.isascii():
+            encoded = self.source.encode()
+            start, end = (len(encoded[:place].decode()) for place in (start, end))
         first, after = self._start(start), self._end(end - 1)
         if start == end:
             first = after = after if first is None else first
@@ -83,7 +84,8 @@ class Notebook:
             return None
         if first is None or after is None or "\n" in edit.replacement:
             return None
-        before, inside = (len(text.encode()) for text in (self.raw[:first], self.raw[first:after]))
+        before = first if self.raw.isascii() else len(self.raw[:first].encode())
+        inside = len(self.raw[first:after].encode())
         return Edit(self.offset + before, self.offset + before + inside, json.dumps(edit.replacement)[1:-1])
 
     def _start(self, offset: int) -> int | None:
@@ -116,6 +118,7 @@ def load(data: bytes, path: str) -> Notebook:
         code = _SURROGATE.sub("?", "".join(texts))
         python, complete, problem = _as_python(code)
         notebook.complete &= complete
+        notebook.cells[number] = len(notebook.places)
         for text in texts:
             notebook.places += [(number, text, *span) for span in text.spans(raw)]
         if not code.endswith("\n"):
