@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow
-from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._protection.rotary import Frequencies, spec_now
 from safe_rope._recognition.specs import (
@@ -122,7 +121,7 @@ class PhaseReference:
         """How long a sequence the module is set up for now: an int, a tensor, or 0."""
         noted = getattr(self.module, f"{self.prefix}max_seq_len_cached", None)
         known = 0 if noted is None else noted
-        return known if int(known) > self.max_position else self.unnoted_length(self.module) or known
+        return known if known > self.max_position else self.unnoted_length(self.module) or known
 
     def unnoted_length(self, module: nn.Module) -> int:
         """Return the length that dynamic NTK's frequencies in ``module`` are for; 0 for the trained one.
@@ -173,11 +172,9 @@ class PhaseReference:
         if spec.rope_type == "longrope":
             is_long = int(length) > trained_length(self.module, self.layer_type, spec)
             return self._long_inv_freq() if is_long else self.base
-        if not spec.depends_on_length or int(length) <= self.max_position:
+        if not spec.depends_on_length or length <= self.max_position:
             return self.base
-        if self.convention == "positions":
-            length = originals.tensor(int(length), dtype=torch.int64, device="cpu")
-        return spec.inv_freq(length)
+        return spec.inv_freq_below(length) if self.convention == "positions" else spec.inv_freq(int(length))
 
     def _long_inv_freq(self) -> Tensor:
         if self._long is not None:

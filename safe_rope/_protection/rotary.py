@@ -301,7 +301,7 @@ class RotaryState(Keeper):
         if not hasattr(module, "original_max_seq_len"):
             # Before transformers 4.43 there was no way back: the last long sequence's frequencies stayed.
             if length > (spec.max_position_embeddings or 0):
-                self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
+                self._set_inv_freq(module, frequencies, spec.inv_freq_below(length, self.bits))
             return
         # Grow with the longest sequence seen, come back once a sequence fits the trained length. transformers
         # 5.0 to 5.12 notes the length where it does not look: each one over the trained length counts as new.
@@ -311,9 +311,9 @@ class RotaryState(Keeper):
         if length > cached:
             # The stock module reads its config here: it may say something else than when it was built.
             spec = frequencies.spec = spec_now(module, layer_type, spec)
-            self._set_inv_freq(module, frequencies, spec.inv_freq(length.cpu(), self.bits))
+            self._set_inv_freq(module, frequencies, spec.inv_freq_below(length, self.bits))
             if self.remembers_length:
-                setattr(module, name, int(length))
+                setattr(module, name, length.item())
         elif length < trained and cached > trained:
             self._set_inv_freq(module, frequencies, frequencies.original)
             setattr(module, name, trained)

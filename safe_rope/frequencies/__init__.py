@@ -147,11 +147,24 @@ class RopeSpec:
             raise ValueError(f'bits must be "checkpoint", "exact" or "machine", got {bits!r}')
         return self._computed(length, bits, as_tensor=isinstance(seq_len, torch.Tensor))
 
+    def inv_freq_below(self, length: float | torch.Tensor, bits: Bits = "checkpoint") -> torch.Tensor:
+        """Return the inverse frequencies that transformers takes for positions below ``length``.
+
+        Args:
+            length: ``position_ids.max() + 1``, of any real dtype: positions may be fractions.
+            bits: as for `inv_freq`.
+
+        Returns:
+            FP32 ``[rotary_dim // 2]`` on CPU, as `inv_freq` gives it for a tensor.
+        """
+        length = cast(float, length.item()) if isinstance(length, torch.Tensor) else length
+        return self._computed(length, bits, as_tensor=True)
+
     # An inference tensor made here would outlive the mode and could not be used in training. As decorators:
     # a Dynamo before 2.8 cannot go on after a break of the graph inside such a block.
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _computed(self, length: int, bits: Bits, as_tensor: bool) -> torch.Tensor:
+    def _computed(self, length: float, bits: Bits, as_tensor: bool) -> torch.Tensor:
         return FORMULAS[self.rope_type](ARITHMETICS[bits], self, length, as_tensor).to(torch.float32)
 
 

@@ -112,17 +112,17 @@ def _geometric(arithmetic: Arithmetic, theta: Number, dim: int) -> torch.Tensor:
     return frequencies
 
 
-def _default(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _default(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     return _geometric(arithmetic, spec.rope_theta, spec.rotary_dim)
 
 
-def _linear(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _linear(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies over ``factor``. Source: position interpolation, arXiv:2306.15595."""
     frequencies: torch.Tensor = _geometric(arithmetic, spec.rope_theta, spec.rotary_dim) / spec.factor
     return frequencies
 
 
-def _dynamic(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _dynamic(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     """Return the NTK-aware frequencies: the base grows with a sequence longer than the trained length.
 
     ``as_tensor`` raises it in the arithmetic's dtype, as transformers does when the length comes from
@@ -140,7 +140,7 @@ def _dynamic(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) ->
     return _geometric(arithmetic, spec.rope_theta * arithmetic.power(stretch, dim / (dim - 2)), dim)
 
 
-def _yarn(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _yarn(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     """Return the NTK-by-parts frequencies: slow ones interpolated, fast ones kept, a ramp between.
 
     Source: Peng et al. 2023, arXiv:2309.00071, section 3.2.
@@ -169,7 +169,7 @@ def _yarn(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> to
     return blended
 
 
-def _longrope(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _longrope(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies, each over its own searched factor.
 
     Source: Ding et al. 2024, arXiv:2402.13753, eq. 3.
@@ -181,7 +181,7 @@ def _longrope(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -
     return frequencies
 
 
-def _llama3(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _llama3(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     """Return the base frequencies with the slow ones divided by ``factor`` and a blend in between.
 
     A phase that turns fewer than ``low_freq_factor`` times over the trained length is slow, one that turns
@@ -203,7 +203,7 @@ def _llama3(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> 
     return torch.where(~slow & ~fast, blended, scaled)
 
 
-def _proportional(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: bool) -> torch.Tensor:
+def _proportional(arithmetic: Arithmetic, spec: Any, length: float, as_tensor: bool) -> torch.Tensor:
     """Return head-wide frequencies; the part beyond the first ``partial_rotary_factor`` is zero.
 
     Unlike partial rotary embeddings, the exponents are relative to the whole head.
@@ -218,7 +218,7 @@ def _proportional(arithmetic: Arithmetic, spec: Any, length: int, as_tensor: boo
     return torch.cat(parts) / (1.0 if spec.factor is None else spec.factor)
 
 
-FORMULAS: dict[str, Callable[[Arithmetic, Any, int, bool], torch.Tensor]] = {
+FORMULAS: dict[str, Callable[[Arithmetic, Any, float, bool], torch.Tensor]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

@@ -165,6 +165,25 @@ def test_a_copy_that_is_cast_goes_on_where_the_original_was(family: str, rope_ty
         _agree(module, stock, "exact", length)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tables", survival.KINDS)
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_positions_with_fractions_lengthen_as_the_stock_ones_do(
+    rope_type: str, tables: str, dtype: torch.dtype
+) -> None:
+    stock, module = copy.deepcopy(_stock("llama", rope_type)), _protected("llama", rope_type, tables)
+    if _has_old_classes("llama"):
+        pytest.skip("this transformers asks for a length, which is an integer")
+    for last in (10.0, LIMIT - 0.5, LIMIT + 30.25, LIMIT + 30.5, LIMIT - 2.5, 3.0 * LIMIT, LIMIT - 0.75, 5.5):
+        positions = torch.arange(last, -1.0, -1.0, dtype=dtype)[None]
+        theirs, mine = stock(torch.zeros(1), positions), module(torch.zeros(1), positions)
+        assert torch.allclose(module.inv_freq, stock.inv_freq, rtol=2.0**-19, atol=0.0), last
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.allclose(getattr(one, "table", one), other, atol=1e-4), last
+        assert safe_rope.audit(module).ok, last
+        assert safe_rope.audit(stock).ok, last
+
+
 def _rotary(model: nn.Module) -> nn.Module:
     (module, *_) = families.rotary_modules(model).values()
     return module
