@@ -23,7 +23,7 @@ from safe_rope._audit.asked import told_by_forward
 from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor
 from safe_rope._audit.forward import call, isolated
-from safe_rope._audit.held import fill_as_loaded, held_tables
+from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
 from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
@@ -223,7 +223,10 @@ class ModuleAuditor:
             return beside.names
         auditor = EmbeddingAuditor(self, formula, asked)
         auditor.run()
-        return auditor.names
+        # Forward puts frequencies for a length, which the constructor does not give and the formula does.
+        kept = {name: tables.get(f"{name}{KEPT}") for name in auditor.names}
+        told = {one.name for name, one in kept.items() if one is not None and formula.tells(name, one.actual)}
+        return auditor.names | told
 
     def _formula(
         self, layer_type: str | None, tables: dict[str, Held], convention: Convention

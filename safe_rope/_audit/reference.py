@@ -146,8 +146,11 @@ class PhaseReference:
             return 0
         return length
 
-    def expected(self, name: str) -> Tensor | None:
-        """What the tensor ``name`` (``*inv_freq``) should hold now, FP32 CPU; None where that is unknown."""
+    def expected(self, name: str, values: Tensor | None = None) -> Tensor | None:
+        """What the tensor ``name`` (``*inv_freq``) should hold now, FP32 CPU; None where that is unknown.
+
+        ``values`` stand for what the module holds.
+        """
         spec, rest = self.spec, name.removeprefix(self.prefix)
         if rest == "original_inv_freq":
             return self.original
@@ -155,7 +158,7 @@ class PhaseReference:
             return self.base
         if spec.rope_type == "longrope" and rest in ("inv_freq", "long_inv_freq"):
             long = self._long_inv_freq()
-            actual = getattr(self.module, name).detach()
+            actual = getattr(self.module, name).detach() if values is None else values
             # Whichever the last sequence needed is there; a meta tensor has no values to tell.
             if rest == "inv_freq" and (
                 actual.is_meta or relative_error(actual, self.base) <= relative_error(actual, long)
@@ -165,6 +168,13 @@ class PhaseReference:
         if rest != "inv_freq":
             return None
         return self.for_length(self.cached_length())
+
+    def tells(self, name: str, values: Tensor | None) -> bool:
+        """Whether the tensor ``name`` should hold ``values`` now."""
+        if values is None or values.is_meta or values.shape != self.base.shape:
+            return False
+        expected = self.expected(name, values)
+        return expected is not None and relative_error(values, expected) <= TOLERANCE
 
     def for_length(self, length: Any) -> Tensor:
         """Return the frequencies, FP32 CPU ``[rotary_dim // 2]``, that a sequence of ``length`` asks for."""
