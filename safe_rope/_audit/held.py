@@ -16,7 +16,7 @@ from safe_rope._base.forwards import reads_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.frozen import turns_in_script, unkept_tables
-from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
+from safe_rope._protection.rewrite import is_kept, is_pinned, state_of
 from safe_rope._recognition.ask import copied
 from safe_rope._recognition.explained import UNKNOWN, is_cast
 from safe_rope._recognition.holdings import get_table, nested
@@ -69,7 +69,7 @@ def _kept_or_built(module: nn.Module, reference: Reference, patch: RopePatch | N
     again = reference.again
     certain = again is not None and again.certain
     built = _built(module, reference, patch)
-    if is_protected(module) or is_pinned(module):
+    if is_kept(module):
         state, cpu = state_of(module), torch.device("cpu")
         names = tuple(state.names(module))
         empty = () if reference.rebuilt is None else reference.rebuilt.empty(reference.path)
@@ -122,7 +122,7 @@ def _nested(module: nn.Module, reference: Reference) -> Iterator[Held]:
             if is_told_alone(module, name, tensor):
                 yield Held(name, tensor, None, not is_frequency(name))
         return
-    notes = state_of(module).notes if is_protected(module) or is_pinned(module) else {}
+    notes = state_of(module).notes if is_kept(module) else {}
     for name, tensor in now.items():
         if notes.get(name.partition(".")[0]) in UNKNOWN:
             yield Held(name, tensor, None, not is_frequency(name))

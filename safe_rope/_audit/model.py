@@ -23,7 +23,7 @@ from safe_rope._base.text import class_name
 from safe_rope._base.uninterrupted import run_waiting
 from safe_rope._protection.frozen import frozen_positions, random_tables, unkept_tables
 from safe_rope._protection.plan import concerns
-from safe_rope._protection.rewrite import is_pinned, is_protected
+from safe_rope._protection.rewrite import is_kept
 from safe_rope._recognition.reference import References, own_class, stock_class
 from safe_rope._recognition.specs import calling_convention, is_position_module
 from safe_rope._recognition.walk import parts
@@ -132,8 +132,8 @@ def _wrappers(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Mod
 
 def _is_audited(module: nn.Module) -> bool:
     left = any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
-    kept = is_protected(module) or is_pinned(module) or left
-    return kept or concerns(module) or is_position_module(module) or counted.may_be_asked(module)
+    known = left or is_kept(module) or concerns(module) or is_position_module(module)
+    return known or counted.may_be_asked(module)
 
 
 def _checked(positions: Iterable[int]) -> list[int]:

@@ -43,7 +43,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
-from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
+from safe_rope._protection.rewrite import is_kept, is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD
 from safe_rope._recognition.holdings import get_table
@@ -88,7 +88,7 @@ class ModuleAuditor:
         pending_cast: torch.dtype | None = None,
         classes: Collection[type] = (),
     ) -> None:
-        kept = is_protected(module) or is_pinned(module)
+        kept = is_kept(module)
         # A protected module puts its buffers back; of another, a copy is cast as FSDP is going to cast it.
         self._pending_cast = None if kept else pending_cast
         self.report = report
@@ -205,7 +205,7 @@ class ModuleAuditor:
 
     def _told_by_forward(self) -> Iterator[tuple[str, str]]:
         """Yield what a kept module's forward has shown that is as in the stock model."""
-        if is_protected(self.module) or is_pinned(self.module):
+        if is_kept(self.module):
             for name, note in state_of(self.module).notes.items():
                 if note in AS_STOCK or note == DRAWN:
                     yield name, note

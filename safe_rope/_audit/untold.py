@@ -12,7 +12,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.dtypes import dtype_name, low_dtype_of
 from safe_rope._base.tensors import in_real_numbers
 from safe_rope._protection.frozen import random_tables
-from safe_rope._protection.rewrite import is_pinned, is_protected
+from safe_rope._protection.rewrite import is_kept
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.tables import (
@@ -55,7 +55,7 @@ def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[st
     Those that are not called like tables count if their module makes little but positions, and if what they
     hold is zero, or of no size that a formula gives.
     """
-    if is_protected(module) or is_pinned(module):
+    if is_kept(module):
         return
     built = reference.module
     stock = stock_class(module)

@@ -23,7 +23,7 @@ from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.report import ProtectionReport, is_main_rank, warn_unprotected
-from safe_rope._protection.rewrite import is_pinned, is_protected
+from safe_rope._protection.rewrite import is_kept
 from safe_rope._protection.watch import ConstructionWatch
 from safe_rope._recognition.reference import References, stock_class
 from safe_rope._recognition.walk import parts
@@ -253,7 +253,7 @@ def protect(
                 except UnsupportedModelError as error:
                     report.add_unprotected(path, result.module, str(error))
     for path, module, parent, *_ in everything:
-        if is_protected(module) or is_pinned(module):
+        if is_kept(module):
             lead_to_its_class(module, stock_class(module), parent)
             report.add(path, module)
         for found in (*frozen_positions((module,)), *unseen_positions((module,))):

@@ -51,6 +51,11 @@ def is_pinned(module: nn.Module) -> bool:
     return isinstance(module, PinnedPositions)
 
 
+def is_kept(module: nn.Module) -> bool:
+    """Whether ``module`` is a protected or a pinned one."""
+    return isinstance(module, ProtectedModule)
+
+
 def state_of(module: nn.Module) -> Any:
     """What a protected module knows: a `RotaryState`, or a `PinnedState` where it is pinned."""
     return module._safe_rope
