@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit.forward import device_of, isolated
 from safe_rope._audit.reference import TOLERANCE, Errors, sizes
-from safe_rope._base import bytecode, originals
+from safe_rope._base import changes, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import in_real_numbers, tensors_in
 from safe_rope._protection.rewrite import is_pinned
@@ -176,4 +176,4 @@ def may_be_made_anew(module: nn.Module) -> set[str]:
         for form in _forms(convention, originals.tensor([*range(8)], dtype=torch.int64, device="cpu")):
             with contextlib.suppress(UnansweredError, RuntimeError):
                 return _asked(module, form, None, None)[1]
-    return {name for name, _ in entries(module)} if bytecode.stores_when_called(stock) else set()
+    return {name for name, _ in entries(module)} if changes.stores_when_called(stock) else set()

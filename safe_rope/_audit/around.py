@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode, instructions
+from safe_rope._base import changes, instructions, methods
 from safe_rope._base.functions import signature_of
 from safe_rope._recognition.ask import UnansweredError, answering
 from safe_rope._recognition.outside import OutOfReachError
@@ -75,7 +75,7 @@ def stands_around(module: nn.Module, built: nn.Module | None) -> bool:
 def is_of_constructors(module: nn.Module, classes: Iterable[type]) -> bool:
     """Whether all that stands around a forward is in the constructors of a model's classes."""
     found = (own_forward(module), *(one.function for one in hooks_of(module)))
-    functions = (function for cls in classes for function in bytecode.constructing(cls))
+    functions = (function for cls in classes for function in methods.constructing(cls))
     known = {code for function in functions for code in instructions.codes(function.__code__)}
     return {_code(one) for one in found if one is not None} <= known
 
@@ -102,13 +102,13 @@ def _only_looks(function: Any) -> bool:
     if not isinstance(function, types.FunctionType):
         return False
     code = function.__code__
-    if bytecode.names_in(function) & {"setattr", "vars", "copy_"}:
+    if methods.names_in(function) & {"setattr", "vars", "copy_"}:
         return False
     done = instructions.steps(code)
     ends = [last for last, one in itertools.pairwise(done) if one.name == "RETURN_VALUE"]
     ends += [one for one in done if one.name == "RETURN_CONST"]
     is_silent = all("CONST" in one.name and one.value is None for one in ends)
-    if not is_silent or bytecode.writes_to_arguments(code, is_bound):
+    if not is_silent or changes.writes_to_arguments(code, is_bound):
         return False
     module = code.co_varnames[is_bound : is_bound + 1]
     return not any(_hands_on(inner, module) for inner in instructions.codes(code))

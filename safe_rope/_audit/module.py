@@ -39,7 +39,7 @@ from safe_rope._audit.unused import (
     is_compared_with_fp32,
     only_tells_its_dtype,
 )
-from safe_rope._base import bytecode
+from safe_rope._base import changes
 from safe_rope._base.dtypes import LOW, dtype_name
 from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
@@ -301,7 +301,7 @@ class ModuleAuditor:
         if is_compared_with_fp32(one.what, stock):
             return MAY_MAKE_ANEW
         # A cast of the module reaches buffers alone, and frequencies or phases are not what comes last.
-        is_put = one.what not in self.module._buffers and one.what in bytecode.changed_by_forward(stock)
+        is_put = one.what not in self.module._buffers and one.what in changes.changed_by_forward(stock)
         is_last = one.where == "module cast" and one.cos_error is not None
         return ROUNDED_LAST if is_put and is_last else None
 

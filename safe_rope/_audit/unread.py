@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.forward import device_of, isolated
-from safe_rope._base import bytecode, originals
+from safe_rope._base import methods, originals
 from safe_rope._base.tensors import tensors_in
 from safe_rope._recognition.ask import UnansweredError, ask
 from safe_rope._recognition.holdings import get_table, set_table
@@ -59,7 +59,7 @@ def _is_alike(
 
 def is_read_beside_forward(name: str, cls: type, others: Collection[type]) -> bool:
     """Whether methods that ``forward`` of a class does not reach, or other classes, read the table."""
-    beside = [one for other in others if other is not cls for one in bytecode.methods_of(other)]
-    reached = set(bytecode.reached_by_forward(cls))
-    beside += [one for one in bytecode.methods_of(cls) if one not in reached]
-    return any(name in bytecode.names_in(one) for one in beside if one.__name__ not in bytecode.INITIALISING)
+    beside = [one for other in others if other is not cls for one in methods.methods_of(other)]
+    reached = set(methods.reached_by_forward(cls))
+    beside += [one for one in methods.methods_of(cls) if one not in reached]
+    return any(name in methods.names_in(one) for one in beside if one.__name__ not in methods.INITIALISING)

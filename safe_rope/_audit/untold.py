@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode
+from safe_rope._base import bytecode, changes
 from safe_rope._base.dtypes import dtype_name, low_dtype_of
 from safe_rope._base.tensors import in_real_numbers
 from safe_rope._protection.frozen import random_tables
@@ -59,7 +59,7 @@ def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[st
         return
     built = reference.module
     stock = stock_class(module)
-    fills = bytecode.stores_when_called(stock)
+    fills = changes.stores_when_called(stock)
     for name, buffer in own_tensors(module):
         if name not in module._buffers or buffer.is_meta:
             continue

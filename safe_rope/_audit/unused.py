@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from safe_rope._base import bytecode, instructions
+from safe_rope._base import instructions, methods
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 
@@ -38,20 +38,20 @@ def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
         others: the classes of the modules of its model.
 
     """
-    own = bytecode.methods_of(cls)
+    own = methods.methods_of(cls)
     reads = [one for function in own for one in _reads(name, function)]
-    if not (reads and all(reads)) or any(_EVERYTHING & bytecode.names_in(one) for one in own):
+    if not (reads and all(reads)) or any(_EVERYTHING & methods.names_in(one) for one in own):
         return False
     beside = [*_of_torch(cls)]
-    beside += (one for other in others if other is not cls for one in bytecode.methods_of(other))
+    beside += (one for other in others if other is not cls for one in methods.methods_of(other))
     return not any(
-        name in bytecode.names_in(one) for one in beside if one.__name__ not in bytecode.INITIALISING
+        name in methods.names_in(one) for one in beside if one.__name__ not in methods.INITIALISING
     )
 
 
 def is_compared_with_fp32(name: str, cls: type) -> bool:
     """Whether ``forward`` of a class, or what it calls, asks if its table is FP32, and not to widen it."""
-    codes = (code for one in bytecode.reached_by_forward(cls) for code in instructions.codes(one.__code__))
+    codes = (code for one in methods.reached_by_forward(cls) for code in instructions.codes(one.__code__))
     return any(_is_compared(name, instructions.steps(code)) for code in codes)
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from safe_rope._base import instructions
-from safe_rope._base.bytecode import CHANGING, is_writing, methods_of, names_in, package, writes_to_arguments
+from safe_rope._base.changes import CHANGING, with_what_it_changes, writes_to_arguments
 from safe_rope._base.functions import default_values, filled_cells
 from safe_rope._base.instructions import Step
+from safe_rope._base.methods import methods_of, names_in, package
 
 _DRAWING = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"),
@@ -68,15 +69,13 @@ def _does(code: types.CodeType, function: types.FunctionType, own: Collection[st
     if any("out" in one for one in code.co_consts if isinstance(one, tuple)):
         return True
     kept = _names_of_kept(done, code)
-    writing = {one.attribute for one in done if one.attribute is not None and is_writing(one.attribute)}
-    for at, one in enumerate(done):
+    for at, (one, whole) in enumerate(with_what_it_changes(done)):
         if one.name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return True
         if one.is_method and not _is_called_quietly(done, at, function, own):
             return True
         if one.name.startswith(("LOAD_GLOBAL", "LOAD_NAME")) and not _is_named_quietly(one.value, function):
             return True
-        whole = instructions.changed(done, at, writing)
         if whole is not None and _is_kept(instructions.source(done, whole)[0], kept, code, function):
             return True
         if instructions.is_in_place(one) and at + 1 < len(done) and done[at + 1].value in kept:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from safe_rope._base import bytecode, instructions
+from safe_rope._base import instructions, methods
 
 _OF_ROPE_TYPES = ("_dynamic_frequency_update", "_longrope_frequency_update")
 """Methods of transformers from 4.43 on: they hand a config to the function of a rope type, or read it."""
@@ -90,12 +90,12 @@ def may_differ(module: Any, other: Any, cls: Any) -> bool:
 
 def functions_of(cls: type) -> Iterator[types.FunctionType]:
     """Yield ``forward``, that of each base and the methods that they name."""
-    methods = bytecode.methods_by_name(cls)
-    seen, waiting = set[types.CodeType](), list(methods.get("forward", ()))
+    by_name = methods.methods_by_name(cls)
+    seen, waiting = set[types.CodeType](), list(by_name.get("forward", ()))
     while waiting:
         function = waiting.pop()
         if function.__code__ not in seen:
             seen.add(function.__code__)
             yield function
-            for name in bytecode.names_in(function):
-                waiting += methods.get(name, ())
+            for name in methods.names_in(function):
+                waiting += by_name.get(name, ())

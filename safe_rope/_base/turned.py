@@ -11,7 +11,7 @@ import functools
 import types
 from typing import Any, NamedTuple
 
-from safe_rope._base import bytecode, instructions
+from safe_rope._base import bytecode, instructions, methods
 
 _SINES = {"sin", "cos", "sin_", "cos_", "polar"}
 _MULTIPLYING = {"mul", "mul_", "multiply", "div", "outer", "ger", "inner", "linear", *bytecode.PRODUCTS}
@@ -65,7 +65,7 @@ _CALLED = {
 @functools.lru_cache(maxsize=4096)
 def turned_at_random(cls: type) -> frozenset[str]:
     """Names of what a class takes sines or cosines of products with, if its constructor draws numbers."""
-    drawn = any(not _DRAWING.isdisjoint(bytecode.names_in(one)) for one in bytecode.constructing(cls))
+    drawn = any(not _DRAWING.isdisjoint(methods.names_in(one)) for one in methods.constructing(cls))
     return turned_when_multiplied(cls) if drawn else frozenset()
 
 
@@ -87,7 +87,7 @@ def _turned(cls: type) -> _Turned:
 @functools.lru_cache(maxsize=4096)
 def freezes(cls: type) -> bool:
     """Whether the constructor of a class says of any parameter whether it is trained."""
-    codes = [code for one in bytecode.constructing(cls) for code in instructions.codes(one.__code__)]
+    codes = [code for one in methods.constructing(cls) for code in instructions.codes(one.__code__)]
     keywords = (names for code in codes for names in code.co_consts if isinstance(names, tuple))
     named = {name for names in (*keywords, *(code.co_names for code in codes)) for name in names}
     return bool(named & {"requires_grad", "requires_grad_"})
@@ -97,7 +97,7 @@ class _Following:
     """One class, and what was found of it so far."""
 
     def __init__(self, cls: type) -> None:
-        self._methods = bytecode.methods_by_name(cls)
+        self._methods = methods.methods_by_name(cls)
         self._of_self = {one.__code__ for functions in self._methods.values() for one in functions}
         self._found: set[_Held] = set()
         self._results: dict[Any, _Made] = {}
@@ -179,7 +179,7 @@ class _Following:
 
     def _global(self, function: types.FunctionType, name: str) -> _Made:
         value = function.__globals__.get(name)
-        found = bytecode.called_beside(function, value)
+        found = methods.called_beside(function, value)
         kept = value if isinstance(value, types.ModuleType) else found
         return _word(name) | (frozenset() if kept is None else frozenset({kept}))
 
@@ -187,7 +187,7 @@ class _Following:
         if _SELF in of:
             return of - {_SELF} | {_Held(one.value)}
         modules = {module for module in of if isinstance(module, types.ModuleType)}
-        called = {bytecode.called_beside(function, vars(module).get(one.value)) for module in modules}
+        called = {methods.called_beside(function, vars(module).get(one.value)) for module in modules}
         word = _word(one.value) if modules or one.is_method else _NOTHING  # else it is a table of that name
         return (of - modules) | word | (called - {None})
 

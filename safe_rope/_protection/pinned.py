@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode
+from safe_rope._base import bytecode, changes
 from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.carried import Carried
 from safe_rope._base.dtypes import LOW
@@ -89,7 +89,7 @@ class PinnedState(Keeper):
         code = bytecode.conduct(stock)  # Dynamo cannot read bytecode
         self.code = code._replace(computes=code.computes or only_makes_positions(module, stock))
         self.only_counts = only_counts(module, stock)
-        if bytecode.stores_when_called(stock):
+        if changes.stores_when_called(stock):
             self.awaited = {name for name in self.pins if get_table(module, name) is None}
         self.acts = acts(stock)
         self.runner = stand_ins.Runner()
@@ -121,7 +121,7 @@ class PinnedState(Keeper):
         In FP32 it would find nothing to make.
         """
         kept = {name for name, pin in self.pins.items() if pin.finished and self.notes.get(name) in UNKNOWN}
-        return bool(kept and kept & bytecode.changed_by_forward(stock))
+        return bool(kept and kept & changes.changed_by_forward(stock))
 
     # ------------------------------------------------------------------ the tables
 
@@ -159,7 +159,7 @@ class PinnedState(Keeper):
         if is_learned(table):
             return  # `restore` leaves it where it is
         if table.dtype in LOW and self.pins[name].values.dtype not in LOW:
-            by_forward = bytecode.stores_when_called(stock_class(module)) and not is_watched()
+            by_forward = changes.stores_when_called(stock_class(module)) and not is_watched()
             if by_forward and is_cast(table, self.pins[name].values.to(table.device)):
                 return  # a mere cast: `restore` undoes it
             warnings.warn(

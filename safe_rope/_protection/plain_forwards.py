@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from safe_rope._base import bytecode
+from safe_rope._base import methods
 from safe_rope._base.forwards import A_TENSOR, functions_of, setting
 from safe_rope._recognition.specs import position_buffers
 from safe_rope.rotation._plain_code import TRUSTED, is_plain
@@ -29,7 +29,7 @@ def computes_alone(module: nn.Module, cls: Any) -> bool:
     if not own:
         return True
     watched = [n for n in (*vars(module), *vars(cls)) if setting(module, n) not in (None, A_TENSOR)]
-    known = {*_KNOWN, *position_buffers(module), *bytecode.methods_by_name(cls), *watched}
+    known = {*_KNOWN, *position_buffers(module), *methods.methods_by_name(cls), *watched}
     known |= {"max_seq_len_cached", "max_position_embeddings", "forward"}
     return all(is_plain(one, known) for one in own)
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from safe_rope._base.bytecode import INITIALISING
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.methods import INITIALISING
 from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import constant_in_graphs, graphs_find_properties_again, is_wrapped

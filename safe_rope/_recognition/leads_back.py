@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import nn
 
-from safe_rope._base.bytecode import named_by_forward, package
 from safe_rope._base.containers import held_in
 from safe_rope._base.functions import filled_cells
+from safe_rope._base.methods import named_by_forward, package
 from safe_rope._recognition.reference import stock_class
 
 _KEEPERS = (

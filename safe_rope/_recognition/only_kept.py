@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from safe_rope._base import bytecode
+from safe_rope._base import methods
 from safe_rope._base.instructions import Step, codes, rebound, steps
 from safe_rope._recognition.outside import is_followed
 
@@ -30,7 +30,7 @@ def only_kept(cls: Any) -> Mapping[str, str]:
     It may ask whether one is None. Nothing that helps the constructor reads such an attribute, nor gets the
     module itself. Somebody's own class may be followed further than that: it has none.
     """
-    bases = tuple(bytecode.bases(cls))
+    bases = tuple(methods.bases(cls))
     constructors = tuple(vars(base)["__init__"] for base in bases if "__init__" in vars(base))
     plain = all(type(one) is types.FunctionType and not hasattr(one, "__wrapped__") for one in constructors)
     if type(cls) is not type or not plain or is_followed(cls) or "__init__" not in vars(cls):
@@ -41,17 +41,17 @@ def only_kept(cls: Any) -> Mapping[str, str]:
 @functools.lru_cache(maxsize=4096)
 def _only_kept(cls: Any, constructors: tuple[types.FunctionType, ...]) -> Mapping[str, str]:
     """As `only_kept`, for the ``constructors`` that a class and its bases have now."""
-    packages = {bytecode.package(base.__module__) for base in bytecode.bases(cls)}
-    constructing = bytecode.constructing(cls)
-    everything = any(not bytecode.names_in(one).isdisjoint(_EVERYTHING) for one in constructing)
+    packages = {methods.package(base.__module__) for base in methods.bases(cls)}
+    constructing = methods.constructing(cls)
+    everything = any(not methods.names_in(one).isdisjoint(_EVERYTHING) for one in constructing)
     if len(packages) > 1 or everything or cls.__new__ is not object.__new__:
         return {}
-    own = bytecode.by_name(cls)
+    own = methods.by_name(cls)
     of_torch = [base for base in cls.__mro__ if base.__module__.startswith("torch.")]
     if not _HOOKS.isdisjoint(own) or of_torch != [nn.Module]:  # Linear, say, calls what a class overrides
         return {}
-    methods = {*constructors, *itertools.chain.from_iterable(bytecode.methods_by_name(cls).values())}
-    if any(_hands_itself_on(one.__code__, own) for one in constructing if one in methods):
+    its_own = {*constructors, *itertools.chain.from_iterable(methods.methods_by_name(cls).values())}
+    if any(_hands_itself_on(one.__code__, own) for one in constructing if one in its_own):
         return {}
     read = {step.attribute for one in constructing for code in codes(one.__code__) for step in steps(code)}
     kept = _kept(constructors[0].__code__)

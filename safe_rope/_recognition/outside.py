@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from safe_rope._base.bytecode import names_in
 from safe_rope._base.functions import default_values, filled_cells
+from safe_rope._base.methods import names_in
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode
+from safe_rope._base import bytecode, changes
 from safe_rope._base.tensors import is_given_back
 from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._recognition.holdings import (
@@ -110,7 +110,7 @@ def _may_be_a_base(module: nn.Module, name: str, value: torch.Tensor) -> bool:
 
 def is_state(module: nn.Module, name: str) -> bool:
     """Whether the methods of a module change what it holds by a name, such as a counter of its calls."""
-    return name in bytecode.changed_when_called(_stock(module))
+    return name in changes.changed_when_called(_stock(module))
 
 
 def _stock(module: nn.Module) -> type:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from safe_rope._base import bytecode
+from safe_rope._base import methods
 from safe_rope._base.containers import held_in
 from safe_rope._base.random_states import random_states, set_random_states
 from safe_rope._recognition.outside import CONTAINERS, Outside, Place, outside, place_of, remembering_in
@@ -63,7 +63,7 @@ class Untouched:
         context: contextvars.Context | None = None,
     ) -> None:
         self._anew, self._context = anew, context
-        bases = [*bytecode.bases(cls)]
+        bases = [*methods.bases(cls)]
         modules = [sys.modules.get(base.__module__) for base in bases]
         owners = [place for place in dict.fromkeys([*bases, *modules]) if place is not None]
         functions = [

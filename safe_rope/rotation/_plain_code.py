@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 from safe_rope._base import instructions
-from safe_rope._base.bytecode import writes_to_arguments
+from safe_rope._base.changes import writes_to_arguments
 from safe_rope._base.functions import filled_cells
 
 _ARRANGING = {

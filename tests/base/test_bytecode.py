@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import safe_rope
-from safe_rope._base.bytecode import conduct, counts_as_given, facts, only_hands_out, stores_when_called
+from safe_rope._base.bytecode import conduct, counts_as_given, facts, only_hands_out
+from safe_rope._base.changes import stores_when_called
 from safe_rope._base.instructions import steps
 from safe_rope.rotation._plain_code import is_plain
 
