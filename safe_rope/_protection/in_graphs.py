@@ -13,9 +13,9 @@ import torch
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import constant_in_graphs, pytree
+from safe_rope._protection.calls import Call
 from safe_rope._protection.in_fp32 import as_returned
 from safe_rope._protection.shown import as_stock_in_graph, warn_rounded
-from safe_rope._protection.stand_ins import Call
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope.rotation import CosSin, marked
 from safe_rope.rotation._cos_sin import is_dtype_the_mark

@@ -13,7 +13,7 @@ from torch import nn
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import tensors_in
-from safe_rope._protection.stand_ins import Call
+from safe_rope._protection.calls import Call
 from safe_rope._recognition.explained import LOW_PHASES
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance

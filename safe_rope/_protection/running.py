@@ -23,15 +23,11 @@ from safe_rope._base.positions import is_watched
 from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import is_dispatched, is_transformed, is_wrapped, set_compiler
 from safe_rope._protection import in_fp32, in_graphs, products
+from safe_rope._protection.as_stock import compare_remembered
+from safe_rope._protection.calls import Call
+from safe_rope._protection.low_counts import counts_low
 from safe_rope._protection.shown import STATE, sees
-from safe_rope._protection.stand_ins import (
-    Call,
-    as_it_is,
-    marked,
-    marked_anew,
-    on_twin,
-    rounded,
-)
+from safe_rope._protection.stand_ins import as_it_is, marked, marked_anew, on_twin, rounded
 from safe_rope._protection.traced import is_traced, run_traced
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
@@ -129,14 +125,14 @@ def _run(call: Call) -> Any:
     if state.how == "results" and not _has_low_weights(module):
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins) or bool(state.caches)
-    if not low and not (_is_lowered_by_its_call(call) or in_fp32.counts_low(call)):
+    if not low and not (_is_lowered_by_its_call(call) or counts_low(call)):
         with products.noticed(call):
             return _run_as_it_is(call)
     if state.runner.as_stock or _does_more(module):
         with products.noticed(call):
             result = in_fp32.run_once(call)
         if state.runner.as_stock:
-            in_fp32.compare_remembered(call, result)
+            compare_remembered(call, result)
         return result
     if state.pins and _is_ready(state, state.pins) and (call.watched or _meets_its_dtype(call)):
         exact = state.code.asks_for_fp32 and not call.watched
