@@ -8,7 +8,6 @@ when something is called, cast or moved, or when the guard closes.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import math
@@ -16,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
+from safe_rope._protection.reruns import Reruns, key_of
 from safe_rope._protection.rewrite import ProtectedModule, is_pinned, settle, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._protection.wrapped_methods import (
@@ -48,19 +48,15 @@ from safe_rope._recognition.arguments import (
     Arguments,
     arguments_in,
     first_argument,
-    has_moved,
     has_no_constructor,
     infer_arguments,
 )
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
-from safe_rope._recognition.only_kept import only_kept
-from safe_rope._recognition.outside import OutOfReachError, is_followed
 from safe_rope._recognition.rebuild import rebuilding
-from safe_rope._recognition.reference import Again, Reference, corresponds, stock_class
-from safe_rope._recognition.tables import makes_own_waves, may_hold_positions
-from safe_rope._recognition.untouched import Before
+from safe_rope._recognition.reference import Reference, corresponds, stock_class
+from safe_rope._recognition.tables import may_hold_positions
 from safe_rope._recognition.walk import within
 from safe_rope.constructors import _shadow
 from safe_rope.errors import UnsupportedModelError
@@ -112,9 +108,7 @@ class ConstructionWatch:
         # What held nothing when it was looked at; its parent may have filled it since.
         self._nothing_yet = ByIdentity[nn.Module, _Building]()
         self._looked_at = ByIdentity[nn.Module, None]()
-        self._again: dict[Hashable, tuple[Arguments, Again]] = {}
-        self._before = ByIdentity[nn.Module, tuple[Before, bool]]()
-        self._again_of = ByIdentity[nn.Module, tuple[Arguments, Again]]()
+        self._reruns = Reruns()
         self._states: dict[Hashable, _Known] = {}
         self._seen = ByIdentity[nn.Module, None]()
         self._refused = ByIdentity[nn.Module, str]()
@@ -161,9 +155,7 @@ class ConstructionWatch:
             self._nothing_yet.clear()
             self._owners.clear()
             self._building.clear()
-            self._again.clear()
-            self._again_of.clear()
-            self._before.clear()
+            self._reruns = Reruns()
             self._states.clear()
 
     def catch_up(self) -> None:
@@ -234,19 +226,8 @@ class ConstructionWatch:
         self._building[module] = building
         self._is_new = True
         wrap_call()
-        conditions = building.conditions
-        if conditions is None or conditions.plain or arguments is None:
-            return
-        if not makes_own_waves(type(module)):
-            return
-        key = _key(type(module), arguments, conditions)
-        if conditions.device == "meta":
-            if key is not None:  # when it is looked at, a setting that its constructor reads may be another
-                again = self._run_again(module, arguments, conditions, key)
-                again.certain &= not (again.moves and has_moved(module, frame))
-        elif is_followed(type(module)):
-            with contextlib.suppress(OutOfReachError):
-                self._before[module] = Before(type(module), arguments.held()), has_moved(module, frame)
+        if building.conditions is not None and arguments is not None:
+            self._reruns.note(module, frame, arguments, building.conditions)
 
     def note_copy(self, module: nn.Module) -> None:
         """Remember that ``module`` is a copy, which no constructor has built."""
@@ -373,14 +354,14 @@ class ConstructionWatch:
         arguments = building.arguments
         if arguments is None and not building.is_filled:
             arguments = infer_arguments(module, stock_class(module))
-        key = None if arguments is None else _key(type(module), arguments, building.conditions)
+        key = None if arguments is None else key_of(type(module), arguments, building.conditions)
         seen = building.arguments is not None and key is not None
         # transformers < 4.48 builds one rotary module per layer: plan the first, reuse its plan for the rest.
         known = self._states.get((key, around)) if seen else None
         if known is not None and _is_built_alike(module, known.built):
             state = known.state.of_another(module)
             return Protection(module, state, reference=known.reference)
-        again = None if arguments is None else self._run_again(module, arguments, building.conditions, key)
+        again = None if arguments is None else self._reruns.of(module, arguments, building.conditions, key)
         if again is not None and not again.made(module):
             again = None
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
@@ -424,33 +405,12 @@ class ConstructionWatch:
         if found is None:
             return None
         owner, path, building, arguments = found
-        key = _key(type(owner), arguments, building.conditions)
-        again = self._run_again(owner, arguments, building.conditions, key)
+        key = key_of(type(owner), arguments, building.conditions)
+        again = self._reruns.of(owner, arguments, building.conditions, key)
         if again.rebuilt is None or not again.made(owner) or not corresponds(again.rebuilt, path, module):
             return None
         plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
         return Reference(again, path, plain=plain and not building.is_used)
-
-    def _run_again(
-        self, module: nn.Module, arguments: Arguments, conditions: Conditions | None, key: Hashable | None
-    ) -> Again:
-        kept = only_kept(type(module))
-        if key is not None and kept:
-            key = _key(type(module), arguments, conditions, kept)
-        known = self._again.get(key) if key is not None else None
-        if known is not None and known[1].moves:
-            known = self._again_of.get(module)  # another call of the constructor makes something else
-        if known is None:
-            possible = Conditions.usual() if conditions is None else conditions.variants()
-            before, moved = self._before.get(module, (None, False))
-            again = Again(type(module), arguments, possible, before)
-            again.certain &= not (again.moves and moved)
-            known = self._again_of[module] = (arguments, again)
-            if key is not None:
-                self._again.setdefault(key, known)  # the arguments stay alive, so that ids stay theirs
-        own = {} if known[0] is arguments else arguments.kwargs
-        numbers = {attribute: own[name] for name, attribute in kept.items() if type(own.get(name)) is int}
-        return known[1].of_another(numbers) if numbers else known[1]
 
     def has_seen_a_model(self) -> bool:
         """Whether a module was built that does more than to hold an unprotected one from before the guard."""
@@ -528,14 +488,6 @@ def _is_under_construction(module: nn.Module, frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _key(
-    cls: type, arguments: Arguments, conditions: Conditions | None, kept: Collection[str] = ()
-) -> Hashable | None:
-    """Return what two calls of a constructor that make the same tables have in common."""
-    key = arguments.key(kept)
-    return None if key is None else (cls, conditions, key)
 
 
 def _is_built_alike(module: nn.Module, built: dict[str, torch.Tensor]) -> bool:
