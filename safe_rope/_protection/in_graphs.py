@@ -18,7 +18,7 @@ from safe_rope._protection.in_fp32 import as_returned
 from safe_rope._protection.shown import as_stock_in_graph, warn_rounded
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope.rotation import CosSin, marked
-from safe_rope.rotation._cos_sin import is_dtype_the_mark
+from safe_rope.rotation._marks import is_dtype_the_mark
 
 _SEEN_THROUGH = (torch.Tensor, torch.dtype, torch.device, torch.Size, bool, int, float, str, type(None))
 """What hides no tensor from whoever raises arguments and rounds results."""

@@ -35,7 +35,7 @@ from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 from safe_rope.errors import UnsupportedModelError
 from safe_rope.rotation import _installed
-from safe_rope.rotation._cos_sin import marked
+from safe_rope.rotation._marks import marked
 from safe_rope.tables._rows import checked_once
 
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()

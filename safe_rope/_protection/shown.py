@@ -21,7 +21,8 @@ from safe_rope._recognition.arguments import first_argument
 from safe_rope._recognition.holdings import get_table, is_inside
 from safe_rope._recognition.tables import is_frequency
 from safe_rope.errors import PrecisionWarning
-from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark
+from safe_rope.rotation._cos_sin import CosSin
+from safe_rope.rotation._marks import is_dtype_the_mark
 
 STATE = "_safe_rope"
 """The attribute in which a protected module keeps its state."""

@@ -26,7 +26,8 @@ from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
-from safe_rope.rotation._cos_sin import CosSin, is_dtype_the_mark, is_marked, marked, plain
+from safe_rope.rotation._cos_sin import CosSin, plain
+from safe_rope.rotation._marks import is_dtype_the_mark, is_marked, marked
 from safe_rope.rotation._plain_code import TRUSTED, Helper, helpers_of
 from safe_rope.rotation._samples import can_sample, recognise, returns_low
 from safe_rope.rotation.kernels import Form, rotate, rotate_

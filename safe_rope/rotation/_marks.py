@@ -1,0 +1,52 @@
+"""How cos and sin are marked on their way: as `CosSin`, by an attribute in an export, or by their dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from safe_rope._base import torch_private
+from safe_rope._base.torch_private import constant_in_graphs, graphs_take_attributes, has_tangent
+from safe_rope.rotation._cos_sin import CosSin
+
+_MARK = "_safe_rope_cos_sin"
+
+
+def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:
+    """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory.
+
+    ``nominal``: the dtype that the stock model's table has here.
+    """
+    if is_dtype_the_mark():
+        return tensor
+    in_graph = torch.compiler.is_dynamo_compiling()  # where nothing is wrapped
+    if nominal is not None and not in_graph and torch_private.is_wrapped(tensor):
+        return tensor.to(nominal)  # what a transform wraps cannot be computed with below it, where marks are
+    if nominal is not None and not in_graph and has_tangent(tensor):
+        return tensor.to(nominal)
+    if _is_exported():
+        if in_graph:
+            tensor = tensor[...]  # Dynamo sets no attribute of what came in a tuple, as from torch.split
+        setattr(tensor, _MARK, True)  # the graph is the whole model, and returns plain tensors
+        return tensor
+    # In a graph of Dynamo, too: it may end here, and of what is made from an output only the type is kept.
+    return CosSin(tensor, nominal, faced=True)
+
+
+@constant_in_graphs
+def _is_exported() -> bool:
+    # Asked outside of the graph: Dynamo before torch 2.13 takes each of its graphs for an exported one.
+    return torch_private.is_exporting()
+
+
+def is_dtype_the_mark() -> bool:
+    """Whether a Dynamo that refuses attributes traces this: there FP32 beside lower dtypes is a table."""
+    return torch.compiler.is_dynamo_compiling() and not graphs_take_attributes()
+
+
+def is_marked(value: Any) -> bool:
+    """Whether ``value`` is a table that a protected module returned."""
+    if isinstance(value, CosSin) or not isinstance(value, torch.Tensor):
+        return isinstance(value, CosSin)
+    return not is_dtype_the_mark() and hasattr(value, _MARK)
