@@ -162,7 +162,8 @@ def _reaching(bindings: list[Binding], loops: Loops, place: Place) -> list[Bindi
     reaching: list[Binding] = []
     arms = dict(place.path)
     rest = place.path
-    before = bisect_left(bindings, max(place.order, 1), key=_order)  # parameters have order 0
+    first = max(place.order, 1)  # parameters have order 0
+    before = bisect_left(bindings, first, key=lambda one: one.place.order)
     for binding in map(bindings.__getitem__, range(before - 1, -1, -1)):
         if any(arms.get(branch, arm) != arm for branch, arm in binding.place.path):
             continue
@@ -176,10 +177,6 @@ def _reaching(bindings: list[Binding], loops: Loops, place: Place) -> list[Bindi
     if reaching or later:
         return reaching + [bindings[at] for at in later]
     return [binding for binding in bindings if binding.place.order != place.order]
-
-
-def _order(binding: Binding) -> int:
-    return binding.place.order
 
 
 def _in_loops(bindings: list[Binding]) -> Loops:
