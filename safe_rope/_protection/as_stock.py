@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import flattened, in_real_numbers
 from safe_rope._base.torch_private import pytree, unrecorded
 from safe_rope._protection.calls import Call
-from safe_rope._protection.shown import seen
+from safe_rope._protection.shown import seen, tell_once
 from safe_rope._protection.stand_ins import as_it_is, rounded, stand_in_for
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.ask import UnansweredError
@@ -23,7 +22,6 @@ from safe_rope._recognition.leads_back import Back
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.untouched import Untouched
-from safe_rope.errors import PrecisionWarning
 
 logger = logging.getLogger(__name__)
 
@@ -120,14 +118,12 @@ def compare_remembered(call: Call, given: Any) -> None:
         true = None
     pairs = list(zip(flattened(given)[0], flattened(true)[0], strict=False))
     if true is None or any(isinstance(b, torch.Tensor) and _is_off(a, b) for a, b in pairs):
-        call.state.notes["forward"] = COMPUTED_LOW
-        warnings.warn(
+        text = (
             f"{stock.__module__}.{stock.__name__} computes positions in low precision and remembers them on "
             "a class or in a module, for all that ask for them: they are as in the stock model. Compute them "
-            "in torch.float32 and round what forward returns",
-            PrecisionWarning,
-            stacklevel=2,
+            "in torch.float32 and round what forward returns"
         )
+        tell_once(call.state.notes, "forward", COMPUTED_LOW, text)
 
 
 def _show_caches(state: Any, stand_in: nn.Module) -> None:

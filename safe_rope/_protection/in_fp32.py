@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
@@ -20,13 +19,12 @@ from safe_rope._base.tensors import flattened, is_shared, mapped
 from safe_rope._protection.as_stock import ask, compare_remembered, refusal_of_fp32
 from safe_rope._protection.calls import Call, call_key
 from safe_rope._protection.low_counts import tell_of_rounded_counts
-from safe_rope._protection.shown import STATE, seen_cache, show, warn_rounded
+from safe_rope._protection.shown import STATE, seen_cache, show, tell_once, warn_rounded
 from safe_rope._protection.stand_ins import Result, Results, as_it_is, followed, on_twin, rounded
 from safe_rope._recognition.explained import LOW_PHASES, NOT_COMPARED
 from safe_rope._recognition.holdings import entries, get_table, set_table
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
-from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation import CosSin, marked, round_results
 from safe_rope.rotation._cos_sin import low_phases
 from safe_rope.rotation._cos_sin import rounded as rounded_once
@@ -128,16 +126,13 @@ def _run_unasked(call: Call) -> Any:
 
 def tell_of_stock(call: Call, reason: str) -> None:
     """Warn, once for a module, that its positions are as in the stock model, and why."""
-    notes, stock = call.state.notes, stock_class(call.module)
-    if "forward" not in notes:
-        notes["forward"] = NOT_COMPARED
-        warnings.warn(
-            f"{stock.__module__}.{stock.__name__} computes positions and cannot be compared with FP32 "
-            f"({reason}): they are as in the stock model, which may compute them in low precision. Compute "
-            "them in torch.float32 and round what forward returns",
-            PrecisionWarning,
-            stacklevel=2,
-        )
+    stock = stock_class(call.module)
+    text = (
+        f"{stock.__module__}.{stock.__name__} computes positions and cannot be compared with FP32 "
+        f"({reason}): they are as in the stock model, which may compute them in low precision. Compute them "
+        "in torch.float32 and round what forward returns"
+    )
+    tell_once(call.state.notes, "forward", NOT_COMPARED, text)
 
 
 def as_returned(table: torch.Tensor) -> torch.Tensor:
@@ -243,11 +238,8 @@ def _as_in_stock(call: Call, leaf: Any, result: Result | torch.dtype | None, app
 
 def _tell_of_gradients(call: Call, dtype: torch.dtype) -> None:
     """Warn, once for a module, that phases are rounded, since no exact ones lead a gradient back."""
-    if "phases" not in call.state.notes:
-        call.state.notes["phases"] = LOW_PHASES
-        warnings.warn(
-            f"{call.state.owner} returns phases in {dtype} that have a gradient, which an exact table "
-            "would cut off: they are rounded there, as in stock. Compute cos and sin in that forward",
-            PrecisionWarning,
-            stacklevel=2,
-        )
+    text = (
+        f"{call.state.owner} returns phases in {dtype} that have a gradient, which an exact table would cut "
+        "off: they are rounded there, as in stock. Compute cos and sin in that forward"
+    )
+    tell_once(call.state.notes, "phases", LOW_PHASES, text)

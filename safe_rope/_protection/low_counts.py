@@ -12,6 +12,7 @@ from safe_rope._base.tensors import flattened
 from safe_rope._base.torch_private import unrecorded
 from safe_rope._protection.as_stock import as_stock
 from safe_rope._protection.calls import MANY, Call, call_key
+from safe_rope._protection.shown import tell_once
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.explained import COMPUTED_LOW
 from safe_rope._recognition.holdings import get_table
@@ -73,15 +74,12 @@ def _makes_counts(call: Call, held: list[str]) -> bool:
 
 def _tell_of_counts(call: Call, dtype: torch.dtype) -> None:
     """Warn, once for a module, that what it makes of activations is made of rounded counts, too."""
-    if "forward" not in call.state.notes:
-        call.state.notes["forward"] = COMPUTED_LOW
-        warnings.warn(
-            f"{call.state.owner} counts in {dtype}, which counts no further than "
-            f"{2 / torch.finfo(dtype).eps:.0f}, beside activations: it does so as in the stock model. Count "
-            "in torch.float32 or in integers",
-            PrecisionWarning,
-            stacklevel=2,
-        )
+    text = (
+        f"{call.state.owner} counts in {dtype}, which counts no further than "
+        f"{2 / torch.finfo(dtype).eps:.0f}, beside activations: it does so as in the stock model. Count in "
+        "torch.float32 or in integers"
+    )
+    tell_once(call.state.notes, "forward", COMPUTED_LOW, text)
 
 
 def tell_of_rounded_counts(call: Call) -> None:

@@ -205,6 +205,13 @@ def _tell_of_counts(owner: str, name: str, dtype: torch.dtype) -> bool:
     return True
 
 
+def tell_once(notes: dict[str, str], what: str, note: str, text: str) -> None:
+    """Warn of ``what``, once for a module, in whose notes it stands from then on."""
+    if what not in notes:
+        notes[what] = note
+        warnings.warn(text, PrecisionWarning, stacklevel=3)
+
+
 def warn_rounded(owner: str, name: str, dtype: torch.dtype) -> None:
     """Warn that frequencies are rounded for once, as in the stock model."""
     warnings.warn(
