@@ -70,6 +70,14 @@ REFUSED = {
         config(zero_optimization={"stage": 3, "zero_quantized_weights": True}),
         "remove zero_quantized_weights",
     ),
+    "quantised gradients": (
+        config(zero_optimization={"stage": 3, "zero_quantized_gradients": True}),
+        "remove zero_quantized_gradients",
+    ),
+    "quantised frozen weights": (
+        config(zero_optimization={"stage": 3, "zero_quantized_nontrainable_weights": True}),
+        "remove zero_quantized_nontrainable_weights",
+    ),
     "stage": (config(zero_optimization={"stage": 4}), "must be 0, 1, 2 or 3, got 4"),
     "left to the Trainer": (config(gradient_accumulation_steps="auto"), "only the HF Trainer"),
     "reduction dtype": (config(communication_data_type="fp64"), "one of fp32, fp16, bf16"),
