@@ -6,23 +6,34 @@ import contextlib
 import functools
 import operator
 from collections.abc import Container, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.tables import Held, frozen, rounded_lists
+from safe_rope._base import bytecode
 from safe_rope._base.dtypes import dtype_name, low_dtype_of
 from safe_rope._base.forwards import reads_of
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.torch_private import is_learned
+from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._protection.frozen import turns_in_script, unkept_tables
 from safe_rope._protection.rewrite import is_kept, is_pinned, state_of
 from safe_rope._recognition.ask import copied
 from safe_rope._recognition.explained import UNKNOWN, is_cast
-from safe_rope._recognition.holdings import get_table, nested
+from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, stock_class
-from safe_rope._recognition.tables import is_empty_table, is_finished, is_frequency, is_table_of
+from safe_rope._recognition.tables import (
+    is_empty_table,
+    is_finished,
+    is_frequency,
+    is_library_module,
+    is_no_position,
+    is_readable,
+    is_table_of,
+)
 from safe_rope._recognition.truths import is_told_alone, tables_of
 from safe_rope.registry import RopePatch
 from safe_rope.rotation import plain
@@ -40,8 +51,39 @@ def held_tables(module: nn.Module, reference: Reference, patch: RopePatch | None
         patch: what covers it, or None.
     """
     kept = _kept_or_built(module, reference, patch)
-    every = (*kept, *_out_of_reach(module, reference), *_nested(module, reference))
-    return {held.name: held for held in every}
+    every = (*_cast_beside(module, reference), *kept, *_out_of_reach(module, reference))
+    return {held.name: held for held in (*every, *_nested(module, reference))}
+
+
+def may_be_cast_beside(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a module takes sines of products with, and others that may have been complex.
+
+    No name, and no order of their numbers, tells that they are tables.
+    """
+    stock: Any = stock_class(module)
+    turned, changed = turned_when_multiplied(stock), bytecode.changed_by_forward(stock)
+    for name, value in () if is_library_module(module) else entries(module):
+        if not isinstance(value, Tensor) or value.is_meta or not is_readable(value):
+            continue
+        is_float = value.is_floating_point() and not isinstance(value, nn.Parameter)
+        is_wanted = is_float and (name in turned or value.numel() > 1)
+        if is_wanted and not (name in changed or is_no_position(name)):
+            yield name, value
+
+
+def _cast_beside(module: nn.Module, reference: Reference) -> Iterator[Held]:
+    """Yield those whose numbers are what a cast leaves of those that the constructor makes."""
+    built = reference.module
+    if built is None or built is module:
+        return
+    turned = turned_when_multiplied(stock_class(module))
+    for name, value in may_be_cast_beside(module):
+        made, current = get_table(built, name), plain(value).detach().cpu()
+        if not isinstance(made, Tensor) or made.is_meta or made.shape != current.shape:
+            continue
+        is_told = made.is_complex() or (name in turned and made.is_floating_point())
+        if is_told and is_cast(current, made) and not bool((current == made).all()):
+            yield Held(name, value, made, False, certain=True)
 
 
 def fill_as_loaded(module: nn.Module, built: nn.Module, tables: Container[str]) -> Iterator[tuple[str, str]]:

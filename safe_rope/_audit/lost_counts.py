@@ -1,4 +1,4 @@
-"""Integers that count positions for whoever looks them up, where other numbers stand now."""
+"""Integers that a constructor makes for whoever looks them up, where other numbers stand now."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from safe_rope._recognition.tables import is_library_module, is_readable, is_sta
 
 _INTEGERS = (torch.int32, torch.int64)
 _MOST = 2**22
-_FARTHEST = 2**31
+_FARTHEST = 2**27
+"""The bits of most floating numbers, read as an integer, are more."""
 _SAID = (
-    "its constructor counts there, and these are other numbers: memory that was never filled "
+    "its constructor makes other integers there: memory that was never filled "
     "(made on the meta device, then to_empty), or somebody's intent"
 )
 
 
 def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Callable[[], Reference]) -> None:
-    """Add the buffers of integers that are to count, and hold what fresh memory does: they are unknown.
+    """Add the buffers of integers that hold what fresh memory does, and are to hold others: they are unknown.
 
     ``find`` returns what the module's constructor makes; it is asked where a buffer may be one of them.
     """
@@ -38,7 +39,7 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
     for name, value in integers.items():
         made = get_table(built, name)
         is_told = isinstance(made, Tensor) and not made.is_meta and made.shape == value.shape
-        if not is_told or (path, name) in known or not _is_count(made):
+        if not is_told or (path, name) in known or _is_as_never_filled(made):
             continue
         report.findings.append(Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype)))
         entry = next((one for one in report.modules if one.path == path), None)

@@ -13,6 +13,7 @@ from torch import nn
 from safe_rope import constructors
 from safe_rope._audit import counted
 from safe_rope._audit.elsewhere import add_elsewhere, rounded_elsewhere
+from safe_rope._audit.held import may_be_cast_beside
 from safe_rope._audit.lost_counts import add_lost_counts
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
@@ -132,6 +133,7 @@ def _wrappers(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Mod
 
 def _is_audited(module: nn.Module) -> bool:
     left = any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
+    left = left or any(may_be_cast_beside(module))
     known = left or is_kept(module) or concerns(module) or is_position_module(module)
     return known or counted.may_be_asked(module)
 

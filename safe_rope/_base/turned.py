@@ -209,7 +209,8 @@ class _Following:
                 for method in self._methods.get(one.name, ()):
                     result |= self._run(method.__code__, method, {}, given - {one})
         result = frozenset(x for x in result if not isinstance(x, types.CodeType | types.FunctionType))
-        return frozenset(one._replace(is_called=True) for one in held) if held == of else result
+        is_module = held == of and not any(one.name in self._methods for one in held)
+        return frozenset(one._replace(is_called=True) for one in held) if is_module else result
 
 
 def _word(name: str) -> _Made:

@@ -303,7 +303,8 @@ def is_position_table(name: str, tensor: torch.Tensor, origin: Origin) -> bool:
     if _ALWAYS.search(name):
         values = tensor.reshape(-1)
         return bool(torch.isfinite(tensor.abs()).all()) and not bool((values == values[0]).all())
-    counted = bool(origin & Origin.COUNTED) or (bool(origin & Origin.LITERAL) and is_progression(tensor))
+    is_listed = bool(origin & Origin.LITERAL) and (is_progression(tensor) or are_slopes(tensor))
+    counted = bool(origin & Origin.COUNTED) or is_listed
     if not counted and _SELDOM.search(name.lower()):
         return False
     if not tensor.is_floating_point() and not tensor.is_complex():

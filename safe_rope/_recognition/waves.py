@@ -50,16 +50,20 @@ def is_progression(tensor: torch.Tensor) -> bool:
 
 def are_slopes(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything."""
-    slopes = tensor.detach().squeeze().double()
-    if slopes.dim() != 1 or len(slopes) < FEWEST_ROWS:
+    slopes = tensor.detach().squeeze()
+    if not slopes.is_floating_point() or slopes.dim() != 1 or len(slopes) < FEWEST_ROWS:
         return False
+    slopes = slopes.double()
     places = torch.arange(1, len(slopes) + 1, dtype=torch.float64, device=tensor.device)
     true = 2 ** (-8 * places / len(slopes))
     return bool(((slopes - true).abs() <= _ROUNDING * true).all())
 
 
 def rises_or_falls(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
-    """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall."""
+    """Whether a tensor may hold frequencies, or phases in rows: positive numbers that rise or fall.
+
+    The first of those that rise may be zero, as of pi times a count.
+    """
     values = tensor.squeeze()
     if values.is_complex() or values.is_meta or values.dim() not in (1, 2) or len(values) < fewest:
         return False
@@ -72,13 +76,16 @@ def rises_or_falls(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:
     one_way = bool((steps >= 0).all()) or bool((steps <= 0).all())  # rounded, two may be the same
     if values.dim() == 1 and bool((steps <= 0).all()):
         values = values[: max(FEWEST // 2, int((values > 0).sum()))]  # the rest turns nothing
+    elif values.dim() == 1 and bool(values[0] == 0):
+        values = values[1:]
     are_some = bool(steps.any()) if values.dim() == 2 else bool((values > 0).all())
     return one_way and are_some and bool((values >= 0).all())
 
 
 def falls_from_one(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds what frequencies are with every base, and slopes are not."""
-    return tensor.dim() == 1 and rises_or_falls(tensor) and float(tensor.max()) == 1.0
+    rises_from_zero = tensor.dim() == 1 and len(tensor) > 0 and bool(tensor[0] == 0)
+    return tensor.dim() == 1 and not rises_from_zero and rises_or_falls(tensor) and float(tensor.max()) == 1.0
 
 
 def are_phasors(tensor: torch.Tensor, error: float = EXACT) -> bool:
