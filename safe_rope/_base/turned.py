@@ -51,13 +51,23 @@ class _Turned(NamedTuple):
     called: frozenset[str]
 
 
+_SHAPES = {
+    *("shape", "size", "dim", "ndim", "numel", "dtype", "device", "len", "isinstance"),
+    *("zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"),
+}
+"""What asks a tensor for no values."""
+_LIKE = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
+"""What asks its arguments for no values."""
 _SELF, _SINE, _PRODUCT, _EXP, _IMAGINARY = "self", "sine", "product", "exp", "imaginary"
+_SHAPE, _ALIKE = "shape", "alike"
 _Made = frozenset[Any]
 """What a value is made of: words as above, `_Held`, functions, code and Python modules."""
 _NOTHING: _Made = frozenset()
 _CALLED = {
     **dict.fromkeys(_SINES, _SINE),
     **dict.fromkeys(_MULTIPLYING, _PRODUCT),
+    **dict.fromkeys(_SHAPES, _SHAPE),
+    **dict.fromkeys(_LIKE, _ALIKE),
     "exp": _EXP,
 }
 
@@ -172,7 +182,10 @@ class _Following:
         if one.name.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
             of = self._attribute(of, one, function)
         elif instructions.calls(one):
-            of = self._call(of, function, variables)
+            low = min(one.depth, before)  # what is called, beside a null or its object
+            called = stack.get(low, _NOTHING) | (stack.get(low + 1, _NOTHING) if low < before else _NOTHING)
+            is_followed = self._is_followed(called)
+            of = self._call(called if _ALIKE in called else of, is_followed, function, variables)
         elif (one.name, one.value) in _PRODUCTS:
             of = _multiplied(of)
         return dict.fromkeys(range(min(one.depth, before), one.depth + 1), of)
@@ -187,19 +200,30 @@ class _Following:
         if _SELF in of:
             return of - {_SELF} | {_Held(one.value)}
         modules = {module for module in of if isinstance(module, types.ModuleType)}
+        if one.value in _SHAPES and not modules:
+            return _NOTHING
         called = {methods.called_beside(function, vars(module).get(one.value)) for module in modules}
         word = _word(one.value) if modules or one.is_method else _NOTHING  # else it is a table of that name
         return (of - modules) | word | (called - {None})
 
-    def _call(self, of: _Made, function: types.FunctionType, variables: dict[str, _Made]) -> _Made:
+    def _is_followed(self, called: _Made) -> bool:
+        """Whether something with code is called: its result is of what that returns."""
+        functions = any(isinstance(one, types.CodeType | types.FunctionType) for one in called)
+        return functions or any(isinstance(one, _Held) and one.name in self._methods for one in called)
+
+    def _call(
+        self, of: _Made, is_followed: bool, function: types.FunctionType, variables: dict[str, _Made]
+    ) -> _Made:
+        if _SHAPE in of:
+            return _NOTHING
         # ``torch.relu`` has torch itself on the stack, beside what is called.
         of = frozenset(one for one in of if not isinstance(one, types.ModuleType))
         held = {one for one in of if isinstance(one, _Held)}
         if _SINE in of or {_EXP, _IMAGINARY} <= of:
             self._found |= held
-        given = frozenset(of - {_SINE, _EXP, _PRODUCT})
+        given = frozenset(of - {_SINE, _EXP, _PRODUCT, _ALIKE})
         given = _multiplied(given) if _PRODUCT in of else given
-        result = given
+        result = _NOTHING if is_followed else given
         for one in of:
             if isinstance(one, types.CodeType):
                 result |= self._run(one, function, dict(variables), given - {one})

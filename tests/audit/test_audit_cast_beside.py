@@ -121,6 +121,55 @@ def test_what_no_cast_has_reached_is_none(cls: type[nn.Module]) -> None:
     assert safe_rope.audit(cls().double()).ok
 
 
+class ScaledWords(Beside):
+    """Multiplies words by a number, and counts as many positions as there are words."""
+
+    def fill(self) -> None:
+        self.register_buffer("embed_scale", torch.tensor(math.sqrt(48)), persistent=False)
+
+    def phases(self, positions: Tensor) -> Tensor:
+        return positions[:, None] * torch.exp(torch.arange(DIM // 2).float() * -math.log(10000.0) / 8)
+
+    def counts(self, words: Tensor) -> Tensor:
+        return torch.arange(words.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.lin(x) * self.embed_scale
+        phases = self.phases(self.counts(words).float())
+        return words + torch.cat([phases.sin(), phases.cos()], -1).to(words)
+
+
+class ScaledWordsBySize(ScaledWords):
+    def counts(self, words: Tensor) -> Tensor:
+        _, length, _ = words.size()
+        return torch.arange(length, device=words.device)
+
+
+class ScaledWordsByLength(ScaledWords):
+    def counts(self, words: Tensor) -> Tensor:
+        return torch.ones(len(words[0])).cumsum(-1).type_as(words) - 1
+
+
+class ScaledWordsInPlace(ScaledWords):
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.lin(x) * self.embed_scale
+        added = torch.zeros_like(words)
+        phases = self.phases(torch.arange(x.shape[1]))
+        added[..., 0::2] = phases.sin().to(words.dtype)
+        added[..., 1::2] = phases.cos().to(words.dtype)
+        return words + added
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("cls", [ScaledWords, ScaledWordsBySize, ScaledWordsByLength, ScaledWordsInPlace])
+def test_a_number_beside_what_is_turned_is_no_position(cls: type[nn.Module]) -> None:
+    """Its sines are as right after a cast as before, and the number is a weight's business."""
+    model = cls().bfloat16()
+    x = torch.randn(1, 40, DIM, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert model(x).dtype == torch.bfloat16
+    assert not safe_rope.audit(model).findings
+
+
 @pytest.mark.contract
 def test_what_the_guard_does_not_keep_is_damaged_in_a_module_that_it_keeps() -> None:
     """The report names that module, and the audit the number."""
