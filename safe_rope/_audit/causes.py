@@ -44,6 +44,8 @@ UNEXPLAINED = Explanation(
 )
 BUILT_FROM = "were built from inv_freq as it is"
 """What is said of answers that follow from the frequencies that a module holds, and from no others."""
+_ROUNDED_FACTOR = 2.0**-7
+"""Relative: more than 16 bits make of a factor that all of a table's values have."""
 _FEW = 0.25
 """Of the values of a table: what is rounded differs in more of them."""
 _MOVED = 0.5
@@ -85,6 +87,8 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
             return Explanation(f"{dtype}, computed in 16 bits ({_INTERCEPTED})", "constructor")
     near = bool(((values - true).abs() <= _NEAR * true.abs()).all())
     low = low_dtype_of(values.float())
+    if near and _is_scaled(values, true, torch.finfo(low or torch.float32).eps):
+        return UNEXPLAINED
     if near and low is not None:
         widened = "" if actual.dtype == low else f" and widened to {dtype}"
         return Explanation(f"computed in {dtype_name(low)}{widened} ({_INTERCEPTED})", "constructor")
@@ -93,6 +97,16 @@ def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | N
     if near:
         return Explanation(said, "constructor", shown=False)
     return UNEXPLAINED
+
+
+def _is_scaled(values: Tensor, true: Tensor, eps: float) -> bool:
+    """Whether ``values`` are ``true`` by one factor, and that is more than a rounding of it makes."""
+    if len(true) < 2:  # one number always is
+        return False
+    largest = int(true.abs().argmax())
+    factor = float(values[largest] / true[largest])
+    off = (values - factor * true).abs()
+    return abs(factor - 1) > _ROUNDED_FACTOR and bool((off <= 2 * eps * true.abs()).all())
 
 
 def is_written_to(actual: Tensor, expected: Tensor) -> bool:

@@ -192,3 +192,37 @@ def test_what_is_damaged_beside_such_a_rule_is_damaged(
         assert off > 1e-3
         report = safe_rope.audit(nn.Sequential(rotary))
         assert [module.verdict for module in report.modules] == ["damaged"], f"{number}\n{report}"
+
+
+class Amplified(nn.Module):
+    """Puts what it works out under the name of an argument, as vLLM's and SGLang's DeepSeek YaRN do."""
+
+    def __init__(self, dim: int, factor: float, dtype: torch.dtype, mscale: float = 1.0) -> None:
+        super().__init__()
+        self.dim, self.factor, self.dtype = dim, factor, dtype
+        self.mscale = 1.0 + 0.1 * mscale * factor
+        phases = torch.outer(torch.arange(LENGTH).float(), BASE ** -(torch.arange(0, dim, 2) / dim))
+        cache = torch.cat((phases.cos(), phases.sin()), -1) * self.mscale
+        self.register_buffer("cos_sin_cache", cache.to(dtype), persistent=False)
+
+    def forward(self, positions: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.cos_sin_cache[positions].chunk(2, -1)
+        first, second = query.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [1.2, 1.4])
+def test_an_argument_that_is_kept_as_something_else_is_unknown(factor: float, dtype: torch.dtype) -> None:
+    model = nn.Sequential(Amplified(DIM, factor, dtype))
+    report = safe_rope.audit(model)
+    assert [module.verdict for module in report.modules] == ["unknown"], str(report)
+
+
+def test_rounded_frequencies_under_such_an_amplitude_are_damaged() -> None:
+    rotary = Amplified(DIM, 1.2, torch.float32)
+    low = (BASE ** -(torch.arange(0, DIM, 2) / DIM)).bfloat16().float()
+    phases = torch.outer(torch.arange(LENGTH).float(), low)
+    rotary.cos_sin_cache = torch.cat((phases.cos(), phases.sin()), -1) * rotary.mscale
+    rotary.mscale = 1.0  # as its argument was
+    assert [module.verdict for module in safe_rope.audit(rotary).modules] == ["damaged"]
