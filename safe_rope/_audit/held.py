@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.tables import Held, frozen, rounded_lists
-from safe_rope._base import bytecode
+from safe_rope._base import changes
 from safe_rope._base.dtypes import dtype_name, low_dtype_of
 from safe_rope._base.forwards import reads_of
 from safe_rope._base.tensors import is_shared
@@ -61,7 +61,7 @@ def may_be_cast_beside(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     No name, and no order of their numbers, tells that they are tables.
     """
     stock: Any = stock_class(module)
-    turned, changed = turned_when_multiplied(stock), bytecode.changed_by_forward(stock)
+    turned, changed = turned_when_multiplied(stock), changes.changed_by_forward(stock)
     for name, value in () if is_library_module(module) else entries(module):
         if not isinstance(value, Tensor) or value.is_meta or not is_readable(value):
             continue
