@@ -24,6 +24,7 @@ class Bindings:
         self.walk = walk
         self._loops: dict[int, Loops] = {}
         self._computed_of: dict[str, list[Scope | None]] = {}
+        self._derived_from: dict[int, list[Scope]] = {}
 
     def bindings(self, name: str, place: Place) -> list[Binding]:
         """Return the bindings that can reach a use, the last first; [] for an import or a builtin."""
@@ -132,7 +133,9 @@ class Bindings:
 
     def _below(self, owner: Scope) -> list[Scope]:
         """Return the classes of the file that derive from one."""
-        found: list[Scope] = []
+        if id(owner) in self._derived_from:
+            return self._derived_from[id(owner)]
+        found = self._derived_from[id(owner)] = []
         waiting, seen = [owner.name], {owner.name}
         while waiting:
             below = self.children.get(waiting.pop(), ())
@@ -159,6 +162,8 @@ def _reaching(bindings: list[Binding], loops: Loops, place: Place) -> list[Bindi
         loops: which of them stand in each loop.
         place: where the name is read.
     """
+    if len(bindings) == 1 and not bindings[0].place.path and bindings[0].place.order < place.order:
+        return bindings  # as most are
     reaching: list[Binding] = []
     arms = dict(place.path)
     rest = place.path

@@ -66,16 +66,25 @@ class Company:
         self._asked = 0  # within one question
         self._open = False  # whether a part of the answer is left to a question around
         self._operations: dict[Collection[int] | None, list[tuple[ast.AST, list[Operand], bool]]] = {}
+        self._followed: Collection[int] = ()  # the expressions that the operations may meet
+        self._near: Collection[int] = ()  # what may be made of them, by id
 
-    def groups(self, certain: Collection[int], among: frozenset[int] | None = None) -> Iterator[Group]:
+    def groups(
+        self, certain: Collection[int], among: frozenset[int] | None = None, of: Collection[int] | None = None
+    ) -> Iterator[Group]:
         """Yield what of some expressions meets where one dtype is taken.
 
         Args:
             certain: expressions, by id, whose fix makes them float32 whatever a default or zero.Init does.
             among: the operations, by id, that are looked at; all when None.
+            of: those of the expressions that matter: a group without any may be left out; all when None.
         """
+        of = certain if of is None else of
         self._certain = certain
         self._known.clear()
+        if not {*of} <= {*self._followed}:
+            self._followed, self._near = of, self._inference.names.tree.made_of(of)
+            self._operations.clear()
         if among not in self._operations:
             self._operations[among] = [one for one in self._found(among) if one[1]]
         for node, operands, sure in self._operations[among]:
@@ -86,7 +95,7 @@ class Company:
     def _found(self, among: frozenset[int] | None) -> Iterator[tuple[ast.AST, list[Operand], bool]]:
         """Yield the operations, what may have to have one dtype in each, and whether that is known."""
         for site in self._walk.sites:
-            if among is not None and id(site.node) not in among:
+            if id(site.node) not in self._near or (among is not None and id(site.node) not in among):
                 continue
             match site.node:
                 case ast.BinOp(left=left, op=ast.MatMult(), right=right):

@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 
 from safe_rope.scan.engine import places, tensors
@@ -51,12 +52,15 @@ class File:
         # By scope, variable and depth of the search: the last statement that uses it as an index.
         self.indexed: dict[tuple[int, str, int], int] = {}
         self.purpose = Purpose(walk, self.inference, self.flow, PurePath(path).stem)
-        # Where a file changes the default dtype, nothing is known of what follows it.
-        self.changes_default = _CHANGES_DEFAULT.search(source.text) is not None
         # Where it replaces a tensor's casts, sees torch's calls, or hides which they are, a fix may matter.
         self.intercepts = "to" in walk.written or walk.obscured or not _HOOKS.isdisjoint(walk.functions)
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
+
+    @cached_property
+    def changes_default(self) -> bool:
+        """Whether the file changes the default dtype: then nothing is known of what follows it."""
+        return _CHANGES_DEFAULT.search(self.source.text) is not None
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression."""

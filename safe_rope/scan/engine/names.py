@@ -8,6 +8,7 @@ from functools import cached_property
 
 from safe_rope.scan.engine.bindings import Bindings
 from safe_rope.scan.engine.scopes import Binding, Place, Scope
+from safe_rope.scan.engine.tree import Tree
 from safe_rope.scan.engine.vocabulary import STARRED
 from safe_rope.scan.engine.walk import Walk
 
@@ -181,6 +182,12 @@ class Names(Bindings):
         )
         return name in self.walk.classes or not all(methods)
 
+    def called(self, node: ast.Call, place: Place) -> str:
+        """Return the full name of what a call calls, also by partial."""
+        full = self.qualify(node.func, place)
+        inner = None if full else self._partial(node.func, place, 0)
+        return full if inner is None else inner.function
+
     def call(self, node: ast.Call, place: Place, depth: int = 0) -> Call:
         """Return a call with what partial and ``**kwargs`` put into it."""
         call = Call(node, self.qualify(node.func, place))
@@ -209,28 +216,27 @@ class Names(Bindings):
 
     def _may_change(self, node: ast.expr, place: Place) -> bool:
         """Say whether a variable may hold other items than those it is bound with."""
-        name = getattr(node, "id", "")
-        return name in self._changed or self.may_be_other(name, place)
+        if not isinstance(node, ast.Name):
+            return False
+        loads = self.tree.loads.get(node.id, ())
+        changed = node.id in self.tree.shared or not all(map(self._only_reads, loads))
+        return changed or self.may_be_other(node.id, place)
 
     @cached_property
-    def _changed(self) -> set[str]:
-        """The variables that are not only unpacked and asked for items: what they hold may change.
+    def tree(self) -> Tree:
+        """The file's tree from below."""
+        return Tree(self.walk)
 
-        So may what a statement assigns to others as well.
-        """
-        nodes = [*ast.walk(self.walk.module.node)]
-        read: set[int] = set()
-        changed: set[str] = set()
-        for node in nodes:
-            match node:
-                case ast.keyword(arg=None, value=of) | ast.Subscript(value=of, ctx=ast.Load()):
-                    read.add(id(of))
-                case ast.Dict():
-                    read.update(id(of) for key, of in zip(node.keys, node.values, strict=True) if key is None)
-                case ast.Assign(targets=[_, _, *_]):
-                    changed.update(one.id for one in node.targets if isinstance(one, ast.Name))
-        loads = (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-        return changed | {node.id for node in loads if id(node) not in read}
+    def _only_reads(self, node: ast.Name) -> bool:
+        """Say whether a variable is only unpacked there, or asked for an item: what it holds stays."""
+        match self.tree.parents[id(node)]:
+            case ast.keyword(arg=None):
+                return True
+            case ast.Subscript(value=of, ctx=ast.Load()):
+                return of is node
+            case ast.Dict(keys=keys, values=values):
+                return any(key is None and of is node for key, of in zip(keys, values, strict=True))
+        return False
 
     def item(self, node: ast.Subscript, place: Place) -> Argument | None:
         """Return what a variable's mapping, whose items nothing in the file changes, has by a literal key."""

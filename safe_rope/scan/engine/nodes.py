@@ -12,40 +12,55 @@ _FIELD = re.compile(r"\{[^{}]*\}")
 
 # Fields that hold no expression: most nodes have one, and reading them takes a fifth of a scan.
 _PLAIN = {"arg", "attr", "ctx", "id", "kind", "level", "lineno", "module", "n", "op", "ops", "type_comment"}
-_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+class _Fields(dict[type, tuple[str, ...]]):
+    """The fields of a kind of node that can hold others."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        self[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
+        return self[kind]
+
+
+_FIELDS = _Fields()
 
 
 def children(node: ast.AST) -> list[ast.AST]:
     """Return the nodes right below one, but for contexts and operators."""
-    kind = type(node)
-    if kind not in _FIELDS:
-        _FIELDS[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
     below: list[ast.AST] = []
-    for name in _FIELDS[kind]:
+    for name in _FIELDS[type(node)]:
         child = getattr(node, name, None)
-        if isinstance(child, list):
+        if type(child) is list:
             below += [item for item in child if isinstance(item, ast.AST)]
         elif isinstance(child, ast.AST):
             below.append(child)
     return below
 
 
-def within(statement: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    """Yield the nodes of a statement but constants, each with those around it, from the statement inwards."""
+def within(statement: ast.AST, *, names: bool = True) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    """Yield the nodes of a statement but constants, each with those around it, from the statement inwards.
+
+    Args:
+        statement: or an expression.
+        names: whether variables are among the nodes: they are half of them.
+    """
+    passed = (ast.Constant,) if names else (ast.Constant, ast.Name)
     stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
     while stack:
         node, ancestors = stack.pop()
         yield node, ancestors
-        kind = type(node)
-        if kind not in _FIELDS:
-            _FIELDS[kind] = tuple(name for name in kind._fields if name not in _PLAIN)
-        names = _FIELDS[kind]
-        below = (*ancestors, node) if names else ()
-        for name in names:
+        if not (fields := _FIELDS[type(node)]):
+            continue
+        below = (*ancestors, node)
+        for name in fields:
             child = getattr(node, name, None)
-            if isinstance(child, list):
-                stack += [(item, below) for item in child if isinstance(item, ast.AST)]
-            elif isinstance(child, ast.AST) and not isinstance(child, ast.Constant):
+            if child is None or (kind := type(child)) in passed:
+                continue
+            if kind is list:
+                for item in child:
+                    if type(item) not in passed and isinstance(item, ast.AST):
+                        stack.append((item, below))
+            elif isinstance(child, ast.AST):
                 stack.append((child, below))
 
 

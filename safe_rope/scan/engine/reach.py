@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from safe_rope.scan.engine import tensors
 from safe_rope.scan.engine.call_sites import FORWARDS
@@ -99,9 +98,7 @@ class Reach:
         if value not in self._reached:
             way = _Way()
             try:
-                if value not in self._tree.nodes:
-                    raise OpenError
-                way.waiting.append(self._tree.nodes[value])
+                way.waiting.append(self._tree.node(value))
                 while way.waiting:
                     node = way.waiting.pop()
                     if way.once(id(node)):
@@ -113,9 +110,9 @@ class Reach:
                 self._reached[value] = None
         return self._reached[value]
 
-    @cached_property
+    @property
     def _tree(self) -> Tree:
-        return Tree(self._walk)
+        return self._names.tree
 
     # One step.
 

@@ -140,7 +140,7 @@ class Walk:
     def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
         """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
         node: Any
-        for node, ancestors in within(statement):
+        for node, ancestors in within(statement, names=False):
             kind = type(node)  # isinstance takes longer, and there are a million nodes
             if kind is ast.Call or kind is ast.BinOp:
                 yield Site(node, ancestors, place)

@@ -113,10 +113,16 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
                     changed.add(id(cast))
                 if rule.once_per_class and owner is not None:
                     reported.add((rule.id, owner))
+    if not found:
+        return []
     callees = Callees(file.walk, file.inference)
     company = Company(file.walk, file.inference, callees)
     # Of a part of a file nothing shows where a value goes.
     reach = None if file.source.reduced else Reach(file.walk, file.inference, callees)
+    if reach is None:
+        proven = _proven(file, found, company, None)
+        if any(one.fix and one.fix.safe for one in proven):
+            return proven  # the whole file is analyzed instead
     return _proven(file, _unmixed(company, found, changed), company, reach)
 
 
@@ -125,10 +131,11 @@ def _unmixed(
 ) -> list[tuple[Finding, int]]:
     """Leave out a fix that gives another dtype than what it meets has, where one is taken: it may raise."""
     fixed = {cast for one, cast in found if one.fix is not None}
-    if fixed.isdisjoint(changed):
+    unsafe = {cast for one, cast in found if one.fix is not None and not one.fix.safe and cast in changed}
+    if not unsafe:
         return found
-    groups = company.groups(fixed)
-    mixed = {one for group in groups if group.sure and not group.only for one in group.members} & {*changed}
+    groups = company.groups(fixed, of=unsafe)
+    mixed = {one for group in groups if group.sure and not group.only for one in group.members} & unsafe
     return [
         (replace(one, fix=None) if cast in mixed and one.fix and not one.fix.safe else one, cast)
         for one, cast in found
@@ -229,9 +236,9 @@ def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Ca
     own = isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "self"
     if isinstance(function, ast.Attribute) and not own and function.attr not in known:
         return "", None
-    call = file.names.call(node, site.place)
     method = function.attr if isinstance(function, ast.Attribute) else ""
-    return method if method in known else call.function.rpartition(".")[2], call
+    name = method if method in known else file.names.called(node, site.place).rpartition(".")[2]
+    return (name, file.inference.call(node, site.place)) if name in known else ("", None)
 
 
 def generated_from(source: bytes) -> str | None:
