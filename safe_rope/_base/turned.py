@@ -53,7 +53,7 @@ class _Turned(NamedTuple):
 
 _SHAPES = {
     *("shape", "size", "dim", "ndim", "numel", "dtype", "device", "len", "isinstance"),
-    *("zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"),
+    *("zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_empty"),
 }
 """What asks a tensor for no values."""
 _LIKE = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
@@ -108,6 +108,8 @@ class _Following:
 
     def __init__(self, cls: type) -> None:
         self._methods = methods.methods_by_name(cls)
+        own = methods.by_name(cls)
+        self._called = {name for name in self._methods if callable(own[name])}  # no properties
         self._of_self = {one.__code__ for functions in self._methods.values() for one in functions}
         self._found: set[_Held] = set()
         self._results: dict[Any, _Made] = {}
@@ -194,7 +196,8 @@ class _Following:
         value = function.__globals__.get(name)
         found = methods.called_beside(function, value)
         kept = value if isinstance(value, types.ModuleType) else found
-        return _word(name) | (frozenset() if kept is None else frozenset({kept}))
+        word = _word(name) if value is None or callable(value) else _NOTHING  # else ``device`` may be one
+        return word | (frozenset() if kept is None else frozenset({kept}))
 
     def _attribute(self, of: _Made, one: instructions.Step, function: types.FunctionType) -> _Made:
         if _SELF in of:
@@ -209,7 +212,7 @@ class _Following:
     def _is_followed(self, called: _Made) -> bool:
         """Whether something with code is called: its result is of what that returns."""
         functions = any(isinstance(one, types.CodeType | types.FunctionType) for one in called)
-        return functions or any(isinstance(one, _Held) and one.name in self._methods for one in called)
+        return functions or any(isinstance(one, _Held) and one.name in self._called for one in called)
 
     def _call(
         self, of: _Made, is_followed: bool, function: types.FunctionType, variables: dict[str, _Made]

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import safe_rope
 
 DIM = 16
+device, dim = torch.device("cpu"), DIM // 2
+"""As scripts call what they put models on, and what they make of them."""
 
 
 class Beside(nn.Module):
@@ -56,6 +58,27 @@ class FewListed(ListedInNoOrder):
         return (positions[:, None] * self.omega.float()).repeat(1, DIM // 4)
 
 
+class ListedBeside(Beside):
+    def fill(self) -> None:
+        self.register_buffer("omega", torch.tensor([0.917, 0.531, 1.203, 0.117, 0.0391, 0.37, 0.09, 0.7]))
+
+
+class OnAGlobalDevice(ListedBeside):
+    def phases(self, positions: Tensor) -> Tensor:
+        return positions[:, None] * torch.as_tensor(self.omega.float(), device=device)
+
+
+class InAGlobalShape(ListedBeside):
+    def phases(self, positions: Tensor) -> Tensor:
+        return (positions[:, None] * self.omega.float()).reshape(-1, dim)
+
+
+class FilledWithOne(ListedBeside):
+    def phases(self, positions: Tensor) -> Tensor:
+        of = positions[:, None].expand(-1, DIM // 2).float()
+        return of * torch.full_like(of, self.omega[1])
+
+
 class ComplexStates(nn.Module):
     """The kernel of a state space model, from complex numbers that Python has computed."""
 
@@ -90,6 +113,7 @@ class BesideFrequencies(FactorInATensor):
 
 
 STYLES = [FactorInATensor, FactorNamed, ListedInNoOrder, FewListed, ComplexStates, BesideFrequencies]
+STYLES += [OnAGlobalDevice, InAGlobalShape, FilledWithOne]
 
 
 def _off(model: nn.Module, like: nn.Module) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import safe_rope
-from safe_rope._base.turned import turned_at_random, turned_when_called
+from safe_rope._base.turned import turned_at_random, turned_when_called, turned_when_multiplied
 
 BF16 = torch.bfloat16
 TIMES = torch.arange(0, 1024.0, 4)  # BF16 has each of them
@@ -445,3 +446,18 @@ def test_frequencies_that_stand_twice_in_a_list_are_exact_beside_weights(buffere
     assert not session.report.unprotected
     assert (module(x.to(BF16), times).float() - true).abs().max() <= 2**-8
     assert (made()(x.to(BF16), times).float() - true).abs().max() > 0.5
+
+
+class KeepsAProduct(TimeEncoding):
+    """What a property makes once stands in the object by its name."""
+
+    @functools.cached_property
+    def speeds(self) -> torch.Tensor:
+        return torch.rand(32).mul(self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.speeds.mul(x.view(-1, 1)).cos()
+
+
+def test_what_a_property_has_made_is_turned_by_a_method_of_it() -> None:
+    assert "speeds" in turned_when_multiplied(KeepsAProduct)
