@@ -190,8 +190,8 @@ def _loses_nothing(values: torch.Tensor) -> bool:
 
 
 def _was_exact(values: torch.Tensor) -> bool:
-    """Whether a tensor in 16 bits holds whole numbers, one of them so small that it shows no rounding."""
-    return _loses_nothing(values) and bool(values.abs().min() < _WHOLE / 4)
+    """Whether 16 bits hold whole numbers, and one of them, not zero, so small that it would be rounded."""
+    return _loses_nothing(values) and bool(((values != 0) & (values.abs() < _WHOLE / 4)).any())
 
 
 def unkept_tables(module: nn.Module) -> Iterator[Frozen]:

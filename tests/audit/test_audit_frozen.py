@@ -184,6 +184,7 @@ class WholeSpeeds(nn.Module):
         (torch.arange(1, DIM + 1).float(), False),
         (torch.arange(1, DIM + 1) + 0.3, True),
         (torch.linspace(140.3, 250.4, DIM), True),
+        (torch.cat([torch.zeros(1), torch.linspace(140.3, 250.4, DIM - 1)]), True),
     ],
 )
 @pytest.mark.parametrize("guarded", [True, False])
