@@ -50,9 +50,13 @@ def held_tables(module: nn.Module, reference: Reference, patch: RopePatch | None
         reference: what its constructor makes.
         patch: what covers it, or None.
     """
-    kept = _kept_or_built(module, reference, patch)
-    every = (*_cast_beside(module, reference), *kept, *_out_of_reach(module, reference))
-    return {held.name: held for held in (*every, *_nested(module, reference))}
+    every = (
+        *_cast_beside(module, reference),
+        *_kept_or_built(module, reference, patch),
+        *_out_of_reach(module, reference),
+        *_nested(module, reference),
+    )
+    return {held.name: held for held in every}
 
 
 def may_be_cast_beside(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

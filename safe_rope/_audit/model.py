@@ -133,9 +133,8 @@ def _wrappers(module: nn.Module, above: dict[int, nn.Module]) -> Iterator[nn.Mod
 
 def _is_audited(module: nn.Module) -> bool:
     left = any(frozen_positions((module,))) or any(unkept_tables(module)) or any(random_tables(module))
-    left = left or any(may_be_cast_beside(module))
     known = left or is_kept(module) or concerns(module) or is_position_module(module)
-    return known or counted.may_be_asked(module)
+    return known or counted.may_be_asked(module) or any(may_be_cast_beside(module))
 
 
 def _checked(positions: Iterable[int]) -> list[int]:

@@ -56,11 +56,9 @@ def fix_source(
         if problem:
             # A scan parses no more of a large file than can hold a finding.
             before = _problem(source, result.path)
-            why = (
-                f"not fixed, it cannot be parsed: {before}"
-                if before
-                else (f"a fix would break it, please report it: {problem}")
-            )
+            why = f"a fix would break it, please report it: {problem}"
+            if before:
+                why = f"not fixed, it cannot be parsed: {before}"
             error = Diagnostic(result.path, 0, 0, why)
             return Fixed(source, FileResult(result.path, result.hits, errors=(error,)), count)
         source, count = changed, count + len(chosen)
