@@ -152,7 +152,7 @@ class PythonOfCompiled:
     none, and where Dynamo itself runs the code around, nothing is changed.
     """
 
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _open = 0
     _stance: Any = None
 

@@ -71,7 +71,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], list[int]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def rows(self) -> tuple[TrafficRow, ...]:

@@ -39,7 +39,7 @@ class ProcessGuard:
         self._summarised = False
         self._warned: set[tuple[str, str]] = set()
         self._entries: dict[tuple[str, str, int], ModuleEntry] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start(self) -> None:
         """Open the guard; it stays open."""

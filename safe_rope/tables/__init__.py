@@ -58,7 +58,7 @@ class _Interned(Generic[T]):
 
     def __init__(self, make: Callable[[str], T]) -> None:
         self._make = make
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._live: weakref.WeakValueDictionary[str, T] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[str, T] = OrderedDict()
 
@@ -66,7 +66,7 @@ class _Interned(Generic[T]):
         with self._lock:
             value = self._live.get(key)
             if value is None:
-                value = self._live[key] = self._make(key)
+                value = self._live.setdefault(key, self._make(key))
             self._recent[key] = value
             self._recent.move_to_end(key)
             if len(self._recent) > _KEPT:

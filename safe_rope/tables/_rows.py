@@ -15,7 +15,7 @@ from safe_rope._base.originals import arange
 from safe_rope._base.torch_private import is_dispatched, undispatched
 from safe_rope.tables import RotaryTable, StockTable
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _thread = threading.local()
 _caches: weakref.WeakValueDictionary[tuple[str, int, str], RowCache] = weakref.WeakValueDictionary()
 
@@ -59,7 +59,7 @@ class RowCache:
     def _rows(self, device: torch.device) -> Rows:
         known = self._private.get(device)
         if known is None:
-            known = self._private[device] = self._build(device)
+            known = self._private.setdefault(device, self._build(device))
         return known
 
     def _build(self, device: torch.device) -> Rows:

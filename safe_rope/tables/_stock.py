@@ -29,7 +29,7 @@ class StockLookup:
             self._inv_freq = originals.tensor(inv_freq, dtype=torch.float32, device="cpu")
         self._attention_scaling = attention_scaling
         self._position_divisor = position_divisor
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import gc
 import importlib
 import io
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from support.one_rank import environment
 
 from safe_rope import tables
 from safe_rope.tables import RotaryTable, StockTable, shared_table
+from safe_rope.tables._rows import shared_rows
 
 pytestmark = pytest.mark.fresh
 
@@ -306,6 +308,41 @@ def test_threads_get_the_same_table_and_the_same_bits() -> None:
     assert len(results) == 8
     for _, got in results:
         assert_same_bits(got, expected)
+
+
+@pytest.mark.parametrize("within", ["_make_lookup", "_new_table", "_compute", "_build"])
+def test_who_comes_while_a_table_is_made_in_the_same_thread_gets_it_too(within: str) -> None:
+    """As a handler of a signal that saves the model, or a finalizer that garbage collection runs."""
+    inv_freq = inverse_frequencies(5e5)
+    start_anew()
+    results: list[Any] = []
+
+    def make() -> Any:
+        table = shared_table("fp32", inv_freq)
+        rows = shared_rows(table, 64, "half")
+        return table, rows, rows.on(torch.device("cpu")), everything(table)
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == within and "tables" in frame.f_code.co_filename:
+            sys.setprofile(None)
+            results.append(make())
+
+    def work() -> None:
+        sys.setprofile(called)
+        try:
+            results.append(make())
+        finally:
+            sys.setprofile(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert len(results) == 2, "it waits for itself"
+    inner, outer = results
+    assert inner[0] is outer[0]
+    assert inner[1] is outer[1]
+    assert all(one is other for one, other in zip(inner[2], outer[2], strict=True))
+    assert_same_bits(inner[3], outer[3])
 
 
 @pytest.mark.parametrize("table_class", TABLE_CLASSES)
