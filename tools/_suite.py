@@ -68,7 +68,7 @@ def tests(
     """
     chosen = [*arguments]
     if not arguments:
-        chosen += ["--quiet", "-n", str(workers), "--dist", "loadfile"]
+        chosen += ["--quiet", "-n", str(workers), "--dist", "loadfile", "--max-worker-restart", "1"]
         marks = ["contract"] if pair != newest_pair() and not everything else []
         marks += [] if slow else ["not slow"]
         chosen += ["-m", " and ".join(marks)] if marks else []
