@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
+from safe_rope._base.threads import running_frames
 from safe_rope._base.torch_private import calls_of_modules, is_backward
 from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError, PrecisionError, PrecisionWarning
@@ -229,7 +230,7 @@ def _is_outermost(module: nn.Module, model: nn.Module, ours: _Modules) -> bool:
         nearest = next(around, None)
     if nearest is not None or module is model:
         return nearest is None
-    others = (top for thread, top in sys._current_frames().items() if thread != threading.get_ident())
+    others = (top for thread, top in running_frames().items() if thread != threading.get_ident())
     return not any(one in ours for top in others for one in calls_of_modules(top))
 
 

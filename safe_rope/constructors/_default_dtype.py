@@ -7,7 +7,6 @@ section runs, so that its code may start a thread, build modules there and wait 
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+
+from safe_rope._base.threads import running_frames
 
 _INTERVAL = 0.01
 _PATIENCE = 10.0
@@ -106,7 +107,7 @@ def _leave(me: int) -> None:
 
 def _waits(thread: int) -> bool:
     """Whether a thread computes nothing now: it has ended, or it waits for another, maybe for this one."""
-    frame = sys._current_frames().get(thread)
+    frame = running_frames().get(thread)
     if frame is None:
         return True
     return frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name in _WAITING
