@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from laboratory.ranks import backend
 from support.durations import Durations, recorded
 from support.one_rank import environment, set_aside
@@ -18,6 +21,8 @@ from support.one_rank import environment, set_aside
 SHARED_MEMORY = Path("/dev/shm")
 # A process that was started a moment ago has made its file and may not have mapped it yet.
 YOUNG = 30.0
+# Seconds that pytest-timeout has for ending a test itself.
+GRACE = 60.0
 
 # Looking for garbage takes a fifth of the time of the imports, which make none.
 gc.disable()
@@ -55,6 +60,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return not fresh, "deepspeed_group" in getattr(item, "fixturenames", ()), 0.0
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """End a process that hangs in C, where no signal is handled, with its stacks."""
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(limit + GRACE, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
