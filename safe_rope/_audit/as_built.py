@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from safe_rope._audit.module import ModuleAuditor
 
 _LONGEST = 2**20
+_NO_NUMBERS = "it returns what is no number, on the tables that its constructor makes too"
 
 
 class AsBuiltAuditor:
@@ -82,6 +83,8 @@ class AsBuiltAuditor:
         owner = self._owner
         owner.result.rows += errors.rows(self._layer_type)
         owner.report.tables[owner.table_name(self._layer_type)] = answers.tables()
+        if not (errors.damaged or answers.is_told()):
+            owner.add("forward", "unknown", _NO_NUMBERS)
         if errors.damaged and not any(finding.severity == "damaged" for finding in owner.findings):
             rebuilt = owner.reference.rebuilt
             is_filled = rebuilt is None or not rebuilt.empty(owner.reference.path)

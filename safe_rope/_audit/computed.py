@@ -22,10 +22,11 @@ from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import filled_cells, signature_of
 from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
-from safe_rope._recognition.holdings import attributes, entries, get_table, set_table
+from safe_rope._recognition.holdings import OF_TORCH, attributes, entries, get_table, set_table
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.tables import is_list
 from safe_rope._recognition.untouched import Untouched
 
 _LONG, _SHORT, _SIDE, _WIDTH = 600, 48, 41, 64
@@ -37,6 +38,8 @@ _MOST = 2**22
 """Weights that may stand beside what counts."""
 _FEW = 3
 """Widths of weights that are tried."""
+_WIDEST = 1024
+"""Channels that a number may say which a module keeps."""
 _MADE = 2**28
 """Numbers that one operation of a forward may make when it is asked."""
 _COUNTED = Origin.COUNTED | Origin.STEPS
@@ -215,7 +218,7 @@ def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
     tables = [value for _, value in entries(module) if isinstance(value, Tensor)]
     last = [table.shape[-1] for table in tables if table.dim()]
     of_tables = (*(2 * n for n in last if n > 1), *(n for n in last if n > 1))
-    for width in dict.fromkeys((_WIDTH, *widths(module), *of_tables)):
+    for width in dict.fromkeys((_WIDTH, *widths(module), *of_tables, *_told_widths(module))):
         for count in (_LONG, _SHORT):
             shapes = (
                 *((1, count, width), (1, width, _SIDE, _SIDE), (1, 2, count, width), (1, count), (count,)),
@@ -223,6 +226,14 @@ def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
             )
             for shape in shapes:
                 yield functools.partial(values, module, shape, count)
+
+
+def _told_widths(module: nn.Module) -> list[int]:
+    """Widths that whole numbers and lists of numbers say which a module keeps, such as ``dim``."""
+    kept = [value for name, value in vars(module).items() if name not in OF_TORCH]
+    told = [value for value in kept if type(value) is int]
+    told += [2 * len(value) for value in kept if is_list(value)]
+    return [width for width in told if 1 < width <= _WIDEST][:_FEW]
 
 
 def widths(module: nn.Module) -> list[int]:

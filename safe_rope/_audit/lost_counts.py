@@ -12,6 +12,7 @@ from safe_rope._base.dtypes import dtype_name
 from safe_rope._base.tensors import is_given_back
 from safe_rope._base.text import class_name
 from safe_rope._recognition.holdings import get_table
+from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.tables import is_library_module, is_readable, is_state
 
@@ -19,6 +20,7 @@ _INTEGERS = (torch.int32, torch.int64)
 _MOST = 2**22
 _FARTHEST = 2**27
 """The bits of most floating numbers, read as an integer, are more."""
+_LOW = "computed in 16 bits (constructor intercepted or default dtype)"
 _SAID = (
     "its constructor makes other integers there: memory that was never filled "
     "(made on the meta device, then to_empty), or somebody's intent"
@@ -26,38 +28,66 @@ _SAID = (
 
 
 def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Callable[[], Reference]) -> None:
-    """Add the buffers of integers that hold what fresh memory does, and are to hold others: they are unknown.
+    """Add the buffers of integers that hold others than their constructor makes.
 
-    ``find`` returns what the module's constructor makes; it is asked where a buffer may be one of them.
+    Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they stand in
+    no order, or are what fresh memory holds. ``find`` returns what the constructor makes.
     """
-    integers = {name: value for name, value in _integers(module) if _is_as_never_filled(value)}
-    built = find().module if integers else None
-    if built is None:
+    integers = {name: value for name, value in _integers(module) if not _is_from_zero(value)}
+    reference = find() if integers else Reference(None)
+    built = reference.module
+    if built is None or built is module:
         return
     kind = class_name(own_class(stock_class(module)))
     known = {(one.path, one.what) for one in report.findings}
     for name, value in integers.items():
         made = get_table(built, name)
         is_told = isinstance(made, Tensor) and not made.is_meta and made.shape == value.shape
-        if not is_told or (path, name) in known or _is_as_never_filled(made):
+        if not is_told or (path, name) in known or torch.equal(value.cpu(), made.to(value.dtype)):
             continue
-        report.findings.append(Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype)))
+        origin = reference.origin(name)
+        is_counted = bool(origin & Origin.COUNTED) and not origin & Origin.RANDOM
+        if is_counted and any(_is_same(value, replay) for replay in reference.replays(name)):
+            finding = Finding(path, kind, name, "damaged", _LOW, dtype_name(value.dtype), where="constructor")
+        elif name in module._non_persistent_buffers_set and _is_lost(value, made, is_counted):
+            finding = Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype))
+        else:
+            continue
+        report.findings.append(finding)
         entry = next((one for one in report.modules if one.path == path), None)
         if entry is None:
             report.modules.append(entry := ModuleAudit(path, kind, None, False))
-        entry.verdict = worst((entry.verdict, "unknown"))
+        entry.verdict = worst((entry.verdict, finding.severity))
 
 
 def _integers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield what no checkpoint holds and no forward changes."""
+    """Yield the buffers of integers that no method changes."""
     if is_library_module(module):
         return
     for name, value in module._buffers.items():
         if type(value) is not Tensor or value.is_meta or is_given_back(value) or not is_readable(value):
             continue
-        is_made = name in module._non_persistent_buffers_set and not is_state(module, name)
-        if is_made and value.dtype in _INTEGERS and 2 < value.numel() <= _MOST:
+        if value.dtype in _INTEGERS and 2 < value.numel() <= _MOST and not is_state(module, name):
             yield name, value
+
+
+def _is_same(value: Tensor, replay: Tensor | None) -> bool:
+    if replay is None or replay.shape != value.shape:
+        return False
+    return torch.equal(value.cpu(), replay.to(value.dtype))
+
+
+def _is_from_zero(value: Tensor) -> bool:
+    """Whether each row of integers counts from zero on, as ``position_ids`` do."""
+    return bool((value == torch.arange(value.shape[-1], device=value.device)).all())
+
+
+def _is_lost(value: Tensor, made: Tensor, is_counted: bool) -> bool:
+    """Whether integers are what fresh memory holds; or in no order, where others are counted."""
+    if _is_as_never_filled(value):
+        return not _is_as_never_filled(made)
+    steps = value.squeeze().diff()
+    return is_counted and not (bool((steps >= 0).all()) or bool((steps <= 0).all()))
 
 
 def _is_as_never_filled(value: Tensor) -> bool:

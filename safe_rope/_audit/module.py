@@ -27,16 +27,20 @@ from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
 from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
-from safe_rope._audit.tables import Held, aligned, damaged_in_itself, difference, is_replayed
+from safe_rope._audit.tables import Difference, Held, aligned, damaged_in_itself, difference, is_replayed
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import (
     BESIDE_ALIBI,
     IN_WHICH,
+    MADE_FIRST,
+    MAY_BE_REAL,
     MAY_MAKE_ANEW,
     ROUNDED_LAST,
     is_beside_alibi,
     is_compared_with_fp32,
+    is_left_real,
+    is_replaced_unread,
     only_tells_its_dtype,
 )
 from safe_rope._base import changes
@@ -45,7 +49,7 @@ from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_kept, is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD
+from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD, is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
@@ -300,6 +304,8 @@ class ModuleAuditor:
         stock: Any = stock_class(self.module)
         if is_compared_with_fp32(one.what, stock):
             return MAY_MAKE_ANEW
+        if is_replaced_unread(one.what, stock):
+            return MADE_FIRST
         # A cast of the module reaches buffers alone, and frequencies or phases are not what comes last.
         is_put = one.what not in self.module._buffers and one.what in changes.changed_by_forward(stock)
         is_last = one.where == "module cast" and one.cos_error is not None
@@ -345,8 +351,26 @@ class ModuleAuditor:
         else:
             slack = is_protected(self.module) or actual.device.type != "cpu"
             found = difference(*pair, finished=held.finished, slack=slack)
+            if found.damaged and (wide := self._in_float64(held, slack)) is not None:
+                pair, found = wide
             if found.damaged:
                 self._add_damage(held, found, *pair)
+
+    def _in_float64(self, held: Held, slack: bool) -> tuple[tuple[Tensor, Tensor], Difference] | None:
+        """Return how a table differs from what its constructor makes with float64 as the default dtype.
+
+        None where it is no cast of that, which is nearer to the truth than in FP32.
+        """
+        wide = self.reference.in_float64(held.name)
+        if wide is None or held.actual is None or wide.dtype not in (torch.float64, torch.complex128):
+            return None
+        pair = aligned(plain(held.actual), wide)
+        if pair is None or not (pair[0].is_complex() or pair[0].is_floating_point()):
+            return None
+        if held.frozen and held.finished and pair[0].dtype in LOW:
+            pair = pair[0], pair[1].to(pair[0].dtype)  # once, as the model's dtype is
+        found = difference(*pair, finished=held.finished, slack=slack)
+        return (pair, found) if not found.damaged or is_cast(*pair) else None
 
     def _why_untold(self, name: str) -> str:
         built = self.reference.module
@@ -360,6 +384,9 @@ class ModuleAuditor:
         certain = held.certain or cause.certain or is_written_to(actual, expected)
         if not certain and not held.frozen and (said := self._wrong_in_itself(held.name, actual)) is not None:
             cause, certain = cause._replace(said=said), True
+        is_real = expected.is_complex() and not actual.is_complex() and actual.dtype not in LOW
+        if is_real and is_left_real(held.name, stock_class(self.module)):
+            cause, certain = cause._replace(said=f"{cause.said}; {MAY_BE_REAL}"), False
         if held.frozen:  # a checkpoint may have rounded or scaled it, and it may be meant so
             certain = not torch.equal(actual.isfinite(), expected.isfinite()) or is_written_to(
                 actual, expected

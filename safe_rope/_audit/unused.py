@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +16,11 @@ BESIDE_ALIBI = "its config asks for ALiBi, and no attention rotates by what it r
 
 MAY_MAKE_ANEW = "its code asks whether it is FP32, and may make another where it is not"
 
+MADE_FIRST = "its forward puts another there before it reads the numbers"
+
 ROUNDED_LAST = "its forward puts it there, and may have rounded what is right last"
+
+MAY_BE_REAL = "its own code may have taken the real part alone"
 
 IN_WHICH = ", in which forward may compute, or round what is right last"
 
@@ -47,6 +52,39 @@ def only_tells_its_dtype(name: str, cls: type, others: Iterable[type]) -> bool:
     return not any(
         name in methods.names_in(one) for one in beside if one.__name__ not in methods.INITIALISING
     )
+
+
+def is_left_real(name: str, cls: type) -> bool:
+    """Whether a method of a class takes the real part of its table, and puts another in its place."""
+    codes = (code for one in methods.methods_of(cls) for code in instructions.codes(one.__code__))
+    return any(_is_left_real(name, instructions.steps(code)) for code in codes)
+
+
+def _is_left_real(name: str, done: tuple[instructions.Step, ...]) -> bool:
+    pairs = itertools.pairwise(one.attribute for one in done)
+    return (name, "real") in pairs and any(one.name == "STORE_ATTR" and one.value == name for one in done)
+
+
+def is_replaced_unread(name: str, cls: type) -> bool:
+    """Whether ``forward`` of a class puts another table there wherever it reads the numbers of one."""
+    codes = [code for one in methods.reached_by_forward(cls) for code in instructions.codes(one.__code__)]
+    replaced = {_is_replaced_unread(name, instructions.steps(code)) for code in codes}
+    return True in replaced and False not in replaced
+
+
+def _is_replaced_unread(name: str, done: tuple[instructions.Step, ...]) -> bool | None:
+    """Whether steps read the table where they have put another there, and only there; None if they do not."""
+    reads = [
+        one.offset
+        for one, then in itertools.pairwise(done)
+        if one.attribute == name and then.attribute not in _KIND
+    ]
+    put = next((one.offset for one in done if one.name == "STORE_ATTR" and one.value == name), None)
+    if put is None:
+        return False if reads else None
+    skipping = (one.goes_to for one in done if one.goes_to is not None and one.offset < put < one.goes_to)
+    end = min(skipping, default=done[-1].offset + 1)
+    return all(put < read < end for read in reads)
 
 
 def is_compared_with_fp32(name: str, cls: type) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import logging
+import operator
 import sys
 import weakref
 from collections.abc import Hashable, Iterable, Iterator
@@ -128,6 +130,15 @@ class Again:
                     logger.info("%s cannot be replayed", self._cls.__name__, exc_info=True)
         return self._replays[device]
 
+    @functools.cached_property
+    def in_float64(self) -> Rebuilt | None:
+        """What the constructor makes with float64 as the default dtype, None where it raises."""
+        try:
+            return rebuild(self._cls, self._arguments, Conditions(torch.float64), self._before)
+        except Exception:
+            logger.info("%s cannot be built in float64", self._cls.__name__, exc_info=True)
+            return None
+
 
 class Reference(NamedTuple):
     """A module's counterpart in what its constructor makes, or the constructor of a parent.
@@ -179,6 +190,17 @@ class Reference(NamedTuple):
                     value = get_table(module.get_submodule(owner), inner)
             is_made = isinstance(value, torch.Tensor) and not (has_no_shape(value) or value.is_meta)
             yield value.cpu() if is_made else None
+
+    def in_float64(self, name: str) -> torch.Tensor | None:
+        """Return what the constructor makes of a table or parameter with float64 as the default dtype."""
+        wide = None if self.again is None else self.again.in_float64
+        value: Any = None
+        with contextlib.suppress(AttributeError):
+            module = None if wide is None else wide.module.get_submodule(self.path)
+            value = None if module is None else get_table(module, name)
+            value = operator.attrgetter(name)(module) if value is None else value
+        is_made = isinstance(value, torch.Tensor) and not (has_no_shape(value) or value.is_meta)
+        return value.detach() if is_made else None
 
     def replayed_parameters(self, name: str, device: torch.device | None = None) -> Iterator[torch.Tensor]:
         """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some.

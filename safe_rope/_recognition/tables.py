@@ -17,6 +17,7 @@ from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._recognition.holdings import (
     entries,
     has_no_shape,
+    is_inside,
     keep_nothing,
     keeps_nothing,
     kept_types,
@@ -105,6 +106,8 @@ def _may_be_a_base(module: nn.Module, name: str, value: torch.Tensor) -> bool:
     """Whether a number in a tensor is part of a formula: what keeps it only makes positions, or turns."""
     if value.numel() != 1 or not value.is_floating_point() or is_state(module, name):
         return False
+    if is_inside(name) and counts(module):
+        return not is_state(module, name.partition(".")[0])
     return only_makes_positions(module, _stock(module)) or _only_rotates(module)
 
 

@@ -48,6 +48,14 @@ def test_a_module_that_raises_on_a_look_is_unknown(monkeypatch: pytest.MonkeyPat
     assert "GeneratorExit: none of yours" in str(report)
 
 
+def test_answers_that_are_no_numbers_are_not_right() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Rotary(base=0.0))
+    answers = model[1](torch.zeros(1), torch.arange(4)[None])
+    assert bool(answers[0].isnan().any())
+    (finding,) = safe_rope.audit(model).findings
+    assert (finding.path, finding.what, finding.severity) == ("1", "forward", "unknown")
+
+
 def test_ctrl_c_ends_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(*_: Any) -> Any:
         raise KeyboardInterrupt

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
+from support.default_dtype import default_dtype
 from torch import nn
 
 import safe_rope
@@ -357,3 +359,55 @@ def test_answers_of_memory_that_another_fills_are_unknown_and_not_damaged() -> N
     del made  # what torch.empty gets again
     assert safe_rope.audit(model).verdict == "unknown"
     assert safe_rope.audit(model.bfloat16()).verdict != "ok"
+
+
+class Relative(nn.Module):
+    """Swin's: the place of each pair in a table of biases."""
+
+    def __init__(self, window: int = 7, heads: int = 3) -> None:
+        super().__init__()
+        grid = torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
+        flat = torch.stack(grid).flatten(1)
+        between = flat[:, :, None] - flat[:, None, :] + window - 1
+        index = between[0] * (2 * window - 1) + between[1]
+        self.register_buffer("relative_position_index", index, persistent=False)
+        self.biases = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores + self.biases[self.relative_position_index].permute(2, 0, 1)
+
+
+def test_an_index_of_other_places_within_range_is_unknown() -> None:
+    module = Relative()
+    assert not safe_rope.audit(module).modules
+    index = module.relative_position_index
+    order = torch.randperm(index.numel(), generator=torch.Generator().manual_seed(0))
+    module.relative_position_index = index.flatten()[order].view_as(index)
+    assert int(module.relative_position_index.max()) < len(module.biases)
+    (finding,) = safe_rope.audit(nn.Sequential(module)).findings
+    assert (finding.path, finding.what, finding.severity) == ("0", "relative_position_index", "unknown")
+
+
+class LogPlaces(nn.Module):
+    """DeBERTa's: far places share one of a logarithm, looked up."""
+
+    def __init__(self, count: int = 16, most: int = 512) -> None:
+        super().__init__()
+        away = torch.arange(most)
+        far = torch.log(away.clamp(min=1) / count) / math.log((most - 1) / count) * (count - 1)
+        self.register_buffer("lut", torch.where(away <= count, away, torch.ceil(far).long() + count))
+        self.weights = nn.Embedding(2 * count, 4)
+
+    def forward(self, away: torch.Tensor) -> torch.Tensor:
+        return self.weights(self.lut[away])
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_places_that_a_low_default_dtype_has_moved_are_damage(low: torch.dtype) -> None:
+    assert safe_rope.audit(nn.Sequential(LogPlaces().to(low))).ok
+    with default_dtype(low):
+        model = nn.Sequential(LogPlaces())
+    is_moved = not torch.equal(model[0].lut, LogPlaces().lut)
+    found = [(one.what, one.severity, one.where) for one in safe_rope.audit(model.float()).findings]
+    assert found == [("lut", "damaged", "constructor")] * is_moved
+    assert is_moved or low is not torch.bfloat16

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.default_dtype import default_dtype
 from support.own_rotary import Rotary
 from torch import nn
 
 import safe_rope
 from safe_rope._recognition import holdings, walk
 
-BF16, DIM = torch.bfloat16, 32
+BF16, DIM, LENGTH = torch.bfloat16, 32, 300
 
 
 class Parent(nn.Module):
@@ -128,3 +129,30 @@ def test_what_is_near_is_found_behind_a_registry_of_any_size(looked_at: list[str
     assert [part.path for part in walk.parts(model)][-1] == "1.held.0.rope"
     assert len(looked_at) <= 100_001  # the one that ends a walk is looked at, too
     assert safe_rope.audit(model).damaged
+
+
+class SlopeOfEachHead(nn.Module):
+    """ALiBi with a list of numbers, each in a tensor of its own."""
+
+    def __init__(self, heads: int = 12) -> None:
+        super().__init__()
+        self.slopes = [torch.tensor(2 ** (-8 * (head + 1) / heads)) for head in range(heads)]
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(scores.shape[-1])
+        away = places[None] - places[:, None]
+        return scores + torch.stack([slope * away for slope in self.slopes])
+
+
+def test_numbers_of_a_list_are_measured_and_protected() -> None:
+    scores = torch.zeros(1, 12, LENGTH, LENGTH, dtype=BF16)
+    with default_dtype(BF16):
+        stock = SlopeOfEachHead()
+    assert safe_rope.audit(nn.Sequential(SlopeOfEachHead())).ok
+    assert {one.severity for one in safe_rope.audit(nn.Sequential(stock)).findings} == {"damaged"}
+    with safe_rope.guard(), default_dtype(BF16):
+        guarded = SlopeOfEachHead()
+    true, answer = SlopeOfEachHead()(scores.float()), guarded(scores)
+    assert answer.dtype == stock(scores).dtype
+    assert (answer.float() - true).abs().max() < 0.5 * (stock(scores).float() - true).abs().max()
+    assert safe_rope.audit(nn.Sequential(guarded)).ok

@@ -301,3 +301,95 @@ def test_frequencies_and_phases_that_a_forward_rounds_and_turns_do_harm(has_phas
     module.to(torch.bfloat16)
     assert (module(given) - true).abs().max() > 0.1
     assert safe_rope.audit(nn.Sequential(nn.Linear(DIM, DIM), module)).verdict == "damaged"
+
+
+class PutsAnother(AsksForTheDtype):
+    """Qwen's first: frequencies are put anew whenever a longer table is made of them."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.cached, self.tables = 0, None
+
+    def forward(self, max_seq_len: int) -> torch.Tensor:
+        if max_seq_len > self.cached:
+            steps = torch.arange(0, self.dim, 2, device=self.inv_freq.device).float()
+            self.inv_freq = 1.0 / 10000 ** (steps / self.dim)
+            phases = torch.outer(torch.arange(max_seq_len).type_as(self.inv_freq), self.inv_freq)
+            self.cached, self.tables = max_seq_len, torch.stack((phases.cos(), phases.sin()), -1)
+        return self.tables[:max_seq_len]
+
+
+class PutsAnotherIfLonger(PutsAnother):
+    """What a short sequence is turned by is the buffer as it is."""
+
+    def forward(self, max_seq_len: int) -> torch.Tensor:
+        if max_seq_len > 2 * LENGTH:
+            self.inv_freq = 1.0 / 10000 ** (torch.arange(0, self.dim, 2).float() / self.dim)
+        phases = torch.outer(torch.arange(max_seq_len).float(), self.inv_freq.float())
+        return torch.stack((phases.cos(), phases.sin()), -1)
+
+
+class MovesItsOwn(PutsAnother):
+    def forward(self, max_seq_len: int) -> torch.Tensor:
+        self.inv_freq = self.inv_freq.to("cpu")
+        phases = torch.outer(torch.arange(max_seq_len).float(), self.inv_freq.float())
+        return torch.stack((phases.cos(), phases.sin()), -1)
+
+
+@pytest.mark.parametrize(
+    ("style", "severity"),
+    [(PutsAnother, "unknown"), (PutsAnotherIfLonger, "damaged"), (MovesItsOwn, "damaged")],
+)
+def test_frequencies_that_a_forward_puts_anew_before_it_reads_them(
+    style: type[PutsAnother], severity: str
+) -> None:
+    true, module = style(DIM)(LENGTH), style(DIM).bfloat16()
+    (finding,) = safe_rope.audit(nn.Sequential(module)).findings
+    assert (finding.what, finding.severity) == ("inv_freq", severity)
+    assert torch.equal(module(LENGTH), true) == (severity == "unknown")
+
+
+class StaysComplex(nn.Module):
+    def __init__(self, dim: int = DIM, length: int = 64) -> None:
+        super().__init__()
+        speeds = 10000.0 ** -(torch.arange(0, dim, 2).float() / dim)
+        phases = torch.outer(torch.arange(length).float(), speeds)
+        self.register_buffer("held", torch.polar(torch.ones_like(phases), phases))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.held[: x.shape[1]]).flatten(-2)
+
+
+class RealLater(StaysComplex):
+    """Its forward needs the real part of its phasors alone, and keeps no more of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.held.is_complex():
+            self.held = self.held.real.clone()
+        return x * self.held[: x.shape[1]]
+
+
+class RealLaterInAMethod(RealLater):
+    def reduce(self) -> None:
+        self.held = self.held.real.clone()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.held.real[: x.shape[1]]
+
+
+def test_a_real_part_that_a_class_itself_has_taken_is_no_damage() -> None:
+    called, reduced = RealLater(), RealLaterInAMethod()
+    x = torch.ones(1, 8, DIM // 2)
+    assert torch.equal(called(x), RealLater()(x))
+    reduced.reduce()
+    for module in (called, reduced):
+        (finding,) = safe_rope.audit(nn.Sequential(module)).findings
+        assert (finding.what, finding.severity) == ("held", "unknown")
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_an_imaginary_part_that_a_cast_has_left_behind_is_damage() -> None:
+    low = (style().to(torch.bfloat16) for style in (StaysComplex, RealLaterInAMethod))
+    for module in (*low, StaysComplex().to(torch.float32)):
+        assert [one.severity for one in safe_rope.audit(nn.Sequential(module)).findings] == ["damaged"]
