@@ -30,7 +30,13 @@ from safe_rope._recognition.tables import is_list
 from safe_rope._recognition.untouched import Untouched
 
 _LONG, _SHORT, _SIDE, _WIDTH = 600, 48, 41, 64
-_LENGTHS = ("seq_len", "seqlen", "length", "n", "max_len", "max_seq_len")
+_LENGTHS = {
+    *("seq_len", "seqlen", "seq_length", "length", "n", "max_len", "max_seq_len", "q_len", "k_len", "kv_len"),
+    *("qlen", "klen", "query_length", "key_length", "src_len", "tgt_len"),
+}
+_SIDES = ("h", "w"), ("height", "width")
+_BATCHES = ("b", "bs", "bsz", "batch_size")
+_STARTS = ("start_pos", "pos_offset", "start", "offset")
 _COUNTS = ("pos", "ids", "time", "index")
 _ROUNDINGS = 1.5
 """In units of a 16-bit dtype at 1: what rounding the sines would do as well."""
@@ -97,8 +103,9 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
-    problem = UnansweredError("its forward takes arguments that nobody knows")
-    for arguments in _arguments(module, dtype):
+    problem, told = UnansweredError("its forward takes arguments that nobody knows"), None
+    # A shape that fits by chance may leave few places, or the first alone: it shows no harm, and others may.
+    for arguments, count in _arguments(module, dtype):
         try:
             copies = alone(module), alone(module)
             low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
@@ -110,12 +117,16 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
             continue
         shapes = [[one.shape for one in taken] for taken in (true, low, again)]
         if not true or shapes[0] != shapes[1] or shapes[1] != shapes[2]:
-            return None
+            return told
         if not all(map(torch.equal, low, again)):
-            return None
+            return told
         worst = max(map(_distance, low, true))
-        return worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
-    raise problem
+        told = worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
+        if told or max(int(one.count_nonzero()) for one in true) > count // 2:
+            return told
+    if told is None:
+        raise problem
+    return told
 
 
 def _distance(low: Tensor, true: Tensor) -> float:
@@ -214,7 +225,10 @@ def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
 
 
 def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
-    """Yield the ways to call forward, each a function of the dtype to compute in; the likeliest first."""
+    """Yield the ways to call forward, each a function of the dtype to compute in, and how many places it has.
+
+    The likeliest come first.
+    """
     tables = [value for _, value in entries(module) if isinstance(value, Tensor)]
     last = [table.shape[-1] for table in tables if table.dim()]
     of_tables = (*(2 * n for n in last if n > 1), *(n for n in last if n > 1))
@@ -225,7 +239,7 @@ def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
                 *((count, width), (count, 2, width), (count, width, 2, 2)),  # one position for each
             )
             for shape in shapes:
-                yield functools.partial(values, module, shape, count)
+                yield functools.partial(values, module, shape, count), count
 
 
 def _told_widths(module: nn.Module) -> list[int]:
@@ -264,6 +278,7 @@ def values(
     device = next(devices, torch.device("cpu"))
     signs = originals.arange(int(torch.Size(shape).numel()), device=device) * 7 % 3 - 1
     made: dict[str, Any] = {}
+    lowered = {name.lower() for name in names}
     for name in names:
         if "dtype" in name:
             made[name] = dtype
@@ -273,6 +288,15 @@ def values(
             made[name] = torch.Size(shape)
         elif name in _LENGTHS:
             made[name] = count
+        elif any(name.lower() in sides and lowered >= {*sides} for sides in _SIDES):
+            made[name] = _SIDE
+        elif name in _BATCHES and lowered & _LENGTHS:
+            made[name] = 1
+        elif name in _STARTS:
+            made[name] = 0
+        elif name.endswith(("lengths", "lens", "seqlens")):
+            ends = [0, count] if name.startswith("cu_") else [count]
+            made[name] = originals.tensor(ends, dtype=torch.int64, device=device)
         elif name == "attention_mask" and len(shape) < 4:
             made[name] = originals.arange(count, device=device).view(1, count) >= 0
         elif "mask" in name:

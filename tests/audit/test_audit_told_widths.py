@@ -1,4 +1,4 @@
-"""Forwards that keep nothing but a width are asked for activations of that width."""
+"""Forwards without tables are asked for activations and numbers that fit them, and for enough places."""
 
 from __future__ import annotations
 
@@ -70,3 +70,87 @@ def test_rounded_counts_are_damage(style: type[nn.Module]) -> None:
     assert (finding.severity, finding.what, finding.where) == ("damaged", "forward", "forward")
     assert finding.cos_error is not None
     assert finding.cos_error > 0.5
+
+
+def sinusoids(places: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    speeds = 1e4 ** (-torch.arange(0, dim, 2).float() / dim)
+    phases = places.to(dtype).float()[..., None] * speeds
+    return torch.cat((phases.sin(), phases.cos()), -1)
+
+
+class Asked(nn.Module):
+    """``counted``: the dtype in which it counts; None for that of its activations."""
+
+    counted: torch.dtype | None = torch.float32
+
+    def __init__(self, head_dim: int = 16) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+
+    def at(self, x: torch.Tensor, places: torch.Tensor, dim: int) -> torch.Tensor:
+        return sinusoids(places, dim, self.counted or x.dtype).to(x.dtype)
+
+
+class QueriesAndKeys(Asked):
+    """Heads before places; a shape with few places fits as well."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> list[torch.Tensor]:
+        sin, cos = self.at(q, torch.arange(q.shape[2]), self.head_dim).chunk(2, -1)
+        halves = [x.chunk(2, -1) for x in (q, k)]
+        return [torch.cat((a * cos - b * sin, a * sin + b * cos), -1) for a, b in halves]
+
+
+class SequenceFirst(Asked):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.at(x, torch.arange(x.shape[0]), x.shape[2])[:, None]
+
+
+class HeightAndWidth(Asked):
+    def forward(self, x: torch.Tensor, H: int, W: int) -> torch.Tensor:
+        across = self.at(x, torch.arange(W) * 20 + 1, x.shape[1])
+        return x + across.T[:, None].expand(-1, H, -1)
+
+
+class Starts(Asked):
+    def forward(self, x: torch.Tensor, start_pos: int) -> torch.Tensor:
+        return x + self.at(x, torch.arange(start_pos, start_pos + x.shape[1]), x.shape[2])
+
+
+class Lengths(Asked):
+    def forward(self, x: torch.Tensor, x_lengths: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1]).clamp(max=int(x_lengths.max()))
+        return x + self.at(x, places, x.shape[2])
+
+
+class Packed(Asked):
+    def forward(self, x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        begins = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())
+        return x + self.at(x, torch.arange(x.shape[0]) - begins, x.shape[1])
+
+
+ARGUMENTS: dict[type[Asked], tuple[tuple[int, ...], tuple[Any, ...]]] = {
+    QueriesAndKeys: ((1, 4, LENGTH, 16), (torch.ones(1, 4, LENGTH, 16),)),
+    SequenceFirst: ((LENGTH, 1, 8), ()),
+    HeightAndWidth: ((1, 8, 30, 30), (30, 30)),
+    Starts: ((1, LENGTH, 8), (0,)),
+    Lengths: ((1, LENGTH, 8), (torch.tensor([LENGTH]),)),
+    Packed: ((LENGTH, 8), (torch.tensor([0, LENGTH]),)),
+}
+
+
+def answers(part: nn.Module, shape: tuple[int, ...], others: tuple[Any, ...], dtype: torch.dtype) -> Any:
+    given = [one.to(dtype) if torch.is_tensor(one) and one.is_floating_point() else one for one in others]
+    answer = part(torch.ones(shape, dtype=dtype), *given)
+    return torch.stack(answer) if isinstance(answer, list) else answer
+
+
+@pytest.mark.parametrize("style", ARGUMENTS)
+@pytest.mark.parametrize("counted", [torch.float32, None])
+def test_what_a_forward_takes_is_told_by_its_names(style: type[Asked], counted: torch.dtype | None) -> None:
+    part = style()
+    part.counted = counted
+    true, low = (answers(part, *ARGUMENTS[style], dtype) for dtype in (torch.float32, torch.bfloat16))
+    is_off = float((low.float() - true).abs().max()) > 0.1
+    assert is_off == (counted is None)
+    report = safe_rope.audit(Model(part).bfloat16())
+    assert report.verdict == ("damaged" if is_off else "ok"), report
