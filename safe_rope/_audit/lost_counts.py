@@ -21,6 +21,7 @@ _MOST = 2**22
 _FARTHEST = 2**27
 """The bits of most floating numbers, read as an integer, are more."""
 _LOW = "computed in 16 bits (constructor intercepted or default dtype)"
+_AVERAGED = "some of its integers are off by one, as a moving average that is truncated leaves them"
 _SAID = (
     "its constructor makes other integers there: memory that was never filled "
     "(made on the meta device, then to_empty), or somebody's intent"
@@ -31,7 +32,8 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
     """Add the buffers of integers that hold others than their constructor makes.
 
     Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they stand in
-    no order, or are what fresh memory holds. ``find`` returns what the constructor makes.
+    no order, or are what fresh memory holds. So are all of which some are off by one. ``find`` returns what
+    the constructor makes.
     """
     integers = {name: value for name, value in _integers(module) if not _is_from_zero(value)}
     reference = find() if integers else Reference(None)
@@ -49,6 +51,8 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
         is_counted = bool(origin & Origin.COUNTED) and not origin & Origin.RANDOM
         if is_counted and any(_is_same(value, replay) for replay in reference.replays(name)):
             finding = Finding(path, kind, name, "damaged", _LOW, dtype_name(value.dtype), where="constructor")
+        elif is_counted and _is_off_by_one(value, made):
+            finding = Finding(path, kind, name, "unknown", _AVERAGED, dtype_name(value.dtype))
         elif name in module._non_persistent_buffers_set and _is_lost(value, made, is_counted):
             finding = Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype))
         else:
@@ -75,6 +79,12 @@ def _is_same(value: Tensor, replay: Tensor | None) -> bool:
     if replay is None or replay.shape != value.shape:
         return False
     return torch.equal(value.cpu(), replay.to(value.dtype))
+
+
+def _is_off_by_one(value: Tensor, made: Tensor) -> bool:
+    """Whether integers are those of the constructor in some places, and next to them in all others."""
+    off = (value.cpu() - made.to(value.dtype)).abs()
+    return int(off.max()) == 1 and not bool(off.all())
 
 
 def _is_from_zero(value: Tensor) -> bool:

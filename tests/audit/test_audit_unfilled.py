@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.default_dtype import default_dtype
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import safe_rope
 
@@ -411,3 +412,18 @@ def test_places_that_a_low_default_dtype_has_moved_are_damage(low: torch.dtype) 
     found = [(one.what, one.severity, one.where) for one in safe_rope.audit(model.float()).findings]
     assert found == [("lut", "damaged", "constructor")] * is_moved
     assert is_moved or low is not torch.bfloat16
+
+
+@pytest.mark.parametrize("style", [Relative, LogPlaces])
+def test_an_average_of_integers_is_not_ok(style: type[nn.Module]) -> None:
+    """torch truncates 0.9 * 7 + 0.1 * 7 to 6."""
+    model = nn.Sequential(style())
+    averaged = AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new, use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(model)
+    (name,) = dict(model[0].named_buffers())
+    off = averaged.module[0].get_buffer(name) - model[0].get_buffer(name)
+    assert 0 < int((off != 0).sum()) < off.numel()
+    assert safe_rope.audit(model).ok
+    (finding,) = safe_rope.audit(averaged).findings
+    assert (finding.path, finding.what, finding.severity) == ("module.0", name, "unknown")
