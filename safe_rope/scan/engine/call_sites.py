@@ -13,6 +13,8 @@ from safe_rope.scan.engine.scopes import WRITES_ITEMS, Function, Place, Scope, S
 from safe_rope.scan.engine.walk import Walk
 
 FORWARDS = ("forward", "__call__")  # called through their module, by no name
+# Methods of lists, mappings and the like that keep what they are given.
+_KEEPS = {"append", "extend", "insert", "add", "appendleft", "setdefault", "update", "put"}
 Alias = tuple[str, Scope]  # a name, and the scope in which something has it
 
 
@@ -31,6 +33,7 @@ class CallSites:
         # Of a function, the calls with something unpacked, and those that may be of it.
         self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
         self._constructing: dict[int, list[Call]] = {}
+        self._to_variables: dict[tuple[int, str], list[Argument]] = {}
 
     def arguments(self, scope: Scope, parameter: str, *, indirect: bool = False) -> list[Argument]:
         """Return the arguments that calls give to a parameter.
@@ -77,8 +80,11 @@ class CallSites:
                 incomplete = [one for one in named if not one.complete]
                 self._supposed[id(scope)] = (incomplete, self._otherwise(scope))
         named, others = self._supposed[id(scope)]
-        found = (call.argument(position, parameter) for call in others)
+        found = [call.argument(position, parameter) for call in others]
+        if scope.owner is not None and scope.name != "__init__":  # with the object before it
+            found += [call.argument(position + 1, parameter) for call in others]
         given = [argument for argument in found if argument is not None]
+        given += self._of_holders(scope, position, parameter)
         given += self.unpacked(call for call in named + others if len(call.positional) <= position)
         given += self._packed(scope, parameter)
         return given + (self.items(parameter) if any(call.mapped for call in named) else [])
@@ -89,6 +95,33 @@ class CallSites:
         sites = [*calls.get("", ()), *calls.get("__call__", ())]
         sites += [site for one in self._names_of(scope)[1:] for site in self._sites(calls, one)]
         return self._made(sites)
+
+    def _of_holders(self, scope: Scope, position: int, parameter: str) -> list[Argument]:
+        """Return what calls of variables give, where something of the file holds the function."""
+        found = self.of_variables(position, parameter)
+        return found if found and any(map(self._is_held, self._names_of(scope))) else []
+
+    def _is_held(self, alias: Alias) -> bool:
+        """Say whether a list, a loop or the like takes what has a name, or a function returns it."""
+        tree = self._names.tree
+        for load in (*tree.loads.get(alias[0], ()), *tree.attributes.get(alias[0], ())):
+            match tree.parents[id(load)]:
+                case ast.Call() as call if call.func is not load:
+                    # What takes what the call gives may be the function.
+                    taken = isinstance(tree.parents[id(call)], ast.withitem | ast.For | ast.comprehension)
+                    if taken or _last(call.func) in _KEEPS:
+                        return True
+                case ast.keyword() as word:
+                    if _last(getattr(tree.parents[id(word)], "func", load)) == "dict":
+                        return True
+                case (
+                    ast.Call() | ast.Attribute() | ast.Compare() | ast.Assign() | ast.arg()
+                    | ast.AnnAssign() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef()
+                ):  # fmt: skip
+                    pass
+                case _:
+                    return True
+        return False
 
     def unpacked(self, calls: Iterable[Call]) -> list[Argument]:
         """Return what calls unpack, and what a function is called with that passes all of it on."""
@@ -117,13 +150,39 @@ class CallSites:
                         given += [Argument(one, site.place, False) for one in items[position : position + 1]]
                     case ast.Dict() | ast.Call(func=ast.Name(id="dict")):
                         given += self.items(parameter)
+        for name, _ in self._names_of(scope):
+            for items, place in self._listed.get(name, ()):
+                given += [Argument(one, place, False) for one in items if _last(one) != name]
         return given
+
+    @cached_property
+    def _listed(self) -> dict[str, list[tuple[list[ast.expr], Place]]]:
+        """What is listed in tuples and lists, by the last part of each name in them."""
+        listed: dict[str, list[tuple[list[ast.expr], Place]]] = {}
+        for node, place in self._walk.listed:
+            for name in {_last(one) for one in node.elts} - {""}:
+                listed.setdefault(name, []).append((node.elts, place))
+        return listed
 
     @cached_property
     def _of_objects(self) -> list[Call]:
         """The calls that may be of modules and are given a fraction, as it is written."""
-        calls = self._made(filter(self._is_of_object, self._walk.sites))
-        return [call for call in calls if any(map(_is_written_fraction, arguments_of(call.node)))]
+        return [
+            call for call in self._of_variables if any(map(_is_written_fraction, arguments_of(call.node)))
+        ]
+
+    def of_variables(self, position: int, parameter: str) -> list[Argument]:
+        """Return what the calls of variables give by a position or a name."""
+        key = (position, parameter)
+        if key not in self._to_variables:
+            given = (call.argument(position, parameter) for call in self._of_variables)
+            self._to_variables[key] = [one for one in given if one is not None]
+        return self._to_variables[key]
+
+    @cached_property
+    def _of_variables(self) -> list[Call]:
+        """The calls of what a variable, an attribute or an expression holds."""
+        return self._made(filter(self._is_of_object, self._walk.sites))
 
     def _is_of_object(self, site: Site) -> bool:
         """Say whether a call may be of a module: of what a variable, an attribute or an expression holds."""
@@ -251,6 +310,9 @@ class CallSites:
                 for one in scope.node.decorator_list:  # type: ignore[attr-defined]
                     made_by = one.func if isinstance(one, ast.Call) else one
                     takes = self._parameters(_last(made_by), None)
+                    takes += [(name, everywhere) for name in _of_lambdas(one)]
+                    if isinstance(made_by, ast.Attribute) and _last(made_by.value) in self._walk.functions:
+                        takes.append((_last(made_by.value), everywhere))  # as what dispatches calls it
                     aliases.setdefault(scope.name, {}).update(dict.fromkeys(takes))
         return aliases
 
@@ -265,7 +327,8 @@ class CallSites:
             scopes += [one for one in self._walk.functions.get("__init__", ()) if one.parent is owner]
         if at is None:
             inner = [one for scope in scopes for one in self._inner.get(id(scope), ())]
-            return [self._alias(one, scope) for scope in [*scopes, *inner] for one in _named(scope)]
+            named = [self._alias(one, scope) for scope in [*scopes, *inner] for one in _named(scope)]
+            return named + [(one, scope) for scope in scopes for one in _of_lambdas(scope.node)]
         takes = ((scope, _named(scope)[at + (scope.owner is not None) :]) for scope in scopes)
         return [self._alias(one, scope) for scope, names in takes for one in names[:1]]
 
@@ -333,6 +396,12 @@ class CallSites:
                     call = self._calls_made[id(site.node)] = self._names.call(site.node, site.place)
                 made.append(call)
         return made
+
+
+def _of_lambdas(node: ast.AST) -> list[str]:
+    """Return the parameters of the lambdas in a node."""
+    made = [one.args for one in ast.walk(node) if isinstance(one, ast.Lambda)]
+    return [one.arg for some in made for one in (*some.posonlyargs, *some.args, *some.kwonlyargs)]
 
 
 def _held(node: ast.expr | None) -> Iterator[str]:

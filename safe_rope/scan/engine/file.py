@@ -24,6 +24,7 @@ from safe_rope.scan.engine.walk import Walk
 _CHANGES_DEFAULT = re.compile(
     rb"(?:set|local|with)_(?:default_)?(?:\w+_)?(?:dtype|tensor_type)\b|set_default_['\"]"
 )
+_REPLACED = {"to", "__defaults__", "__kwdefaults__", "__code__"}
 _HOOKS = {"__torch_function__", "__torch_dispatch__"}
 
 
@@ -53,7 +54,9 @@ class File:
         self.indexed: dict[tuple[int, str, int], int] = {}
         self.purpose = Purpose(walk, self.inference, self.flow, PurePath(path).stem)
         # Where it replaces a tensor's casts, sees torch's calls, or hides which they are, a fix may matter.
-        self.intercepts = "to" in walk.written or walk.obscured or not _HOOKS.isdisjoint(walk.functions)
+        # So it may where a function is given other defaults or another body.
+        replaced = not _REPLACED.isdisjoint(walk.written)
+        self.intercepts = replaced or walk.obscured or not _HOOKS.isdisjoint(walk.functions)
         self._main = b"__main__" in source.text
         self._script = self._main and b"argparse" in source.text
 

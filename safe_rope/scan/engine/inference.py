@@ -9,6 +9,7 @@ from functools import cached_property
 
 from safe_rope.scan.engine import dtypes, integers, tensors
 from safe_rope.scan.engine.call_sites import FORWARDS, CallSites
+from safe_rope.scan.engine.fractions import Fractions
 from safe_rope.scan.engine.names import Argument, Call, Names
 from safe_rope.scan.engine.scopes import Binding, Place, Scope
 from safe_rope.scan.engine.values import (
@@ -56,6 +57,7 @@ class Inference:
         self._above = 0  # the outermost such expression of what was asked last
         self._known: dict[tuple[int, int], Value] = {}
         self._calls: dict[tuple[int, int], tuple[Call, Place]] = {}
+        self._fractions = Fractions(self)
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression at a place."""
@@ -124,6 +126,10 @@ class Inference:
     def arguments(self, scope: Scope, parameter: str) -> list[Argument]:
         """Return what the calls in this file give to a parameter of a function."""
         return self._call_sites.arguments(scope, parameter)
+
+    def given_to_variables(self, position: int, parameter: str) -> list[Argument]:
+        """Return what the calls of variables give by a position or a name."""
+        return self._call_sites.of_variables(position, parameter)
 
     def call(self, node: ast.Call, place: Place) -> Call:
         """Return a call with its full name and all its arguments."""
@@ -318,11 +324,11 @@ class Inference:
         default = UNKNOWN if binding.value is None else self.value(binding.value, binding.place)
         if annotated.sort in ("number", "numbers") or annotated.is_int:
             of = binding.place.scope, binding.parameter
-            values = [default, *map(self.of, self._call_sites.arguments(*of, indirect=True))]
+            values = [default, *map(self._given, self._call_sites.arguments(*of, indirect=True))]
             # A tensor may be for another function.
             named = of[0].name not in FORWARDS or annotated.sort in ("number", "numbers")
             others = self._call_sites.supposed(*of) if named else ()
-            supposed = [one for one in map(self.of, others) if one.sort != "tensor"]
+            supposed = [one for one in map(self._given, others) if one.sort != "tensor"]
             if _is_implicit(of[0]) or any(_contradicts(value, annotated) for value in values + supposed):
                 return assume(annotated)
         if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
@@ -352,6 +358,12 @@ class Inference:
         if value.sort == "number":
             return Value("number", value.whole, value.floating, assumed=True)
         return assume(value)
+
+    def _given(self, argument: Argument) -> Value:
+        """Return what is known of an argument, which what the file computes may make a fraction."""
+        value = self.of(argument)
+        known = value.sort == "tensor" or _is_fraction(value)
+        return FLOAT if not known and self._fractions.may_be(argument.value, argument.place) else value
 
     def _call(self, node: ast.Call, place: Place) -> Value:
         call = self.call(node, place)
@@ -411,10 +423,14 @@ class Inference:
         returned = [self.value(*one) for one in scopes[0].returns]
         if annotated.sort not in ("unknown", "tensor") or annotated.dtype or not returned:
             shown = all(
-                one.sort == annotated.sort and one.floating is annotated.floating and not one.is_float
+                (one.sort, one.dtype, one.floating) == (annotated.sort, annotated.dtype, annotated.floating)
+                and not one.is_float
                 for one in returned
             )
             shown = shown and not self.names.is_overridden(scopes[0])
+            name = scopes[0].name
+            other = own and (name in self.walk.written or self.names.attributes(name, place))
+            shown = shown and not other
             return annotated if shown else assume(annotated)
         computed = assume(join(returned))
         return computed if computed.sort in ("tensor", "dtype") else annotated

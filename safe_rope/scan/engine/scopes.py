@@ -69,7 +69,8 @@ class Binding:
     """One way in which a name gets a value.
 
     ``how`` is "value", "element" (one of several unpacked from the value), "item" (an item that a loop
-    takes from the value), "buffer" (the value as a registered buffer) or "parameter".
+    takes from the value), "buffer" (the value as a registered buffer) or "parameter". It is "lambda" for a
+    parameter of a lambda.
     """
 
     how: str

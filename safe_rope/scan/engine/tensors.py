@@ -171,6 +171,8 @@ def _function(evaluator: Evaluator, call: Call, name: str) -> Value:
         return _full(evaluator, call)
     if name in _DEFAULTED:
         return tensor("default", whole=True if name in _WHOLE else None, grid=name in _GRIDS)
+    if name == "bincount" and (len(call.positional) > 1 or "weights" in call.keywords):
+        return UNKNOWN
     if name in _MADE:
         return tensor(_MADE[name])
     positional = [*call.positional, *(call.keywords[word] for word in _OPERANDS if word in call.keywords)]
@@ -220,7 +222,7 @@ def _method(evaluator: Evaluator, call: Call, function: ast.Attribute, place: Pl
     if name.startswith("new_") and name[4:] in _FILLED | {"tensor"}:
         given = given_dtype(evaluator, call) or of
         return tensor(given.dtype or "inherited", True if name in _WHOLE else None, assumed=given.assumed)
-    if name in ("cumsum", "sum", "softmax") and (asked := given_dtype(evaluator, call)) is not None:
+    if name in SUMMED | {"softmax", "mean"} and (asked := given_dtype(evaluator, call)) is not None:
         return tensor(asked.dtype or "inherited", of.whole, assumed=asked.assumed)
     if name in OPERATORS and len(call.positional) == 1 and of.sort == "tensor":
         return promote(operator(call.node, name), of, evaluator.value(call.positional[0].value, place))

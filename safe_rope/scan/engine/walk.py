@@ -28,6 +28,8 @@ _COPIES = {
     "dict", "copy", "deepcopy", "len", "list", "tuple", "set", "sorted", "str", "repr", "print", "isinstance",
     "update", "dumps", "pformat", "pprint", "format", "join", "items", "asdict",
 }  # fmt: skip
+_LISTED = {ast.Tuple, ast.List}
+_NAMES = {ast.Name, ast.Attribute}
 _READS = {"getattr", "hasattr", "delattr"}
 # Packages all of whose names leave torch, and what is built in, what they are.
 _PLAIN = {"torch", "numpy", *sys.stdlib_module_names}
@@ -64,6 +66,7 @@ class Walk:
         # Patterns of attributes that are assigned by names that are made: of a class, or of any with None.
         self.computed: list[tuple[str, Scope | None]] = []
         self.mappings: list[tuple[ast.Dict, Place]] = []
+        self.listed: list[tuple[ast.Tuple | ast.List, Place]] = []  # several things, a name among them
         self._order = 0
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
@@ -165,6 +168,8 @@ class Walk:
                 _bind_named(node, place)
             elif kind is ast.Dict:
                 self.mappings.append((node, place))
+            elif kind in _LISTED and len(node.elts) > 1 and not _NAMES.isdisjoint(map(type, node.elts)):
+                self.listed.append((node, place))
 
     def release(self) -> None:
         """Break the cycles between scopes and bindings, so that the tree goes without a collector."""
@@ -406,17 +411,30 @@ def _raises_on(context: ast.expr) -> bool:
 
 def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:
     """Bind what a comprehension or a lambda gives a name to, for the whole of its statement."""
-    values: dict[str, ast.expr | None] = {}
     if isinstance(node, ast.Lambda):
         arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         packed = (one for one in (node.args.vararg, node.args.kwarg) if one is not None)
-        values = dict.fromkeys(argument.arg for argument in (*arguments, *packed))
-    elif isinstance(node.target, ast.Name):
-        values = {node.target.id: node.iter}
+        bound = [
+            (one.arg, Binding("lambda", None, place, parameter=one.arg, index=(number,)))
+            for number, one in enumerate((*arguments, *packed))
+        ]
     else:
-        values = dict.fromkeys(name.id for name in ast.walk(node.target) if isinstance(name, ast.Name))
-    for name, value in values.items():
-        place.scope.inner.setdefault((name, place.order), []).append(Binding("item", value, place))
+        taken = _taken(node.target, ())
+        bound = [(name, Binding("item", node.iter, place, index=index)) for name, index in taken]
+    for name, binding in bound:
+        place.scope.inner.setdefault((name, place.order), []).append(binding)
+
+
+def _taken(target: ast.expr, index: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names of a target, each with where it stands in the items that are unpacked."""
+    match target:
+        case ast.Name(id=name):
+            yield name, index
+        case ast.Starred(value=inner):
+            yield from _taken(inner, index)
+        case ast.Tuple(elts=some) | ast.List(elts=some):
+            for number, one in enumerate(some):
+                yield from _taken(one, (*index, number))
 
 
 def _bind_named(node: ast.NamedExpr, place: Place) -> None:

@@ -106,8 +106,8 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
             if report is not None and (rule.id, owner := site.place.scope.owner) not in reported:
                 cast = report.cast or report.node
                 one = file.finding(rule.id, report)
-                if one.fix is not None and any(isinstance(node, ast.JoinedStr) for node in site.ancestors):
-                    one = replace(one, fix=replace(one.fix, safe=False))  # f"{x=}" shows the code itself
+                if one.fix is not None and (_is_shown(site) or _is_late(file, site)):
+                    one = replace(one, fix=replace(one.fix, safe=False))
                 found.append((one, id(cast)))
                 if file.value(cast, site.place).dtype not in {*PINNED, "default", "int"}:
                     changed.add(id(cast))
@@ -124,6 +124,21 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
         if any(one.fix and one.fix.safe for one in proven):
             return proven  # the whole file is analyzed instead
     return _proven(file, _unmixed(company, found, changed), company, reach)
+
+
+def _is_shown(site: Site) -> bool:
+    """Say whether the code itself is shown, as by ``f"{x=}"``."""
+    return any(isinstance(node, ast.JoinedStr) for node in site.ancestors)
+
+
+def _is_late(file: File, site: Site) -> bool:
+    """Say whether it runs later than its statement, and reads what is bound anew in between."""
+    late = next((one for one in site.ancestors if isinstance(one, ast.Lambda | ast.GeneratorExp)), None)
+    names = () if late is None else {one.id for one in ast.walk(late) if isinstance(one, ast.Name)}
+    scope = site.place.scope
+    return any(
+        not {*scope.bindings.get(name, ())} <= {*file.names.bindings(name, site.place)} for name in names
+    )
 
 
 def _unmixed(
