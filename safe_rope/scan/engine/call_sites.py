@@ -19,9 +19,16 @@ Alias = tuple[str, Scope]  # a name, and the scope in which something has it
 
 
 class CallSites:
-    """Finds what a function's parameters are given by the calls in the same file."""
+    """Finds what a function's parameters are given by the calls in the same file.
 
-    def __init__(self, walk: Walk, names: Names) -> None:
+    Args:
+        walk: of the file.
+        names: of the file.
+        whole: it is all of the file; else what holds its functions is not asked, which only a safe fix needs.
+    """
+
+    def __init__(self, walk: Walk, names: Names, *, whole: bool = True) -> None:
+        self._whole = whole
         self._walk = walk
         self._names = names
         self._known: dict[int, list[Call]] = {}
@@ -98,7 +105,7 @@ class CallSites:
 
     def _of_holders(self, scope: Scope, position: int, parameter: str) -> list[Argument]:
         """Return what calls of variables give, where something of the file holds the function."""
-        found = self.of_variables(position, parameter)
+        found = self.of_variables(position, parameter) if self._whole else []
         return found if found and any(map(self._is_held, self._names_of(scope))) else []
 
     def _is_held(self, alias: Alias) -> bool:

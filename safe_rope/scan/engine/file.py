@@ -47,7 +47,7 @@ class File:
         self.path = path
         self.walk = walk
         self.names = Names(walk)
-        self.inference = Inference(walk, self.names, CallSites(walk, self.names))
+        self.inference = Inference(walk, self.names, CallSites(walk, self.names, whole=not source.reduced))
         self.flow = Flow(source, walk, self.inference)
         self.held: dict[tuple[int, str], bool] = {}  # by scope and variable: whether it is used as an index
         # By scope, variable and depth of the search: the last statement that uses it as an index.
