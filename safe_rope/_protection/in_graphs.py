@@ -7,7 +7,7 @@ FP32 gets the dtype that came in.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection.calls import Call
 from safe_rope._protection.in_fp32 import as_returned
-from safe_rope._protection.shown import as_stock_in_graph, warn_rounded
+from safe_rope._protection.shown import show_in_graph, warn_rounded
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope.rotation import CosSin, marked
 from safe_rope.rotation._marks import is_dtype_the_mark
@@ -42,9 +42,17 @@ def apply_results(call: Call) -> Any:
     result = call.in_fp32(call.module)
     if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
         return CosSin(result)  # phases have to go through cos and sin first
-    return pytree.tree_map_only(
-        torch.Tensor, lambda leaf: marked(leaf) if leaf.dtype == torch.float32 else leaf, result
-    )
+    leaves, structure = pytree.tree_flatten(result)
+    stock = pytree.tree_leaves(on_shown(call, "rounded")) if may_run_twice(call) else leaves
+    leaves = [_marked(leaf, other) for leaf, other in zip(leaves, stock, strict=True)]
+    return pytree.tree_unflatten(leaves, structure)
+
+
+def _marked(leaf: Any, stock: Any) -> Any:
+    """Return a result marked for the application function, with the dtype that it has as stock."""
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype != torch.float32:
+        return leaf
+    return marked(leaf, None if stock is leaf else stock.dtype)
 
 
 def run_once(call: Call, low: list[str]) -> Any:
@@ -86,7 +94,7 @@ def run_twice(call: Call, low: list[str]) -> Any:
     if state.code.writes:
         copies = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
         asked = call.with_arguments(*copies)
-    stock = pytree.tree_leaves(on_shown(asked, marked=False))
+    stock = pytree.tree_leaves(on_shown(asked, "stock"))
     leaves, structure = pytree.tree_flatten(call.in_fp32(call.module))
     if hides_tensors(stock):
         tell(state.owner, "tables", _given(call, torch.bfloat16))
@@ -106,17 +114,20 @@ def run_as_stock(call: Call, low: list[str]) -> Any:
         counted = counted or state.counts_further(name) or state.code.asks_for_fp32
         if state.nominal[name] in LOW and not state.pins[name].finished:
             tell(state.owner, name, state.nominal[name])
-    result = on_shown(call, marked=False)
+    result = on_shown(call, "stock")
     return pytree.tree_map_only(torch.Tensor, as_returned, result) if counted else result
 
 
-def on_shown(call: Call, *, marked: bool) -> Any:
-    """Run a call on the tables of the stock model's dtypes, or on marked ones; put the true ones back."""
+def on_shown(call: Call, how: Literal["stock", "marked", "rounded"]) -> Any:
+    """Run a call on tables of the stock model's dtypes, or on marked ones; put the true ones back.
+
+    ``how``: "rounded" where only the dtypes of what it returns are wanted.
+    """
     # No context manager: Dynamo before torch 2.5 takes none that is made of a generator.
     module, state = call.module, call.state
     if torch.compiler.is_dynamo_compiling() and state.is_shown and not state.code.keeps:
         # Dynamo takes no change of a module inside of `torch.utils.checkpoint`.
-        state.runner.shows_in_graph = "marked" if marked else "stock"
+        state.runner.shows_in_graph = how
         result = call.on(module)
         state.runner.shows_in_graph = ""
         return result
@@ -126,7 +137,7 @@ def on_shown(call: Call, *, marked: bool) -> Any:
         if not isinstance(table, torch.Tensor) or table.requires_grad:
             shown[name] = table
             continue
-        shown[name] = state.marked.get(name, table) if marked else as_stock_in_graph(state, name, table)
+        shown[name] = show_in_graph(state, name, table, how)
         set_table(module, name, shown[name])
     try:
         return call.on(module)

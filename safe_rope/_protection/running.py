@@ -152,7 +152,7 @@ def _run_on_itself(call: Call) -> Any:
     """Run a forward that no twin can run, as it is found by its identity; raise what it raises itself."""
     state = call.state
     try:
-        result = in_graphs.on_shown(call, marked=False)
+        result = in_graphs.on_shown(call, "stock")
     except Exception as own:
         raise own from None
     finally:
@@ -253,7 +253,7 @@ def _run_in_graph(call: Call) -> Any:
     if state.how == "results" and not _has_low_weights(module):
         return in_graphs.apply_results(call)
     if state.how == "tables":
-        return in_graphs.on_shown(call, marked=True)
+        return in_graphs.on_shown(call, "marked")
     low = [name for name in state.pins if state.differs(name)]
     if not low and not _is_lowered_by_its_call(call):
         if state.only_counts and state.code.asks_dtypes and call.has_low:
@@ -272,5 +272,5 @@ def _run_in_graph(call: Call) -> Any:
         [isinstance(one, _CONTAINERS) for one in (*call.args, *call.kwargs.values())]
     ):
         in_graphs.tell(state.owner, "tables", torch.bfloat16)
-        return in_graphs.on_shown(call, marked=False)
+        return in_graphs.on_shown(call, "stock")
     return in_graphs.run_once(call, low) if once else in_graphs.run_twice(call, low)

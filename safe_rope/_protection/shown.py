@@ -160,10 +160,8 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
     pin = getattr(state, "pins", {}).get(name)
     if pin is None or table.dtype != torch.float32 or table.requires_grad:
         return table
-    if state.runner.shows_in_graph == "stock":
-        return as_stock_in_graph(state, name, table)
-    if state.runner.shows_in_graph == "marked":
-        return state.marked.get(name, table)
+    if state.runner.shows_in_graph:
+        return show_in_graph(state, name, table, state.runner.shows_in_graph)
     if state.runner.runs_in_graph:
         return table
     # torch.export runs Python, and Dynamo reads nothing of a thread.
@@ -176,6 +174,13 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
     if how is not None or nominal not in LOW or "forward" not in module.__dict__:
         return table
     return CosSin(table, nominal, faced=True, phase=f"{class_name(type(module))}.{name}")
+
+
+def show_in_graph(state: Any, name: str, table: torch.Tensor, how: str) -> torch.Tensor:
+    """Return a table as a graph is to see it: "stock", "marked" or "rounded"."""
+    if how == "marked":
+        return state.marked.get(name, table)  # type: ignore[no-any-return]
+    return table.to(state.nominal[name]) if how == "rounded" else as_stock_in_graph(state, name, table)
 
 
 def as_stock_in_graph(state: Any, name: str, table: torch.Tensor) -> torch.Tensor:

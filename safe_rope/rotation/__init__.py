@@ -27,7 +27,7 @@ from safe_rope._base.positions import check_arguments
 from safe_rope.rotation._bodies import Body
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, plain
-from safe_rope.rotation._marks import is_dtype_the_mark, is_marked, marked
+from safe_rope.rotation._marks import exact, is_dtype_the_mark, is_marked, marked
 from safe_rope.rotation._plain_code import TRUSTED, Helper, helpers_of
 from safe_rope.rotation._samples import can_sample, recognise, returns_low
 from safe_rope.rotation.kernels import Form, rotate, rotate_
@@ -80,7 +80,7 @@ def apply_rotary(
         raise TypeError(f'layout must be "half" or "interleaved", got {layout!r}')
     # A protected module's tables have a column for each element, all others one for each pair.
     form = Form(layout, layout, layout if is_marked(cos) and is_marked(sin) else "shared")
-    cos, sin = plain(cos), plain(sin)
+    cos, sin = plain(exact(cos)), plain(exact(sin))
     fault = fault_of_tables(cos, sin, unsqueeze_dim)
     if fault is None:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -259,7 +259,7 @@ def _has_lower_than_fp32(values: tuple[Any, ...]) -> bool:
 
 
 def _raise(value: Any) -> Any:
-    return value.to(torch.float32) if _is_rotated(value) and value.dtype in LOW else plain(value)
+    return value.to(torch.float32) if _is_rotated(value) and value.dtype in LOW else plain(exact(value))
 
 
 def round_results(result: Any, dtypes: list[torch.dtype]) -> Any:

@@ -16,6 +16,7 @@ from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import FakeTensor
 from safe_rope.rotation._checks import fault_of_states, fault_of_tables
 from safe_rope.rotation._cos_sin import CosSin, read, written
+from safe_rope.rotation._marks import exact
 from safe_rope.rotation.kernels import Form, _eager, _few, rotate
 
 _KEPT = 64
@@ -344,7 +345,7 @@ def _needs_gradient(xs: tuple[Tensor, ...]) -> bool:
 
 def _values(table: Any) -> Any:
     """Return what a table holds, to be read."""
-    return read(table) if isinstance(table, CosSin) else table
+    return read(table) if isinstance(table, CosSin) else exact(table)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,7 @@
-"""How cos and sin are marked on their way: as `CosSin`, by an attribute in an export, or by their dtype."""
+"""How cos and sin are marked on their way: as `CosSin`, by an attribute in an export, or by their dtype.
+
+A table of an export has the dtype of the stock model; its attribute holds the exact one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _MARK = "_safe_rope_cos_sin"
 
 
 def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Tensor:
-    """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory.
+    """Return ``tensor`` (FP32 cos or sin) as `CosSin`, a view of the same memory, or as an export has it.
 
     ``nominal``: the dtype that the stock model's table has here.
     """
@@ -26,10 +29,15 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
     if nominal is not None and not in_graph and has_tangent(tensor):
         return tensor.to(nominal)
     if _is_exported():
-        if in_graph:
-            tensor = tensor[...]  # Dynamo sets no attribute of what came in a tuple, as from torch.split
-        setattr(tensor, _MARK, True)  # the graph is the whole model, and returns plain tensors
-        return tensor
+        # The graph is the whole model, and returns plain tensors. No operator hands an attribute on: who
+        # takes a part of a table, or multiplies by it, has what the stock model has.
+        if nominal is not None and nominal != tensor.dtype:
+            shown, exact = tensor.to(nominal), tensor
+        else:
+            # Dynamo sets no attribute of what came in a tuple, as from torch.split.
+            shown, exact = (tensor[...] if in_graph else tensor), None
+        setattr(shown, _MARK, exact)
+        return shown
     # In a graph of Dynamo, too: it may end here, and of what is made from an output only the type is kept.
     return CosSin(tensor, nominal, faced=True)
 
@@ -50,3 +58,11 @@ def is_marked(value: Any) -> bool:
     if isinstance(value, CosSin) or not isinstance(value, torch.Tensor):
         return isinstance(value, CosSin)
     return not is_dtype_the_mark() and hasattr(value, _MARK)
+
+
+def exact(value: Any) -> Any:
+    """Return the exact table of one that an export has; anything else as it is."""
+    if isinstance(value, CosSin) or not is_marked(value):
+        return value
+    table = getattr(value, _MARK)
+    return value if table is None else table
