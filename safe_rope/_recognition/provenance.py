@@ -58,8 +58,10 @@ _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "r
 _FINISHING = {"sin", "cos", "sin_", "cos_", "sinc", "polar", "log", "log2", "log10", "log1p", "tanh",
               "sigmoid", "sign"}  # fmt: skip
 
-_UNDOING = {"exp", "exp_", "exp2", "exp2_"}
-"""What makes frequencies of their logarithms; of complex numbers, what takes their sines and cosines."""
+_UNDOING = {"exp", "exp_", "exp2", "exp2_", "angle", "atan2", "atan2_", "arctan2", "arctan2_", "atan",
+            "arctan", "acos", "arccos", "asin", "arcsin"}  # fmt: skip
+"""What makes frequencies of their logarithms, and phases of their sines and cosines; `exp` of complex numbers
+takes those."""
 _ALIKE = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
 """What reads of any argument but the first no values."""
 

@@ -171,3 +171,18 @@ class PhasorsOfAnAttribute(nn.Module):
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         return torch.exp(1j * (self._inv * position_ids.squeeze(0).type_as(self._inv)[:, None]))
+
+
+@style("complex", "buffer")
+class AnglesOfPhasors(nn.Module):
+    """Phases between -pi and pi, which `angle` and `atan2` make of what they were the phases of."""
+
+    def __init__(self, length: int = LONGEST) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(length).float(), _frequencies())
+        self.register_buffer("wrapped", torch.polar(torch.ones_like(phase), phase).angle(), persistent=False)
+        self.register_buffer("folded", torch.atan2(phase.sin(), phase.cos()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        length = x.shape[1]
+        return self.wrapped[:length].cos().to(x.dtype), self.folded[:length].sin().to(x.dtype)
