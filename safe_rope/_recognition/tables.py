@@ -35,6 +35,7 @@ from safe_rope._recognition.waves import (
     error_of,
     falls_from_one,
     has_values,
+    is_one_number,
     is_progression,
     oscillates,
     rises_or_falls,
@@ -143,6 +144,11 @@ def _makes_waves(module: nn.Module) -> bool:
     return bytecode.facts(_stock(module)).makes_waves and next(module.parameters(), None) is None
 
 
+def _is_turned(module: nn.Module, name: str) -> bool:
+    """Whether a module takes sines of products with what it holds by a name, whatever that says."""
+    return name in turned_when_multiplied(_stock(module))
+
+
 def only_turns(module: nn.Module) -> bool:
     """Whether a module without parameters takes sines or cosines."""
     return bytecode.facts(_stock(module)).turns and next(module.parameters(), None) is None
@@ -175,7 +181,7 @@ def may_hold_positions(module: nn.Module) -> bool:
     if keeps_nothing(module):
         return False
     held = list(entries(module))
-    if any(not is_no_position(name) for name, _ in own_tensors(module, held)):
+    if any(not is_no_position(name) or _is_turned(module, name) for name, _ in own_tensors(module, held)):
         return True
     return bool(made_later(module) or uninitialized(module) or unreadable(module, held))
 
@@ -256,6 +262,7 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
     if is_frequency(name):
         return False
     may_be_turned = _may_count(origin, tensor) or is_progression(tensor) or are_phases(tensor, EXACT)
+    may_be_turned = may_be_turned or tensor.squeeze().dim() == 1  # what a child returns may be scaled by it
     by_another = facts.counts and falls_from_one(tensor)  # which takes sines of what this class returns
     return not (may_be_turned and (facts.turns or facts.turns_counts or by_another))
 
@@ -275,8 +282,10 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         return False
     if is_position_table(name, tensor, origin):
         return True
-    if origin & Origin.RANDOM or tensor.is_meta or is_no_position(name) or tensor.numel() < 2:
+    if origin & Origin.RANDOM or tensor.is_meta or tensor.numel() < 2:
         return False
+    if is_no_position(name):
+        return bool(origin & Origin.COUNTED) and _is_turned(module, name) and has_values(tensor)
     if tensor.is_floating_point() and counts(module):
         listed = bool(origin & Origin.LITERAL) and are_slopes(tensor)
         if listed or origin & Origin.COUNTED:
@@ -287,7 +296,10 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_rotates(module)
     # The origin of a parameter's values is not followed.
     named = is_frequency(name) or isinstance(tensor, nn.Parameter)
-    makes = (named and may_be_turned(module, tensor)) or only_makes_positions(module, _stock(module))
+    alone = only_makes_positions(module, _stock(module))
+    if alone and origin is not Origin.NONE and is_one_number(tensor) and not is_state(module, name):
+        return True
+    makes = alone or (named and may_be_turned(module, tensor))
     makes = makes or (bytecode.facts(_stock(module)).turns and are_phases(tensor, error_of(tensor)))
     return makes and has_values(tensor)
 
@@ -334,10 +346,17 @@ def is_no_position(name: str) -> bool:
 
 def is_multiplied_and_turned(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether ``module`` takes sines of products with a buffer that may hold frequencies, or nothing yet."""
-    if name not in module._buffers or name not in turned_when_multiplied(_stock(module)):
+    if name not in module._buffers or not _is_turned(module, name):
         return False
     is_empty = tensor.is_meta or bool(tensor.isnan().any())
     return not is_no_position(name) and (is_empty or rises_or_falls(tensor, fewest=FEWEST_ROWS))
+
+
+def is_counted_with(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a module that counts, and takes no sines, may hold the frequencies that a parent turns by."""
+    if tensor.is_meta or is_no_position(name) or is_state(module, name):
+        return False
+    return counts(module) and tensor.is_floating_point() and falls_from_one(tensor)
 
 
 def has_position_name(name: str) -> bool:
@@ -348,8 +367,8 @@ def has_position_name(name: str) -> bool:
 def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor of ``module`` stands on meta or holds what is no number, and is to hold positions.
 
-    A position table's name says so, or the module, which only makes positions, or makes waves and has no
-    weights.
+    A position table's name says so, or the module, which only makes positions, or makes waves or counts and
+    has no weights.
     """
     own = tensor.numel() > 1 and may_be_filled_with_positions(module, name, tensor)
     if not (own or has_position_name(name)) or not is_readable(tensor) or is_given_back(tensor):
@@ -358,11 +377,13 @@ def is_empty_table(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
 
 
 def may_be_filled_with_positions(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
-    """Whether a module that only makes positions, or makes waves and has no weights, may hold some there."""
+    """Whether a module that only makes positions, or makes waves or counts without weights, may hold some."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     makes = only_makes_positions(module, _stock(module))
-    return makes or (_makes_waves(module) and not is_no_position(name))
+    if is_no_position(name) and not makes:
+        return False
+    return makes or _makes_waves(module) or (counts(module) and not is_state(module, name))
 
 
 def is_seldom_position(name: str) -> bool:

@@ -19,6 +19,7 @@ from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
     has_position_name,
+    is_counted_with,
     is_empty_table,
     is_frequency,
     is_multiplied_and_turned,
@@ -29,7 +30,7 @@ from safe_rope._recognition.tables import (
     only_turns,
     own_tensors,
 )
-from safe_rope._recognition.waves import are_phases, are_phasors, oscillates
+from safe_rope._recognition.waves import are_phases, are_phasors, has_values, is_one_number, oscillates
 from safe_rope.registry import RopePatch
 
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
@@ -69,9 +70,11 @@ def tables_of(
         if name in empty and (reference.early or current.numel() == 1) and not current._version:
             continue
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
-        by_another = by_another or bool(made.isnan().any())
-        if name not in tables and by_another:
+        by_another = by_another or bool(made.isnan().any()) or _is_filled_since(made, current)
+        if by_another and (name not in tables or _is_filled_since(made, current)):
             tables[name] = None, is_finished  # filled by somebody else than the constructor
+    if reference.early and all(_may_be_filled_yet(module, name, made) for name, (made, _) in tables.items()):
+        tables.clear()
     for name, tensor in own_tensors(module):
         made = _made(reference, name)
         is_given = tensor.is_meta and isinstance(made, torch.Tensor) and made.is_meta
@@ -85,6 +88,20 @@ def tables_of(
     if patch is not None and patch.adjust is not None:
         return tables  # which may have made a buffer of a parameter
     return {name: table for name, table in tables.items() if not _is_trained_since(module, reference, name)}
+
+
+def _is_filled_since(made: torch.Tensor, current: torch.Tensor) -> bool:
+    """Whether a constructor has made one number throughout, and others stand there, or none."""
+    if current.is_meta or made.is_meta or made.numel() == 1 or has_values(made):
+        return False
+    return has_values(current) or bool(current.isnan().any())
+
+
+def _may_be_filled_yet(module: nn.Module, name: str, made: torch.Tensor | None) -> bool:
+    """Whether a table is one number throughout, which a parent may overwrite where that is seen."""
+    current = get_table(module, name)
+    is_there = isinstance(current, torch.Tensor) and not current.is_meta
+    return is_there and made is not None and is_one_number(made)
 
 
 def _is_trained_since(module: nn.Module, reference: Reference, name: str) -> bool:
@@ -265,6 +282,7 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
         name: tensor.numel() > 1
         and not (
             is_frequency(name)
+            or is_counted_with(module, name, tensor)
             or _may_be_phases(name, tensor)
             or is_multiplied_and_turned(module, name, tensor)
         )
@@ -277,7 +295,7 @@ def is_told_alone(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor of a module that cannot be built again is a position table: by name or by values."""
     if is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor):
         return True
-    if is_multiplied_and_turned(module, name, tensor):
+    if is_multiplied_and_turned(module, name, tensor) or is_counted_with(module, name, tensor):
         return True
     is_wave = not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED))
     return is_wave or _may_be_phases(name, tensor)

@@ -29,6 +29,14 @@ def has_values(tensor: torch.Tensor) -> bool:
     return not bool(values.isnan().any()) and len(finite) > 0 and not bool((finite == finite[0]).all())
 
 
+def is_one_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a row, or a column, of one number throughout that is not zero, as a scale is."""
+    values = tensor.detach().squeeze()
+    if not values.is_floating_point() or values.dim() != 1 or values.is_meta or not len(values):
+        return False
+    return bool(values[0].isfinite() & values[0].ne(0) & (values == values[0]).all())
+
+
 def error_of(tensor: torch.Tensor) -> float:
     """What sines may be off by; some keep their tables in 16 bits on purpose."""
     return 2.0**-9 if tensor.dtype in LOW else EXACT

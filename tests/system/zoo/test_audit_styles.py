@@ -30,6 +30,7 @@ UNTOLD = {
     *("EsmRotary", "OneTableInTwoModules", "given_by_a_factory", "copied_and_filled"),
     *("RopeHiddenFromTheModule",),
     "FilledBeforeItIsRegistered",
+    *("ZerosFilledLater", "OnesFilledLater"),
 }
 # Lost, and not told: what a checkpoint may hold as well, or a step in 16 bits that no replay repeats.
 UNPROVEN = {

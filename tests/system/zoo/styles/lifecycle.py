@@ -98,6 +98,59 @@ class FilledByInitWeights(Initialised):
         return self.rope(x)
 
 
+class Zeros(nn.Module):
+    """Holds zeros, under a name that says nothing, until somebody fills them; takes no sines."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("inv", torch.zeros(dim // 2), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.arange(length)[:, None] * self.inv
+
+
+@style("filled later", inv_freq="phases.inv", exact=half_width)
+class ZerosFilledLater(Initialised):
+    """Fills its child's zeros where weights are initialised, and takes sines of what that returns."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.phases = Zeros(dim)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Zeros):
+            module.inv.copy_(_frequencies(2 * len(module.inv)))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = self.phases(x.shape[1])
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+
+@style("filled later", inv_freq="rope.inv_freq", exact=half_width)
+class OnesFilledLater(nn.Module):
+    """Overwrites the ones that its child holds as frequencies."""
+
+    class Rope(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.register_buffer("inv_freq", torch.ones(dim // 2), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> Pair:
+            phase = torch.arange(x.shape[1])[:, None] * self.inv_freq
+            return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.rope = OnesFilledLater.Rope(dim)
+        with torch.no_grad():
+            self.rope.inv_freq.copy_(_frequencies(dim))
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return self.rope(x)
+
+
 class RopeFactory(nn.Module):
     """Is built by a class method."""
 

@@ -139,3 +139,17 @@ class ThroughAlias(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Pair:
         return self.a[: x.shape[1]].to(x.dtype), self.b[: x.shape[1]].to(x.dtype)
+
+
+@style("names", "buffer")
+class NamedLikeAFilter(nn.Module):
+    """Rates and phases under names of what is counted out and holds no positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.exp(-torch.linspace(0.0, 9.0, DIM // 2)), persistent=False)
+        self.register_buffer("window", torch.arange(LONGEST) * 0.3, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = torch.arange(x.shape[1])[:, None] * self.kernel
+        return phase.cos().to(x.dtype), (2.0 * self.window[: x.shape[1]]).sin().to(x.dtype)

@@ -57,6 +57,48 @@ class ScaledByABuffer(nn.Module):
         return _rotated(torch.outer(positions, self.inv_freq.float()), x)
 
 
+@style("scalar", inv_freq="inv_freq")
+class ScaledByARow(nn.Module):
+    """Interpolation and an attention factor for each channel, all the same, under names that say nothing."""
+
+    def __init__(self, dim: int = DIM, factor: float = 3.0) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+        self.register_buffer("interpolation", torch.full((dim // 2,), 1 / factor), persistent=False)
+        self.register_buffer("gain", torch.ones(dim // 2) * 1.1386, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        inv_freq = self.inv_freq.float() * self.interpolation.float()
+        phase, gain = torch.arange(x.shape[1])[:, None] * inv_freq, self.gain.float()
+        return (phase.cos() * gain).to(x.dtype), (phase.sin() * gain).to(x.dtype)
+
+
+class Phases(nn.Module):
+    """Positions times frequencies, of which others take sines."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.arange(length)[:, None] * self.inv_freq
+
+
+@style("scalar", inv_freq="rope.inv_freq")
+class ChildScaledByRows(nn.Module):
+    """What a child returns is scaled by rows in no order, and by one number throughout."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.rope = Phases(dim)
+        self.register_buffer("stretch", torch.tensor([1 / 3, 0.7, 1.1, 0.9] * (dim // 8)), persistent=False)
+        self.register_buffer("gain", torch.full((dim // 2,), 1.1386), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        phase = self.rope(x.shape[1]) * self.stretch
+        return (phase.cos() * self.gain).to(x.dtype), (phase.sin() * self.gain).to(x.dtype)
+
+
 @style("ema", inv_freq="inv_freq", exact=half_width)
 class ScaledByItsOwnBuffer(nn.Module):
     """A second buffer scales the frequencies in place once, at the end of the constructor."""
