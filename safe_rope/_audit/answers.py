@@ -103,6 +103,10 @@ class Answers:
         """Whether what the answers should be are numbers: a constructor that makes NaN tells nothing."""
         return not any(bool(expected.isnan().any()) for _, expected in self.pairs)
 
+    def are_measured(self) -> bool:
+        """Whether each channel should be a number at some position."""
+        return not any(bool(expected.isnan().all(0).any()) for _, expected in self.pairs)
+
     def tables(self) -> dict[str, Tensor]:
         """What `AuditReport.tables` holds of it."""
         (cos, like), (sin, _) = self.pairs[0], self.pairs[-1]

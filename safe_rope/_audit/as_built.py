@@ -83,7 +83,7 @@ class AsBuiltAuditor:
         owner = self._owner
         owner.result.rows += errors.rows(self._layer_type)
         owner.report.tables[owner.table_name(self._layer_type)] = answers.tables()
-        if not (errors.damaged or answers.is_told()):
+        if not (errors.damaged or answers.are_measured()):
             owner.add("forward", "unknown", _NO_NUMBERS)
         if errors.damaged and not any(finding.severity == "damaged" for finding in owner.findings):
             rebuilt = owner.reference.rebuilt

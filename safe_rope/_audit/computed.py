@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import is_list
 from safe_rope._recognition.untouched import Untouched
 
+T = TypeVar("T")
 _LONG, _SHORT, _SIDE, _WIDTH = 600, 48, 41, 64
 _LENGTHS = {
     *("seq_len", "seqlen", "seq_length", "length", "n", "max_len", "max_seq_len", "q_len", "k_len", "kv_len"),
@@ -37,11 +39,18 @@ _LENGTHS = {
 _SIDES = ("h", "w"), ("height", "width")
 _BATCHES = ("b", "bs", "bsz", "batch_size")
 _STARTS = ("start_pos", "pos_offset", "start", "offset")
+_ENDS = re.compile(
+    r"(cu_)?([kqxy]|kv|seq(uence)?|input|output|source|src|target|tgt|text|mel|audio|token|key|query|context)?_?"
+    r"(lengths|lens|seqlens)|[a-z]lens"
+)
+"""How long each sequence is, and no lengths of waves or bonds."""
 _COUNTS = ("pos", "ids", "time", "index")
 _ROUNDINGS = 1.5
 """In units of a 16-bit dtype at 1: what rounding the sines would do as well."""
 _MOST = 2**22
 """Weights that may stand beside what counts."""
+_CALLS = 8
+"""Calls that answer with few places."""
 _FEW = 3
 """Widths of weights that are tried."""
 _WIDEST = 1024
@@ -103,9 +112,28 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
+    return by_names(module, functools.partial(_error_of, module, dtype))
+
+
+def by_names(module: nn.Module, measure: Callable[[bool], T]) -> T:
+    """Return what is measured by the names of arguments; or without, where nothing answers to them.
+
+    Raises:
+        UnansweredError: nobody knows how to ask it.
+    """
+    try:
+        return measure(True)
+    except UnansweredError:
+        if not _told_by_name(_required(module)):
+            raise
+    return measure(False)
+
+
+def _error_of(module: nn.Module, dtype: torch.dtype, by_name: bool) -> float | None:
     problem, told = UnansweredError("its forward takes arguments that nobody knows"), None
     # A shape that fits by chance may leave few places, or the first alone: it shows no harm, and others may.
-    for arguments, count in _arguments(module, dtype):
+    answered = 0
+    for arguments, count in _arguments(module, by_name):
         try:
             copies = alone(module), alone(module)
             low, again = (_phases(one, arguments(dtype), seed) for seed, one in enumerate(copies))
@@ -121,8 +149,8 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
         if not all(map(torch.equal, low, again)):
             return told
         worst = max(map(_distance, low, true))
-        told = worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
-        if told or max(int(one.count_nonzero()) for one in true) > count // 2:
+        told, answered = worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0, answered + 1
+        if told or max(int(one.count_nonzero()) for one in true) > count // 2 or answered == _CALLS:
             return told
     if told is None:
         raise problem
@@ -224,8 +252,8 @@ def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
     return module
 
 
-def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
-    """Yield the ways to call forward, each a function of the dtype to compute in, and how many places it has.
+def _arguments(module: nn.Module, by_name: bool) -> Iterator[tuple[Any, int]]:
+    """Yield the ways to call forward, each a function of the dtype to compute in; how many places it has.
 
     The likeliest come first.
     """
@@ -239,7 +267,7 @@ def _arguments(module: nn.Module, dtype: torch.dtype) -> Iterator[Any]:
                 *((count, width), (count, 2, width), (count, width, 2, 2)),  # one position for each
             )
             for shape in shapes:
-                yield functools.partial(values, module, shape, count), count
+                yield functools.partial(values, module, shape, count, by_name=by_name), count
 
 
 def _told_widths(module: nn.Module) -> list[int]:
@@ -263,23 +291,22 @@ def values(
     dtype: torch.dtype,
     *,
     are_positions: bool = False,
+    by_name: bool = True,
 ) -> dict[str, Any]:
     """Return by name what to call the forward of a module with: activations of a ``shape``, positions.
 
-    ``are_positions``: what nothing is known of is positions, too.
+    ``are_positions``: what nothing is known of is positions, too. ``by_name``: sides, starts and ends are
+    told by their names; or they are activations and positions.
     """
-    try:
-        parameters = [*signature_of(module.forward).parameters.values()]
-    except (TypeError, ValueError) as error:
-        raise UnansweredError("its forward has no signature") from error
-    names = [one.name for one in parameters if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
+    names = _required(module)
     held = [value for _, value in entries(module) if isinstance(value, Tensor)]
     devices = (value.device for value in (*held, *module.parameters()) if not value.is_meta)
     device = next(devices, torch.device("cpu"))
     signs = originals.arange(int(torch.Size(shape).numel()), device=device) * 7 % 3 - 1
-    made: dict[str, Any] = {}
-    lowered = {name.lower() for name in names}
+    made = {name: told(count, device) for name, told in _told_by_name(names).items()} if by_name else {}
     for name in names:
+        if name in made:
+            continue
         if "dtype" in name:
             made[name] = dtype
         elif "device" in name:
@@ -288,15 +315,6 @@ def values(
             made[name] = torch.Size(shape)
         elif name in _LENGTHS:
             made[name] = count
-        elif any(name.lower() in sides and lowered >= {*sides} for sides in _SIDES):
-            made[name] = _SIDE
-        elif name in _BATCHES and lowered & _LENGTHS:
-            made[name] = 1
-        elif name in _STARTS:
-            made[name] = 0
-        elif name.endswith(("lengths", "lens", "seqlens")):
-            ends = [0, count] if name.startswith("cu_") else [count]
-            made[name] = originals.tensor(ends, dtype=torch.int64, device=device)
         elif name == "attention_mask" and len(shape) < 4:
             made[name] = originals.arange(count, device=device).view(1, count) >= 0
         elif "mask" in name:
@@ -307,3 +325,37 @@ def values(
         else:
             made[name] = signs.view(shape).to(dtype)
     return made
+
+
+def _required(module: nn.Module) -> list[str]:
+    """Names of what ``forward`` has to be given.
+
+    Raises:
+        UnansweredError: it has no signature.
+    """
+    try:
+        parameters = [*signature_of(module.forward).parameters.values()]
+    except (TypeError, ValueError) as error:
+        raise UnansweredError("its forward has no signature") from error
+    return [one.name for one in parameters if one.default is one.empty and one.kind < one.VAR_POSITIONAL]
+
+
+def _told_by_name(names: list[str]) -> dict[str, Callable[[int, torch.device], Any]]:
+    """Sides, a batch of one, starts and ends, each a function of how many places there are."""
+    lowered = {name.lower() for name in names}
+    told: dict[str, Callable[[int, torch.device], Any]] = {}
+    for name in names:
+        if any(name.lower() in sides and lowered >= {*sides} for sides in _SIDES):
+            told[name] = lambda count, device: _SIDE
+        elif name in _BATCHES and lowered & _LENGTHS:
+            told[name] = lambda count, device: 1
+        elif name in _STARTS:
+            told[name] = lambda count, device: 0
+        elif _ENDS.fullmatch(name):
+            begins = [0] if name.startswith("cu_") else []
+            told[name] = functools.partial(_ends, begins)
+    return told
+
+
+def _ends(begins: list[int], count: int, device: torch.device) -> Tensor:
+    return originals.tensor([*begins, count], dtype=torch.int64, device=device)

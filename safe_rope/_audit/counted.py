@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit.computed import alone, asked, in_fp32, values, widths
+from safe_rope._audit.computed import alone, asked, by_names, in_fp32, values, widths
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import in_real_numbers, tensors_in
@@ -61,13 +61,19 @@ def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float, bool]:
     Raises:
         UnansweredError: nobody knows how to ask it.
     """
+    return by_names(module, functools.partial(_error_of, module, dtype))
+
+
+def _error_of(module: nn.Module, dtype: torch.dtype, by_name: bool) -> tuple[float, bool]:
     worst, certain, problem, alike = 0.0, True, None, 0
     answered, has_weights = False, next(module.parameters(), None) is not None
     measured = _off_beside_weights if has_weights else _off_alone
     length = int(2.35 / torch.finfo(dtype).eps)
     for shape, are_positions in _shapes(module):
         long, short = (
-            functools.partial(values, module, shape(count), count, are_positions=are_positions)
+            functools.partial(
+                values, module, shape(count), count, are_positions=are_positions, by_name=by_name
+            )
             for count in (length, _SHORT)
         )
         try:

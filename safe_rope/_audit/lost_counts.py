@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, worst
+from safe_rope._base import bytecode
 from safe_rope._base.dtypes import dtype_name
 from safe_rope._base.tensors import is_given_back
 from safe_rope._base.text import class_name
@@ -31,16 +33,22 @@ _SAID = (
 def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Callable[[], Reference]) -> None:
     """Add the buffers of integers that hold others than their constructor makes.
 
-    Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they stand in
-    no order, or are what fresh memory holds. So are all of which some are off by one. ``find`` returns what
-    the constructor makes.
+    Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they are what
+    fresh memory holds; or stand in no order, where all that their constructor was given is known. So are all
+    of which some are one too near to zero. ``find`` returns what the constructor makes.
     """
-    integers = {name: value for name, value in _integers(module) if not _is_from_zero(value)}
+    stock: Any = stock_class(module)
+    integers = {
+        name: value
+        for name, value in _integers(module)
+        if _is_unfilled(module, name, value) or (bytecode.may_count(stock) and not _is_from_zero(value))
+    }
     reference = find() if integers else Reference(None)
     built = reference.module
     if built is None or built is module:
         return
-    kind = class_name(own_class(stock_class(module)))
+    kind, again = class_name(own_class(stock)), reference.again
+    is_complete = again is not None and again.complete
     known = {(one.path, one.what) for one in report.findings}
     for name, value in integers.items():
         made = get_table(built, name)
@@ -51,9 +59,9 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
         is_counted = bool(origin & Origin.COUNTED) and not origin & Origin.RANDOM
         if is_counted and any(_is_same(value, replay) for replay in reference.replays(name)):
             finding = Finding(path, kind, name, "damaged", _LOW, dtype_name(value.dtype), where="constructor")
-        elif is_counted and _is_off_by_one(value, made):
+        elif is_counted and _is_truncated(value, made):
             finding = Finding(path, kind, name, "unknown", _AVERAGED, dtype_name(value.dtype))
-        elif name in module._non_persistent_buffers_set and _is_lost(value, made, is_counted):
+        elif name in module._non_persistent_buffers_set and _is_lost(value, made, is_counted and is_complete):
             finding = Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype))
         else:
             continue
@@ -81,10 +89,12 @@ def _is_same(value: Tensor, replay: Tensor | None) -> bool:
     return torch.equal(value.cpu(), replay.to(value.dtype))
 
 
-def _is_off_by_one(value: Tensor, made: Tensor) -> bool:
-    """Whether integers are those of the constructor in some places, and next to them in all others."""
-    off = (value.cpu() - made.to(value.dtype)).abs()
-    return int(off.max()) == 1 and not bool(off.all())
+def _is_truncated(value: Tensor, made: Tensor) -> bool:
+    """Whether some of the constructor's integers are one nearer to zero, each number wherever it stands."""
+    made = made.long()
+    off = made - value.cpu()
+    is_nearer = bool(((off == 0) | (off == made.sign())).all()) and not bool(off.all())
+    return is_nearer and len({*(2 * made + off).flatten().tolist()}) == len({*made.flatten().tolist()})
 
 
 def _is_from_zero(value: Tensor) -> bool:
@@ -98,6 +108,10 @@ def _is_lost(value: Tensor, made: Tensor, is_counted: bool) -> bool:
         return not _is_as_never_filled(made)
     steps = value.squeeze().diff()
     return is_counted and not (bool((steps >= 0).all()) or bool((steps <= 0).all()))
+
+
+def _is_unfilled(module: nn.Module, name: str, value: Tensor) -> bool:
+    return name in module._non_persistent_buffers_set and _is_as_never_filled(value)
 
 
 def _is_as_never_filled(value: Tensor) -> bool:

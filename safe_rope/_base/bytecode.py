@@ -211,6 +211,12 @@ def counts_positions(cls: Any) -> bool:
     return found.counts or found.makes_waves
 
 
+@functools.lru_cache(maxsize=4096)
+def may_count(cls: type) -> bool:
+    """Whether a class counts, or what its constructor calls does."""
+    return bool(_COUNTING & set(all_names(everything(cls, methods_of(cls)))))
+
+
 def facts(cls: Any) -> Facts:
     """Return the facts of a class."""
     return _facts(cls)

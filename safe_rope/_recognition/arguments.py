@@ -37,6 +37,8 @@ class Arguments(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     certain: bool = True
+    complete: bool = True
+    """Whether none that is not known is left to its default."""
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments for one call: what that call changes, it changes for itself.
@@ -240,7 +242,7 @@ def _identity(value: Any) -> Hashable:
 
 def infer_arguments(module: nn.Module, stock: type[nn.Module]) -> Arguments | None:
     """Tell from its attributes what a module was built with; None where they do not say."""
-    kwargs = {}
+    kwargs, complete = {}, True
     try:
         parameters = list(signature_of(stock.__init__).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -252,4 +254,6 @@ def infer_arguments(module: nn.Module, stock: type[nn.Module]) -> Arguments | No
             kwargs[parameter.name] = _kept(module.__dict__[parameter.name])
         elif parameter.default is parameter.empty:
             return None
-    return Arguments((), kwargs, certain=False)
+        else:
+            complete &= parameter.name in ("device", "dtype")
+    return Arguments((), kwargs, certain=False, complete=complete)

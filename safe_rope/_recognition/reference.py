@@ -70,6 +70,7 @@ class Again:
     ) -> None:
         self._before = before
         self.certain = arguments.certain
+        self.complete = arguments.complete
         self._cls = cls
         self._arguments = arguments
         self._conditions = tuple(conditions)

@@ -108,8 +108,22 @@ def _may_be_a_base(module: nn.Module, name: str, value: torch.Tensor) -> bool:
     if value.numel() != 1 or not value.is_floating_point() or is_state(module, name):
         return False
     if is_inside(name) and counts(module):
-        return not is_state(module, name.partition(".")[0])
+        return _is_a_slope(module, name.partition(".")[0])
     return only_makes_positions(module, _stock(module)) or _only_rotates(module)
+
+
+def _is_a_slope(module: nn.Module, name: str) -> bool:
+    """Whether what a module keeps by a name are single slopes of ALiBi."""
+    held: Any = vars(module).get(name)
+    slopes = list(held.values() if type(held) is dict else held if type(held) in (list, tuple) else ())
+    if not all(isinstance(one, torch.Tensor) and one.numel() == 1 and is_readable(one) for one in slopes):
+        return False
+    if any(one.is_meta or one.requires_grad for one in slopes) or is_state(module, name):
+        return False
+    if not slopes or len({one.dtype for one in slopes}) > 1:
+        return False
+    listed = torch.stack([one.detach().reshape(()).cpu() for one in slopes])
+    return are_slopes(listed, error_of(listed))
 
 
 def is_state(module: nn.Module, name: str) -> bool:

@@ -56,15 +56,18 @@ def is_progression(tensor: torch.Tensor) -> bool:
     return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
 
 
-def are_slopes(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything."""
+def are_slopes(tensor: torch.Tensor, error: float = _ROUNDING) -> bool:
+    """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything.
+
+    ``error`` is what each may be off by, relatively.
+    """
     slopes = tensor.detach().squeeze()
     if not slopes.is_floating_point() or slopes.dim() != 1 or len(slopes) < FEWEST_ROWS:
         return False
     slopes = slopes.double()
     places = torch.arange(1, len(slopes) + 1, dtype=torch.float64, device=tensor.device)
     true = 2 ** (-8 * places / len(slopes))
-    return bool(((slopes - true).abs() <= _ROUNDING * true).all())
+    return bool(((slopes - true).abs() <= error * true).all())
 
 
 def rises_or_falls(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:

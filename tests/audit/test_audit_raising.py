@@ -56,6 +56,21 @@ def test_answers_that_are_no_numbers_are_not_right() -> None:
     assert (finding.path, finding.what, finding.severity) == ("1", "forward", "unknown")
 
 
+class NoNumberAtZero(Rotary):
+    """sin(x) / x, which the first position has no number for."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+        cos, sin = super().forward(x, position_ids)
+        return cos, sin / position_ids[..., None]
+
+
+def test_one_position_without_a_number_leaves_the_others_right() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), NoNumberAtZero())
+    answers = model[1](torch.zeros(1), torch.arange(4)[None])
+    assert bool(answers[1].isnan().any())
+    assert safe_rope.audit(model).ok
+
+
 def test_ctrl_c_ends_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(*_: Any) -> Any:
         raise KeyboardInterrupt

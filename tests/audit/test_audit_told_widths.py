@@ -128,12 +128,34 @@ class Packed(Asked):
         return x + self.at(x, torch.arange(x.shape[0]) - begins, x.shape[1])
 
 
+class OffsetOfEach(Asked):
+    """By its name a number; it is a tensor."""
+
+    def forward(self, x: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        return x + self.at(x, torch.arange(x.shape[1]), x.shape[2]) + offset.mean(-1, keepdim=True)
+
+
+class HiddenAndWeights(Asked):
+    """By their names two sides; they are activations."""
+
+    def forward(self, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return h * w.sigmoid() + self.at(h, torch.arange(h.shape[1]), h.shape[2])
+
+
+class StartOfEach(Asked):
+    def forward(self, x: torch.Tensor, start_pos: torch.Tensor) -> torch.Tensor:
+        return x + self.at(x, 0 * start_pos[:, :1] + torch.arange(x.shape[1]), x.shape[2])
+
+
 ARGUMENTS: dict[type[Asked], tuple[tuple[int, ...], tuple[Any, ...]]] = {
     QueriesAndKeys: ((1, 4, LENGTH, 16), (torch.ones(1, 4, LENGTH, 16),)),
     SequenceFirst: ((LENGTH, 1, 8), ()),
     HeightAndWidth: ((1, 8, 30, 30), (30, 30)),
     Starts: ((1, LENGTH, 8), (0,)),
     Lengths: ((1, LENGTH, 8), (torch.tensor([LENGTH]),)),
+    OffsetOfEach: ((1, LENGTH, 8), (torch.ones(1, LENGTH, 8),)),
+    HiddenAndWeights: ((1, LENGTH, 8), (torch.ones(1, LENGTH, 8),)),
+    StartOfEach: ((1, LENGTH, 8), (torch.zeros(1, 1, dtype=torch.int64),)),
     Packed: ((LENGTH, 8), (torch.tensor([0, LENGTH]),)),
 }
 

@@ -367,6 +367,7 @@ class Relative(nn.Module):
 
     def __init__(self, window: int = 7, heads: int = 3) -> None:
         super().__init__()
+        self.window, self.heads = window, heads
         grid = torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
         flat = torch.stack(grid).flatten(1)
         between = flat[:, :, None] - flat[:, None, :] + window - 1
@@ -392,10 +393,10 @@ def test_an_index_of_other_places_within_range_is_unknown() -> None:
 class LogPlaces(nn.Module):
     """DeBERTa's: far places share one of a logarithm, looked up."""
 
-    def __init__(self, count: int = 16, most: int = 512) -> None:
+    def __init__(self, count: int = 16, most: int = 512, farthest: int = 512) -> None:
         super().__init__()
         away = torch.arange(most)
-        far = torch.log(away.clamp(min=1) / count) / math.log((most - 1) / count) * (count - 1)
+        far = torch.log(away.clamp(min=1) / count) / math.log((farthest - 1) / count) * (count - 1)
         self.register_buffer("lut", torch.where(away <= count, away, torch.ceil(far).long() + count))
         self.weights = nn.Embedding(2 * count, 4)
 
@@ -427,3 +428,62 @@ def test_an_average_of_integers_is_not_ok(style: type[nn.Module]) -> None:
     assert safe_rope.audit(model).ok
     (finding,) = safe_rope.audit(averaged).findings
     assert (finding.path, finding.what, finding.severity) == ("module.0", name, "unknown")
+
+
+class Rolled(nn.Module):
+    """Keeps nothing of how far."""
+
+    def __init__(self, shift: int = 0) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.arange(64).roll(shift), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, self.order]
+
+
+class Groups(nn.Module):
+    """A quantised layer's: which scale each channel has, whose order a file gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("g_idx", torch.arange(64) // 32)
+
+    def forward(self, scales: torch.Tensor) -> torch.Tensor:
+        return scales[self.g_idx]
+
+
+def in_another_order() -> nn.Module:
+    module, generator = Groups(), torch.Generator().manual_seed(0)
+    module.load_state_dict({"g_idx": torch.randperm(64, generator=generator) // 32})
+    return module
+
+
+MADE_OTHERWISE = {
+    "rolled": functools.partial(Rolled, 5),
+    "farther": functools.partial(LogPlaces, most=512, farthest=530),
+    "groups": in_another_order,
+}
+
+
+@pytest.mark.parametrize("made", MADE_OTHERWISE.values(), ids=MADE_OTHERWISE)
+def test_integers_of_arguments_that_nothing_tells_are_no_finding(made: Callable[[], nn.Module]) -> None:
+    module = made()
+    (held,) = module.buffers()
+    (usual,) = type(module)().buffers()
+    assert not torch.equal(held, usual)
+    assert safe_rope.audit(nn.Sequential(module)).ok
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        print("built")
+        self.register_buffer("ids", torch.tensor([3, 1, 4, 1, 5]))
+
+
+def test_a_constructor_that_counts_nothing_is_not_run_for_its_integers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = nn.Sequential(Listed())
+    assert safe_rope.audit(model).ok
+    assert capsys.readouterr().out == "built\n"

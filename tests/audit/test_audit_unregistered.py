@@ -156,3 +156,29 @@ def test_numbers_of_a_list_are_measured_and_protected() -> None:
     assert answer.dtype == stock(scores).dtype
     assert (answer.float() - true).abs().max() < 0.5 * (stock(scores).float() - true).abs().max()
     assert safe_rope.audit(nn.Sequential(guarded)).ok
+
+
+class Temperatures(nn.Module):
+    """Numbers of a list that are no slopes, in a module that counts; an optimizer may have them."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__()
+        self.listed = [torch.tensor([0.1 * (head + 1)]) for head in range(heads)]
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        is_seen = torch.arange(scores.shape[-1]) <= LENGTH
+        return torch.stack([scores * one for one in self.listed]) * is_seen
+
+
+def test_other_numbers_of_a_list_are_nobodys_tables() -> None:
+    trained = Temperatures()
+    for one in trained.listed:
+        one.add_(0.3)
+    assert safe_rope.audit(nn.Sequential(trained)).ok
+    scores = torch.ones(1, 8, dtype=BF16)
+    with default_dtype(BF16):
+        stock = Temperatures()
+        with safe_rope.guard():
+            guarded = Temperatures()
+    assert torch.equal(guarded(scores), stock(scores))
+    assert safe_rope.audit(nn.Sequential(guarded)).ok
