@@ -299,7 +299,8 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     if origin & Origin.RANDOM or tensor.is_meta or tensor.numel() < 2:
         return False
     if is_no_position(name):
-        return bool(origin & Origin.COUNTED) and _is_turned(module, name) and has_values(tensor)
+        is_turned = bool(origin & Origin.COUNTED) and _is_turned(module, name) and has_values(tensor)
+        return is_turned and not is_state(module, name)
     if tensor.is_floating_point() and counts(module):
         listed = bool(origin & Origin.LITERAL) and are_slopes(tensor)
         if listed or origin & Origin.COUNTED:
@@ -311,8 +312,8 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     # The origin of a parameter's values is not followed.
     named = is_frequency(name) or isinstance(tensor, nn.Parameter)
     alone = only_makes_positions(module, _stock(module))
-    if alone and origin is not Origin.NONE and is_one_number(tensor) and not is_state(module, name):
-        return True
+    if alone and origin is not Origin.NONE and is_one_number(tensor) and "mask" not in name.lower():
+        return not is_state(module, name)
     makes = alone or (named and may_be_turned(module, tensor))
     makes = makes or (bytecode.facts(_stock(module)).turns and are_phases(tensor, error_of(tensor)))
     return makes and has_values(tensor)

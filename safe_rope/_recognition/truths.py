@@ -18,6 +18,7 @@ from safe_rope._recognition.holdings import entries, get_table, has_no_shape
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
+    counts,
     has_position_name,
     is_counted_with,
     is_empty_table,
@@ -69,9 +70,12 @@ def tables_of(
         made, current = _made(reference, name), get_table(module, name)
         if name in empty and (reference.early or current.numel() == 1) and not current._version:
             continue
+        if name not in empty and _is_left_unknown(module, name, made, current):
+            continue
+        is_filled = made is not None and not is_state(module, name) and _is_filled_since(made, current)
         by_another = made is None or made.is_meta or made.shape != current.shape or name in empty
-        by_another = by_another or bool(made.isnan().any()) or _is_filled_since(made, current)
-        if by_another and (name not in tables or _is_filled_since(made, current)):
+        by_another = by_another or bool(made.isnan().any()) or is_filled
+        if by_another and (name not in tables or is_filled):
             tables[name] = None, is_finished  # filled by somebody else than the constructor
     if reference.early and all(_may_be_filled_yet(module, name, made) for name, (made, _) in tables.items()):
         tables.clear()
@@ -95,6 +99,13 @@ def _is_filled_since(made: torch.Tensor, current: torch.Tensor) -> bool:
     if current.is_meta or made.is_meta or made.numel() == 1 or has_values(made):
         return False
     return has_values(current) or bool(current.isnan().any())
+
+
+def _is_left_unknown(module: nn.Module, name: str, made: torch.Tensor | None, current: torch.Tensor) -> bool:
+    """Whether a constructor has filled with NaN, for not known yet, what only a count makes a table of."""
+    if made is None or made.is_meta or current.is_meta or has_position_name(name) or only_turns(module):
+        return False
+    return counts(module) and bool(made.isnan().all() & current.isnan().any())
 
 
 def _may_be_filled_yet(module: nn.Module, name: str, made: torch.Tensor | None) -> bool:

@@ -114,3 +114,79 @@ def test_numbers_that_are_no_positions_stay_as_in_stock(build: Callable[[], nn.M
     assert torch.equal(model(x), stock(x))
     report = safe_rope.audit(stock)
     assert report.verdict == "ok", str(report)
+
+
+class Normalises(nn.Module):
+    """Makes positions beside running statistics, of which one begins as rates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(16))
+        self.register_buffer("spread", torch.ones(16))
+        self.register_buffer("running_mean", torch.linspace(0.1, 1.7, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.centre.lerp_(x.mean(0), 0.1)
+        self.spread.lerp_(x.var(0), 0.1)
+        self.running_mean.lerp_(x.mean(0), 0.1)
+        places = torch.arange(x.shape[0])[:, None].sin().to(x.dtype)
+        return (x - self.centre) / self.spread.sqrt() + places + torch.cos(x * self.running_mean)
+
+
+class Seen(nn.Module):
+    """Counts, and holds what a parent has seen, which is no number before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.full((3, 16), torch.nan))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0])[:, None].to(x.dtype)
+        return x * self.last[0].nan_to_num() + rows
+
+
+class Sees(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = Seen()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.last[0] = x.mean(0)
+        return self.seen(x)
+
+
+class Masks(nn.Module):
+    """Makes positions, and hides places behind a row of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((16,), -1e9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(16)
+        hidden = torch.where(places[:4, None] >= places, x.new_zeros(()), self.mask.to(x.dtype))
+        return (x + hidden).softmax(-1) * torch.cos(x)
+
+
+@pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+@pytest.mark.parametrize("build", [Normalises, Sees, Masks])
+def test_what_a_model_has_seen_and_hides_stays_as_in_stock(build: Callable[[], nn.Module]) -> None:
+    x = torch.linspace(-1, 1, 64).reshape(4, 16).sin()
+    trained = build()
+    for model in (build(), trained, build().bfloat16()):
+        if model is trained:
+            model(x)
+        report = safe_rope.audit(model)
+        assert report.verdict == "ok", str(report)
+    assert not safe_rope.protect(trained).unprotected
+    true, stock = build(), build().bfloat16()
+    with safe_rope.guard() as session:
+        guarded = build()
+    guarded.bfloat16()
+    assert not session.report.unprotected
+    assert not any(entry.tables for entry in session.report.protected)
+    for _ in range(3):
+        expected, low, kept = true(x), stock(x.bfloat16()), guarded(x.bfloat16())
+        assert kept.dtype == low.dtype
+        assert (kept - expected).abs().mean() <= (low - expected).abs().mean()
+    assert [one.dtype for one in guarded.buffers()] == [one.dtype for one in stock.buffers()]
