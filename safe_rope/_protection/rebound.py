@@ -45,8 +45,10 @@ def _led(value: Any, module: nn.Module, before: type, depth: int) -> Any:
     if isinstance(value, functools.partial):
         parts = value.func, *value.args
         function, *args = (_led(part, module, before, depth - 1) for part in parts)
-        is_changed = any(map(operator.is_not, (function, *args), parts))
-        return functools.partial(function, *args, **value.keywords) if is_changed else value
+        if any(map(operator.is_not, (function, *args), parts)):
+            attributes = vars(value)
+            value = functools.partial(function, *args, **value.keywords)
+            vars(value).update(attributes)
     for held, put in _held(value):
         if (led := _led(held, module, before, depth - 1)) is not held:
             put(led)

@@ -141,6 +141,30 @@ def test_hooks_of_accelerate_call_the_protected_one() -> None:
     assert torch.equal(model(X), TRUE)
 
 
+def test_a_table_that_is_protected_below_hooks_of_accelerate_is_ok() -> None:
+    class Rows(nn.Module):
+        """Is asked for rows by what nobody else has: sizes of a batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            rates = 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
+            phases = torch.outer(torch.arange(LENGTH), rates)
+            self.register_buffer("weights", torch.cat([phases.sin(), phases.cos()], -1), persistent=False)
+
+        def forward(self, sizes: list[int], begin: int) -> torch.Tensor:
+            rows: torch.Tensor = self.weights[begin : begin + sizes[1]]
+            return rows.expand(*sizes, DIM)
+
+    model = Model(Rows())
+    true = model.rotary.weights.clone()
+    cpu_offload(model.bfloat16(), execution_device=torch.device("cpu"))
+    assert not safe_rope.audit(model).ok
+    safe_rope.protect(model)
+    assert torch.equal(model.rotary([2, 9], 3).bfloat16(), true[3:12].bfloat16().expand(2, 9, DIM))
+    report = safe_rope.audit(model)
+    assert report.ok, str(report)
+
+
 def test_the_method_of_a_base_stays_that_of_the_base() -> None:
     class Louder(Low):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
