@@ -283,8 +283,18 @@ def _turns_by(module: nn.Module, weight: torch.Tensor) -> bool:
 
 def _may_hold_positions(name: str, rows: torch.Tensor) -> bool:
     """Whether the rows of an Embedding may be those of positions, by name or by values, damaged ones too."""
+    rows = _rows_here(rows)
     is_empty = rows.is_meta or not rows.numel() or _is_left_over(rows)
     return has_position_name(name) or is_empty or is_a_wave(rows) or holds_low_phases(rows)
+
+
+def _rows_here(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the whole rows that this rank holds of a frozen weight, which ZeRO-3 may have partitioned."""
+    shard: torch.Tensor | None = getattr(parameter, "ds_tensor", None)
+    if shard is None or parameter.requires_grad or parameter.numel():
+        return parameter
+    width: int = parameter.ds_shape[-1]  # type: ignore[attr-defined]
+    return shard.detach()[: len(shard) // width * width].view(-1, width)
 
 
 def _is_left_over(rows: torch.Tensor) -> bool:

@@ -139,6 +139,34 @@ def test_a_frozen_table_of_a_sharded_module_is_measured() -> None:
     assert verdicts == ["ok", "damaged"]
 
 
+class Words(nn.Module):
+    """Words, or positions that nothing says to be some, in a class that takes sines of what it counts."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(*rows.shape)
+        self.wte.weight = nn.Parameter(rows.clone(), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.sin(self.wte(ids) * torch.arange(ids.shape[1])[:, None])
+
+
+@pytest.mark.usefixtures("deepspeed_group")
+@pytest.mark.parametrize("are_positions", [False, True])
+def test_frozen_words_that_zero_3_has_partitioned_are_no_positions(are_positions: bool) -> None:
+    import deepspeed
+
+    rows = Tables().pos_emb.detach() if are_positions else torch.randn(ROWS, DIM)
+    found = []
+    for is_partitioned in (False, True):
+        model = nn.Sequential(Words(rows)).bfloat16()
+        if is_partitioned:
+            deepspeed.zero.Init(module=model, dtype=torch.bfloat16)
+            assert not model[0].wte.weight.numel()
+        found.append(any("wte" in one.what for one in safe_rope.audit(model).findings))
+    assert found == [are_positions] * 2
+
+
 @pytest.mark.contract
 def test_a_frozen_number_that_a_cast_has_rounded_is_not_ok() -> None:
     x, low = torch.zeros(1, 600, DIM), LogBase().bfloat16()
