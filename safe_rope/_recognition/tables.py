@@ -312,7 +312,8 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     # The origin of a parameter's values is not followed.
     named = is_frequency(name) or isinstance(tensor, nn.Parameter)
     alone = only_makes_positions(module, _stock(module))
-    if alone and origin is not Origin.NONE and is_one_number(tensor) and "mask" not in name.lower():
+    scales = (alone or _only_rotates(module)) and origin is not Origin.NONE and "mask" not in name.lower()
+    if scales and is_one_number(tensor):
         return not is_state(module, name)
     makes = alone or (named and may_be_turned(module, tensor))
     makes = makes or (bytecode.facts(_stock(module)).turns and are_phases(tensor, error_of(tensor)))

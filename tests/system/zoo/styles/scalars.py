@@ -11,7 +11,7 @@ from styles.formulas import Pair, half_width
 from styles.formulas import cos_and_sin as _rotated
 from styles.formulas import frequencies as _frequencies
 from styles.formulas import turned_in_fp32 as _turned
-from styles.registry import DIM, style
+from styles.registry import DIM, hidden_and_positions, style
 
 
 @style("scalar")
@@ -71,6 +71,20 @@ class ScaledByARow(nn.Module):
         inv_freq = self.inv_freq.float() * self.interpolation.float()
         phase, gain = torch.arange(x.shape[1])[:, None] * inv_freq, self.gain.float()
         return (phase.cos() * gain).to(x.dtype), (phase.sin() * gain).to(x.dtype)
+
+
+@style("scalar", "positions", inputs=hidden_and_positions, inv_freq="inv_freq")
+class ScaledByARowAt(nn.Module):
+    """The same at positions that it is given."""
+
+    def __init__(self, dim: int = DIM, factor: float = 3.0) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+        self.register_buffer("interpolation", torch.full((dim // 2,), 1 / factor), persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Pair:
+        phase = position_ids[..., None] * (self.inv_freq.float() * self.interpolation.float())
+        return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
 class Phases(nn.Module):
