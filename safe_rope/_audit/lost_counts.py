@@ -94,7 +94,7 @@ def _is_truncated(value: Tensor, made: Tensor) -> bool:
     made = made.long()
     off = made - value.cpu()
     is_nearer = bool(((off == 0) | (off == made.sign())).all()) and not bool(off.all())
-    return is_nearer and len({*(2 * made + off).flatten().tolist()}) == len({*made.flatten().tolist()})
+    return is_nearer and len(torch.unique(2 * made + off)) == len(torch.unique(made))
 
 
 def _is_from_zero(value: Tensor) -> bool:

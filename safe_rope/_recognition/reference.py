@@ -189,8 +189,7 @@ class Reference(NamedTuple):
             if value is None and owner:
                 with contextlib.suppress(AttributeError):
                     value = get_table(module.get_submodule(owner), inner)
-            is_made = isinstance(value, torch.Tensor) and not (has_no_shape(value) or value.is_meta)
-            yield value.cpu() if is_made else None
+            yield value.cpu() if _is_made(value) else None
 
     def in_float64(self, name: str) -> torch.Tensor | None:
         """Return what the constructor makes of a table or parameter with float64 as the default dtype."""
@@ -200,8 +199,7 @@ class Reference(NamedTuple):
             module = None if wide is None else wide.module.get_submodule(self.path)
             value = None if module is None else get_table(module, name)
             value = operator.attrgetter(name)(module) if value is None else value
-        is_made = isinstance(value, torch.Tensor) and not (has_no_shape(value) or value.is_meta)
-        return value.detach() if is_made else None
+        return value.detach() if _is_made(value) else None
 
     def replayed_parameters(self, name: str, device: torch.device | None = None) -> Iterator[torch.Tensor]:
         """Yield the values of the parameter ``name`` (dotted, of a child) in each replay that has some.
@@ -217,6 +215,10 @@ class Reference(NamedTuple):
     def _replayed_on(self, device: torch.device | None) -> Iterator[nn.Module]:
         elsewhere = () if device is None or device.type in ("cpu", "meta") else (device,)
         return itertools.chain.from_iterable(map(self.replayed_modules, (None, *elsewhere)))
+
+
+def _is_made(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not (has_no_shape(value) or value.is_meta)
 
 
 class References:

@@ -397,9 +397,9 @@ def may_be_filled_with_positions(module: nn.Module, name: str, tensor: torch.Ten
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     makes = only_makes_positions(module, _stock(module))
-    if is_no_position(name) and not makes:
-        return False
-    return makes or _makes_waves(module) or (counts(module) and not is_state(module, name))
+    if makes or is_no_position(name):
+        return makes
+    return _makes_waves(module) or (counts(module) and not is_state(module, name))
 
 
 def is_seldom_position(name: str) -> bool:

@@ -32,11 +32,11 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
         # The graph is the whole model, and returns plain tensors. No operator hands an attribute on: who
         # takes a part of a table, or multiplies by it, has what the stock model has.
         if nominal is not None and nominal != tensor.dtype:
-            shown, exact = tensor.to(nominal), tensor
+            shown, table = tensor.to(nominal), tensor
         else:
             # Dynamo sets no attribute of what came in a tuple, as from torch.split.
-            shown, exact = (tensor[...] if in_graph else tensor), None
-        setattr(shown, _MARK, exact)
+            shown, table = (tensor[...] if in_graph else tensor), None
+        setattr(shown, _MARK, table)
         return shown
     # In a graph of Dynamo, too: it may end here, and of what is made from an output only the type is kept.
     return CosSin(tensor, nominal, faced=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from safe_rope.scan.engine.names import Argument, Call, Names, arguments_of
-from safe_rope.scan.engine.nodes import targets_of
+from safe_rope.scan.engine.nodes import parameters_of, targets_of
 from safe_rope.scan.engine.scopes import WRITES_ITEMS, Function, Place, Scope, Site
 from safe_rope.scan.engine.walk import Walk
 
@@ -407,8 +407,8 @@ class CallSites:
 
 def _of_lambdas(node: ast.AST) -> list[str]:
     """Return the parameters of the lambdas in a node."""
-    made = [one.args for one in ast.walk(node) if isinstance(one, ast.Lambda)]
-    return [one.arg for some in made for one in (*some.posonlyargs, *some.args, *some.kwonlyargs)]
+    made = (one for one in ast.walk(node) if isinstance(one, ast.Lambda))
+    return [parameter.arg for one in made for parameter in parameters_of(one)]
 
 
 def _held(node: ast.expr | None) -> Iterator[str]:
@@ -445,5 +445,4 @@ def _last(node: ast.expr) -> str:
 
 
 def _named(scope: Scope) -> list[str]:
-    arguments = scope.node.args  # type: ignore[attr-defined]
-    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return [one.arg for one in parameters_of(scope.node)]

@@ -1,4 +1,4 @@
-"""Nodes of a tree: what stands below one, what a statement assigns to, what names an expression can make."""
+"""Nodes of a tree: what stands below one, is assigned to or taken as a parameter, what names one can make."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def targets_of(statement: ast.AST) -> list[ast.expr]:
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             return [target]
     return []
+
+
+def parameters_of(function: ast.AST) -> list[ast.arg]:
+    """Return the parameters of a function, a method or a lambda, without those that take any number."""
+    some: ast.arguments = function.args  # type: ignore[attr-defined]
+    return [*some.posonlyargs, *some.args, *some.kwonlyargs]
 
 
 def pattern(name: ast.expr) -> str:

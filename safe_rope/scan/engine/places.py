@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import PurePath
 
+from safe_rope.scan.engine.nodes import parameters_of
 from safe_rope.scan.engine.scopes import Function, Kind, Run, Scope, Site
 from safe_rope.scan.engine.vocabulary import (
     CONSTRUCTING,
@@ -84,8 +85,7 @@ def _is_helper(function: Scope) -> bool:
     named = POSITIONS.search(words(function.name)) is not None
     if function.owner is None:
         return named
-    arguments = function.node.args
-    parameters = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    parameters = [one.arg for one in parameters_of(function.node)]
     if "self" not in parameters:
         return named or POSITIONS.search(words(function.owner.name)) is not None
     return named and len(parameters) < 3

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from safe_rope.scan.engine.nodes import children, pattern
+from safe_rope.scan.engine.nodes import children, parameters_of, pattern
 from safe_rope.scan.engine.scopes import Place, Scope
 from safe_rope.scan.engine.walk import Walk
 
@@ -179,9 +179,7 @@ class Tree:
         for name, scopes in self._walk.functions.items():
             for scope in scopes:
                 called = scope.parent.name if name == "__init__" and scope.parent is not None else name
-                some = scope.node.args  # type: ignore[attr-defined]
-                arguments = (*some.posonlyargs, *some.args, *some.kwonlyargs)
-                known.setdefault(called, []).extend((one.arg, scope) for one in arguments)
+                known.setdefault(called, []).extend((one.arg, scope) for one in parameters_of(scope.node))
         return known
 
     def place(self, node: ast.AST) -> Place:

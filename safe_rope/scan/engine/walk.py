@@ -9,7 +9,7 @@ from bisect import insort
 from collections.abc import Iterator
 from typing import Any
 
-from safe_rope.scan.engine.nodes import pattern, within
+from safe_rope.scan.engine.nodes import parameters_of, pattern, within
 from safe_rope.scan.engine.scopes import (
     ASKED,
     LOOP,
@@ -412,11 +412,10 @@ def _raises_on(context: ast.expr) -> bool:
 def _bind_inner(node: ast.comprehension | ast.Lambda, place: Place) -> None:
     """Bind what a comprehension or a lambda gives a name to, for the whole of its statement."""
     if isinstance(node, ast.Lambda):
-        arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         packed = (one for one in (node.args.vararg, node.args.kwarg) if one is not None)
         bound = [
             (one.arg, Binding("lambda", None, place, parameter=one.arg, index=(number,)))
-            for number, one in enumerate((*arguments, *packed))
+            for number, one in enumerate((*parameters_of(node), *packed))
         ]
     else:
         taken = _taken(node.target, ())
