@@ -116,9 +116,12 @@ def fp32_application(
     @functools.wraps(stock)
     def application(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            recognised.keep_up()
+            for place, name, value in recognised.helpers:
+                if place.get(name) is not value:
+                    recognised.try_again()
+                    break
             if recognised.body is not None and not kwargs:
-                again = recognised.body.rotate_again(args)
+                again = recognised.body.rotate_in_row(args) or recognised.body.rotate_again(args)
                 if again is not None:
                     return again
         values = (*args, *kwargs.values())
@@ -176,7 +179,7 @@ class _Recognised:
         self.stock, self.trusted, self.of_class = stock, trusted, of_class
         self.tried = False
         self.body: Body | None = None
-        self._helpers: list[Helper] = []
+        self.helpers: list[Helper] = []
         self.is_known = trusted or str(getattr(stock, "__module__", None)).startswith(TRUSTED)
         self.computes = True
         """Whether it does no more, so that it can be run on what is raised to FP32."""
@@ -186,7 +189,7 @@ class _Recognised:
             return
         self.tried = True
         helpers = helpers_of(self.stock)
-        self._helpers = helpers or []
+        self.helpers = helpers or []
         told_from = None if helpers is None else _told_from(self.stock, helpers)
         found = None if told_from is None else _found.get(self.stock.__code__)
         if found is None or found.told_from != told_from:
@@ -203,13 +206,10 @@ class _Recognised:
             return None, False
         return body, computes
 
-    def keep_up(self) -> None:
-        """Look at the function anew where somebody has replaced what it calls."""
-        for place, name, value in self._helpers:
-            if place.get(name) is not value:
-                self.body = None
-                self.try_now()
-                return
+    def try_again(self) -> None:
+        """Look at the function anew: somebody has replaced what it calls."""
+        self.body = None
+        self.try_now()
 
 
 def _reads_its_class(method: Any) -> bool:

@@ -38,6 +38,8 @@ class Ahead:
         self._rows = list(zip(*split, strict=True))
         self._strides = self._rows[0][0].clone(memory_format=torch.contiguous_format).stride()
         self._made: list[tuple[CosSin, CosSin] | None] = []
+        self.last: dict[Any, Any] = {}
+        """What each function that applies rows has been called with last, and what it rotated that by."""
         self._spread: dict[tuple[str, str, bool], list[tuple[Tensor, ...]]] = {}
 
     def row(self, position: int) -> tuple[CosSin, CosSin] | None:
@@ -58,8 +60,8 @@ class Ahead:
         cos.row = sin.row = Row(self, index, id(cos))
         return cos, sin
 
-    def spread(self, index: int, form: Form, is_back: bool) -> tuple[Tensor, ...]:
-        """Return the columns of a row, each ``[rotary_dim]``, as `_few.turn` takes them."""
+    def spread(self, form: Form, is_back: bool) -> list[tuple[Tensor, ...]]:
+        """Return the columns of each row, each ``[rotary_dim]``, as `_few.turn` takes them."""
         key = form.table, form.out, is_back  # all that decides: a form as a key is hashed in Python
         spread = self._spread.get(key)
         if spread is None:
@@ -67,7 +69,7 @@ class Ahead:
                 cos, sin = (table.reshape(ROWS, -1) for table in self._tables)
                 cos, sin = _few.columns(cos, sin.neg() if is_back else sin, form)
                 spread = self._spread[key] = list(zip(cos.unbind(0), sin.unbind(0), strict=True))
-        return spread[index]
+        return spread
 
 
 class Row(NamedTuple):

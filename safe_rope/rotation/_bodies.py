@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ _UNKNOWN: Any = object()
 _BY_KERNEL: Any = object()
 """In the place of a plan: what a kernel of the device rotates."""
 _PLAIN = (Tensor, FakeTensor)
+
+
+class _Last(NamedTuple):
+    """A call with one of some rows, and what rotates the next one that is like it (`_few.Plan`)."""
+
+    kinds: tuple[Any, ...]
+    rows: list[tuple[Tensor, ...]]
+    dim: int
+    sizes: tuple[int, ...]
+    is_outermost: bool
 
 
 @dataclass(eq=False)
@@ -58,6 +68,13 @@ class Body:
         known = {*self.names[: self.states], "cos", "sin", "position_ids", "unsqueeze_dim"}
         self._others = [at for at, name in enumerate(self.names) if name not in known]
         self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None
+        self._turns_halves = (
+            self.names[2:4] == ("cos", "sin")
+            and self.form.pairs == self.form.out == "half"
+            and self.rest != "first"
+            and self.is_tuple
+            and not self.gathers
+        )
         self._plans: dict[Any, _few.Plan | Literal[False] | None] = {}  # False: they do not fit
         self._arranged: dict[Any, tuple[Tensor, Tensor, _few.Plan | None]] = {}
         self._by_kernel: set[Any] = set()  # what states and tables have in common that a kernel takes
@@ -222,6 +239,49 @@ class Body:
         """Return what calls with the same objects have in common, until somebody writes to a table."""
         return (self, written(), *map(id, args[self.states :]), *kinds)
 
+    def rotate_in_row(self, args: tuple[Any, ...]) -> Any:
+        """Return `rotate` of q and k for a row, as long as they are like the last ones; None for other calls.
+
+        It is one function that reads little. From one layer to the next the processor's caches lose what
+        Python reads, and one function more costs as much as an operator on one token.
+        """
+        if not self._turns_halves or len(args) != self._count or torch.is_grad_enabled():
+            return None
+        q, k, cos, sin, *others = args
+        if not (type(q) is type(k) is Tensor and type(cos) is type(sin) is CosSin):
+            return None
+        row = cos.row
+        if row is None or sin.row is not row or row.cos != id(cos) or sin is cos:
+            return None
+        q_is, k_is = (q.shape, q.stride(), q.dtype, q.is_cpu), (k.shape, k.stride(), k.dtype, k.is_cpu)
+        kinds = *q_is, *k_is, *map(id, others)
+        last = row.ahead.last.get(self)
+        if last is None or last[0] != kinds:
+            last = self._first_in_row(args, kinds)
+            if last is None:
+                return None
+        _, rows, dim, sizes, is_outermost = last
+        columns, partners = rows[row.at]
+        together = torch.cat((q, k), dim)
+        raised = together.float()
+        swapped = raised.roll(raised.shape[-1] // 2, -1)
+        raised.mul_(columns).add_(swapped.mul_(partners))
+        if is_outermost:
+            whole = raised if raised is together else together.copy_(raised)
+            return torch.split_with_sizes(whole, sizes, dim)
+        turned_q, turned_k = torch.split_with_sizes(raised, sizes, dim)
+        return turned_q.to(q.dtype).contiguous(), turned_k.to(k.dtype).contiguous()
+
+    def _first_in_row(self, args: tuple[Any, ...], kinds: tuple[Any, ...]) -> _Last | None:
+        """Note what rotates a call and those like it; None where heads are not whole, or lie otherwise."""
+        q, k, cos, sin = args[:4]
+        plan = self._plans.get((cos.shape, self._unsqueeze(args), *_kinds((q, k))))
+        if not plan or plan.order is not None or plan.width is not None or not cos.row.is_of(cos, sin):
+            return None
+        rows = cos.row.ahead.spread(self.form, False)
+        last = cos.row.ahead.last[self] = _Last(kinds, rows, plan.dim, plan.sizes, plan.is_outermost)
+        return last
+
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
 
@@ -261,7 +321,7 @@ class Body:
             return None
         plan = self._plans.get((table.shape, self._unsqueeze(args), *kinds))
         is_back = args[self._sin_at].row.is_back
-        return None if not plan else (*row.ahead.spread(row.at, self.form, is_back), plan)
+        return None if not plan else (*row.ahead.spread(self.form, is_back)[row.at], plan)
 
     def _alike(self, table: CosSin, other: Any, args: tuple[Any, ...], kinds: Any) -> Any:
         """Return what is known of a call from one with other tables; None for nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from support import survival
 from transformers.models.llama import modeling_llama
 
+from safe_rope.rotation import fp32_application
 from safe_rope.rotation._cos_sin import CosSin, plain
 from safe_rope.tables import RotaryTable
 
@@ -195,3 +197,48 @@ def test_layers_with_a_table_each_rotate_with_what_each_holds() -> None:
         expected = modeling_llama.apply_rotary_pos_emb.__wrapped__(q.float(), k.float(), *values)
         for one, other in zip(got, expected, strict=True):
             assert torch.equal(one.view(torch.int16), other.bfloat16().view(torch.int16))
+
+
+def _apply(q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1) -> Any:
+    """Rotate as transformers 4.48 does, which takes positions and looks at none."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return (q * cos) + (_rotated(q) * sin), (k * cos) + (_rotated(k) * sin)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_layers_that_are_not_alike_take_turns_with_a_row(batch: int, mode: Any) -> None:
+    rope, apply = _rope(), fp32_application(_apply)
+    kinds: list[list[torch.Tensor]] = [
+        _states(rope, batch),
+        [x[:, :1] for x in _states(rope, batch)],
+        _states(rope, batch, torch.float32),
+        [x.contiguous() for x in _states(rope, batch)],
+        [_states(rope, batch)[0], _states(rope, batch, torch.float16)[1]],
+        [x.transpose(1, 2) for x in _states(rope, batch)],
+    ]
+    orders: tuple[Callable[[Any, Any], Any], ...] = (
+        lambda cos, sin: (cos, sin),
+        lambda cos, sin: (sin, cos),
+        lambda cos, sin: (cos, cos),
+        lambda cos, sin: (cos, -sin),
+        lambda cos, sin: (cos, sin),
+    )
+    with mode():
+        for step in range(6):
+            row = _tables(rope, FIRST + step, batch)
+            cos, sin = map(CosSin, _true(rope, FIRST + step, batch))
+            for order, (q, k), _ in itertools.product(orders, kinds, range(2)):
+                heads_at = 2 if q.shape[1] == 1 and q.shape[2] > 1 else 1
+                ids = torch.arange(batch)[:, None] if step % 2 else None
+                got = apply(q, k, *order(*row), ids, heads_at)
+                expected = apply(q, k, *order(cos, sin), ids, heads_at)
+                for one, other in zip(got, expected, strict=True):
+                    assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+                    assert torch.equal(one, other)
+    assert row[0].row is not None
