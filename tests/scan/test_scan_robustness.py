@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import contextlib
+import gc
 import json
 import os
 import pty
@@ -123,6 +125,26 @@ def test_a_lone_carriage_return_among_line_feeds_hides_nothing(project: Path, fi
     (project / "a.py").write_bytes(b"x = 1\ry = 2\n" + b"z = 3\n" * 900 + BAD.encode())
     (found,) = findings("a.py")
     assert found["line"] == 902 + 7
+
+
+@pytest.mark.parametrize("method", ["", "    def width(self, size: int = 8):\n        return size * f(3)\n"])
+def test_the_trees_of_a_file_go_without_a_collector(method: str) -> None:
+    source = (
+        f"import torch\ndef f(n: int):\n    return torch.arange(0, n, 2) / n\nclass C:\n    n = 3\n{method}"
+    )
+
+    def trees() -> int:
+        return sum(isinstance(one, ast.AST) for one in gc.get_objects())
+
+    one_file.scan_source(source.encode(), "model.py")
+    gc.collect()
+    before = trees()
+    gc.disable()
+    try:
+        one_file.scan_source(source.encode(), "model.py")
+        assert trees() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -190,15 +190,22 @@ class Company:
 
     def _attribute(self, name: str) -> _Made:
         """Return what an attribute of some object is made of: one of the file's classes may have it."""
-        owners = self._walk.classes.values()
-        bindings = [one for owner in owners for one in owner.attributes.get(name, ())]
-        made = {some for one in bindings for some in self._binding(one)[0]}
+        made = {some for one in self._attributes.get(name, ()) for some in self._binding(one)[0]}
         properties = [
             scope for scope in self._walk.functions.get(name, ())[:_MOST_FUNCTIONS]
             if any(ast.unparse(one).endswith("property") for one in scope.node.decorator_list)  # type: ignore[attr-defined]
         ]  # fmt: skip
         returned = [one for scope in properties for one in scope.returns]
         return frozenset(made.union(*(self._made(*one)[0] for one in returned))), False
+
+    @cached_property
+    def _attributes(self) -> dict[str, list[Binding]]:
+        """What an attribute of any class is bound to, by its name."""
+        known: dict[str, list[Binding]] = {}
+        for owner in self._walk.classes.values():
+            for name, bindings in owner.attributes.items():
+                known.setdefault(name, []).extend(bindings)
+        return known
 
     def _binding(self, binding: Binding) -> _Made:
         if binding.how == "parameter":

@@ -105,7 +105,9 @@ def of_annotation(annotation: ast.expr | None) -> Value:
     if annotation is None:
         return UNKNOWN
     try:
-        text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+        text: object = getattr(annotation, "id", None)  # as most have
+        if text is None:
+            text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
     except RecursionError:  # pragma: no cover - the parser refuses such depth first
         return UNKNOWN
     if _NO_ANNOTATIONS.search(str(text)):

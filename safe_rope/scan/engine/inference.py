@@ -57,7 +57,6 @@ class Inference:
         self._above = 0  # the outermost such expression of what was asked last
         self._known: dict[tuple[int, int], Value] = {}
         self._calls: dict[tuple[int, int], tuple[Call, Place]] = {}
-        self._fractions = Fractions(self)
 
     def value(self, node: ast.expr, place: Place) -> Value:
         """Return what is known of an expression at a place."""
@@ -285,11 +284,14 @@ class Inference:
     def _annotated(self, annotation: ast.expr | None) -> Value:
         """Return what an annotation says, which is sure only where the file keeps the meaning of ``int``."""
         value = dtypes.of_annotation(annotation)
+        known = value.sort not in ("number", "numbers") or not self._defines_int
+        return value if known else assume(value)
+
+    @cached_property
+    def _defines_int(self) -> bool:
         walk = self.walk
-        known = not any(
-            "int" in some for some in (walk.imports, walk.module.bindings, walk.functions, walk.classes)
-        )
-        return value if known or value.sort not in ("number", "numbers") else assume(value)
+        defined = (walk.imports, walk.module.bindings, walk.functions, walk.classes)
+        return any("int" in some for some in defined)
 
     def _is_given_otherwise(self, binding: Binding, annotated: Value) -> bool:
         """Say whether a call of the class gives a float, perhaps to this field of a whole number."""
@@ -363,7 +365,7 @@ class Inference:
         """Return what is known of an argument, which what the file computes may make a fraction."""
         value = self.of(argument)
         known = value.sort == "tensor" or _is_fraction(value)
-        return FLOAT if not known and self._fractions.may_be(argument.value, argument.place) else value
+        return FLOAT if not known and Fractions(self).may_be(argument.value, argument.place) else value
 
     def _call(self, node: ast.Call, place: Place) -> Value:
         call = self.call(node, place)

@@ -331,7 +331,7 @@ class Names(Bindings):
 
 def arguments_of(call: ast.Call) -> list[ast.expr]:
     """Return what a call is given, but for mappings that it unpacks."""
-    return [*call.args, *(word.value for word in call.keywords if word.arg is not None)]
+    return [*call.args, *[word.value for word in call.keywords if word.arg is not None]]
 
 
 def _is_new_tensor(call: Call) -> bool:

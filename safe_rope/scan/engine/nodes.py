@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 _CONVERSION = re.compile(r"%(?:\(\w+\))?[-#0 +]*[\d*]*(?:\.[\d*]+)?[a-zA-Z]")
 _FIELD = re.compile(r"\{[^{}]*\}")
@@ -12,6 +13,10 @@ _FIELD = re.compile(r"\{[^{}]*\}")
 
 # Fields that hold no expression: most nodes have one, and reading them takes a fifth of a scan.
 _PLAIN = {"arg", "attr", "ctx", "id", "kind", "level", "lineno", "module", "n", "op", "ops", "type_comment"}
+# What fields hold that is no node.
+NO_NODES = {type(None), str, int, bool}
+_LEAVES = frozenset({*NO_NODES, ast.Constant})
+_NAMELESS = _LEAVES | {ast.Name}
 
 
 class _Fields(dict[type, tuple[str, ...]]):
@@ -22,17 +27,18 @@ class _Fields(dict[type, tuple[str, ...]]):
         return self[kind]
 
 
-_FIELDS = _Fields()
+FIELDS = _Fields({ast.Constant: ()})
 
 
 def children(node: ast.AST) -> list[ast.AST]:
     """Return the nodes right below one, but for contexts and operators."""
     below: list[ast.AST] = []
-    for name in _FIELDS[type(node)]:
-        child = getattr(node, name, None)
-        if type(child) is list:
-            below += [item for item in child if isinstance(item, ast.AST)]
-        elif isinstance(child, ast.AST):
+    for name in FIELDS[type(node)]:
+        child: Any = getattr(node, name, None)
+        kind = type(child)
+        if kind is list:
+            below += [item for item in child if type(item) not in NO_NODES]
+        elif kind not in NO_NODES:
             below.append(child)
     return below
 
@@ -44,24 +50,23 @@ def within(statement: ast.AST, *, names: bool = True) -> Iterator[tuple[ast.AST,
         statement: or an expression.
         names: whether variables are among the nodes: they are half of them.
     """
-    passed = (ast.Constant,) if names else (ast.Constant, ast.Name)
+    passed = _LEAVES if names else _NAMELESS
     stack: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
     while stack:
         node, ancestors = stack.pop()
         yield node, ancestors
-        if not (fields := _FIELDS[type(node)]):
-            continue
-        below = (*ancestors, node)
-        for name in fields:
-            child = getattr(node, name, None)
-            if child is None or (kind := type(child)) in passed:
-                continue
+        around: tuple[ast.AST, ...] = ()
+        for name in FIELDS[type(node)]:
+            child: Any = getattr(node, name, None)
+            kind = type(child)
             if kind is list:
                 for item in child:
-                    if type(item) not in passed and isinstance(item, ast.AST):
-                        stack.append((item, below))
-            elif isinstance(child, ast.AST):
-                stack.append((child, below))
+                    if type(item) not in passed:
+                        around = around or (*ancestors, node)
+                        stack.append((item, around))
+            elif kind not in passed:
+                around = around or (*ancestors, node)
+                stack.append((child, around))
 
 
 def targets_of(statement: ast.AST) -> list[ast.expr]:

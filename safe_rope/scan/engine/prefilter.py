@@ -234,7 +234,8 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
             pieces[bisect_right(starts, offset) - 1].kept = True
 
     keep_at(hits)
-    keep_at(match.start() for match in _REBINDS.finditer(text))
+    if b" global " in text:
+        keep_at(match.start() for match in _REBINDS.finditer(text))
     for hit in hits:
         piece = pieces[bisect_right(starts, hit) - 1]
         piece.floats = piece.floats or _FLOATS.search(text, max(hit - 60, 0), hit + 160) is not None
@@ -246,7 +247,8 @@ def reduce(text: bytes, hits: list[int]) -> bytes | None:
             keep_at(offset for name in names for offset in _all(text, name))
     for piece in pieces:
         piece.header.kept |= piece.kept
-        near = hits[bisect_left(hits, piece.start) : bisect_left(hits, piece.start + len(piece.text))]
+        first = bisect_left(hits, piece.start)
+        near = hits[first : bisect_left(hits, piece.start + len(piece.text), first)] if piece.kept else ()
         # The constructor of its class tells what self.x is.
         piece.header.built |= any(b"self." in text[max(hit - 300, 0) : hit + 300] for hit in near)
         if near and piece.header is not piece:

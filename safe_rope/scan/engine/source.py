@@ -32,14 +32,16 @@ class Source:
                 self.editable = False
             self.text = decoded.encode()
         self.reduced = False  # whether the tree is of a part of the text
-        self._starts: list[int] | None = None
 
-    @property
+    @cached_property
     def line_starts(self) -> list[int]:
         """The offset of each line in ``text``."""
-        if self._starts is None:
-            self._starts = [0, *accumulate(map(len, self.text.splitlines(True)))]
-        return self._starts
+        return [0, *accumulate(map(len, self.text.splitlines(True)))]
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """The lines of ``text``, less what is blank around each."""
+        return [*map(bytes.strip, self.text.splitlines())]
 
     def offset(self, line: int, column: int) -> int:
         """Return the offset in ``text`` of ast's line (from 1) and column (bytes, from 0)."""
@@ -78,13 +80,17 @@ class Source:
         """Return the source of a node."""
         return self.text[self.start(node) : self.end(node)].decode()
 
-    def parse(self, hits: list[int], *, whole: bool = False) -> ast.Module:
+    def parse(self, hits: list[int] | None = None) -> ast.Module:
         """Return the tree of the part that can matter, or of all; lines and columns are those of the whole.
+
+        Args:
+            hits: what a finding can hang on, by offset; without them all is parsed.
 
         Raises:
             SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
         """
-        if not whole and (part := prefilter.reduce(self.text, hits)) is not None:
+        self.reduced = False
+        if hits is not None and (part := prefilter.reduce(self.text, hits)) is not None:
             # A cut that falls into a string or a bracket, and a broken file: parse the whole.
             with contextlib.suppress(SyntaxError, ValueError):
                 tree = ast.parse(part)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from safe_rope.scan.engine.nodes import children, parameters_of, pattern
+from safe_rope.scan.engine.nodes import FIELDS, NO_NODES, children, parameters_of, pattern
 from safe_rope.scan.engine.scopes import Place, Scope
 from safe_rope.scan.engine.walk import Walk
 
@@ -80,9 +80,14 @@ class Tree:
                 self.shared.update(one.id for one in node.targets if isinstance(one, ast.Name))
             elif kind is ast.Call:
                 self._call(node)
-            for child in children(node):
-                self.parents[id(child)] = node
-                waiting.append(child)
+            for name in FIELDS[kind]:
+                child: Any = getattr(node, name, None)
+                if type(child) is not list:
+                    child = (child,)
+                for item in child:
+                    if type(item) not in NO_NODES:
+                        self.parents[id(item)] = node
+                        waiting.append(item)
 
     def _string(self, text: str, node: ast.Constant) -> None:
         for part in {text, *text.split(".")} if "." in text and len(text) < _LONG else (text,):

@@ -71,7 +71,9 @@ class Walk:
         self._body(tree.body, self.module, (), ())
         self.mentions: dict[str, list[Place]] = {}  # of attributes of self
         self.kinds: dict[tuple[int, int], Run] = {}  # where functions run, as far as it was asked
-        self.sites = [site for statement in self.statements for site in self._expressions(*statement)]
+        self.sites: list[Site] = []
+        for statement in self.statements:
+            self._expressions(*statement)
         self.calls: dict[str, list[Site]] = {}  # by the last part of the name that is called
         for site in self.sites:
             if isinstance(site.node, ast.Call):
@@ -140,13 +142,13 @@ class Walk:
             own = of in ("self", "cls", "super()")
             self.computed.append((names, place.scope.owner if own else None))
 
-    def _expressions(self, statement: ast.AST, place: Place) -> Iterator[Site]:
-        """Yield the calls and binary operations of a statement; comprehensions bind their targets."""
+    def _expressions(self, statement: ast.AST, place: Place) -> None:
+        """Note the calls and binary operations of a statement; comprehensions bind their targets."""
         node: Any
         for node, ancestors in within(statement, names=False):
             kind = type(node)  # isinstance takes longer, and there are a million nodes
             if kind is ast.Call or kind is ast.BinOp:
-                yield Site(node, ancestors, place)
+                self.sites.append(Site(node, ancestors, place))
                 if kind is ast.Call and getattr(node.func, "id", "") in ("vars", "globals"):
                     self._hands_on(node, ancestors, place)
             elif kind is ast.Attribute:
@@ -178,6 +180,7 @@ class Walk:
             scope.inner.clear()
             scope.attributes.clear()
             scope.returns.clear()
+            scope.owner = None
 
     def _body(self, body: list[ast.stmt], scope: Scope, path: Path, contexts: tuple[ast.expr, ...]) -> None:
         for statement in body:

@@ -63,7 +63,7 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
         found = [] if file is None else _run(file, chosen.values())
         if file is not None and file.source.reduced and any(one.fix and one.fix.safe for one in found):
             file.walk.release()
-            file = _file(source, path, whole=True)
+            file = _file(source, path, again=file.source)
             assert file is not None
             found = _run(file, chosen.values())
     except SyntaxError as error:
@@ -80,13 +80,16 @@ def analyze(source: bytes, path: str, rules: Iterable[str] | None = None) -> lis
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
 
 
-def _file(source: bytes, path: str, *, whole: bool = False) -> File | None:
+def _file(source: bytes, path: str, *, again: Source | None = None) -> File | None:
+    """Return what rules ask about a file, None where it cannot hold a finding; again, of all of it."""
     try:
+        if again is not None:
+            return File(again, path, Walk(again.parse()))
         text = Source(source)
         hits = prefilter.occurrences(text.text)
         if not hits and len(source) < _SMALL:
             ast.parse(text.text.decode())
-        return File(text, path, Walk(text.parse(hits, whole=whole))) if hits else None
+        return File(text, path, Walk(text.parse(hits))) if hits else None
     except (ValueError, LookupError) as error:  # null bytes, an unknown encoding, bytes that it does not have
         raise SourceError(path, 1, 1, str(error)) from error
 
@@ -216,29 +219,21 @@ def _joined(groups: Iterable[frozenset[int]]) -> Iterable[frozenset[int]]:
 
 def _together(file: File, found: list[Finding], safe: Collection[int]) -> list[int]:
     """Return which of the safe fixes change all of several equal lines: these are one idiom."""
-    lines = [line.strip() for line in file.source.text.splitlines()] if safe else []
+    lines = file.source.lines if safe else []
     keys = {
         number: (found[number].rule, tuple(lines[found[number].line - 1 : found[number].end_line]))
         for number in safe
     }
-    count, equal = Counter(keys.values()), _Equal(lines)
-    return [number for number, key in keys.items() if count[key] >= equal.count(key[1])]
-
-
-class _Equal:
-    """Counts where some lines stand in a file; one pass serves every question."""
-
-    def __init__(self, lines: list[bytes]) -> None:
-        self._lines = lines
-        self._at: dict[bytes, list[int]] = {}
-        for number, line in enumerate(lines):
-            self._at.setdefault(line, []).append(number)
-
-    def count(self, some: tuple[bytes, ...]) -> int:
-        starts = self._at.get(some[0], [])
-        if len(some) == 1:
-            return len(starts)
-        return sum(tuple(self._lines[at : at + len(some)]) == some for at in starts)
+    changed = Counter(keys.values())
+    at: dict[bytes, list[int]] = {some[0]: [] for _, some in changed}
+    for number, line in enumerate(lines):
+        if line in at:
+            at[line].append(number)
+    equal = {
+        some: sum(tuple(lines[start : start + len(some)]) == some for start in at[some[0]])
+        for some in {some for _, some in changed}
+    }
+    return [number for number, key in keys.items() if changed[key] >= equal[key[1]]]
 
 
 def _what(file: File, site: Site, known: dict[str, list[Rule]]) -> tuple[str, Call | None]:
