@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn, strided, view_as_real
@@ -168,6 +168,22 @@ def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
     for name, new in changed.items():
         object.__setattr__(duplicate, name, new)  # it may be frozen
     return duplicate
+
+
+def in_numbers(tensor: Tensor, rows: int) -> Tensor | None:
+    """Return what the first ``rows`` of a quantised tensor stand for, detached, and any other as it is.
+
+    None where it does not tell: somebody's class may refuse any operator.
+    """
+    if not hasattr(type(tensor), "__tensor_flatten__") or is_distributed(tensor):
+        return tensor
+    for first in (rows, None):
+        with suppress(Exception):  # whatever somebody's class raises
+            whole = tensor.detach()
+            numbers = (whole if first is None else whole[:first]).dequantize()
+            if type(numbers) is Tensor:
+                return numbers
+    return None
 
 
 def is_distributed(tensor: Tensor) -> bool:

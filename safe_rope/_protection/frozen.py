@@ -17,6 +17,7 @@ from torch.jit import ScriptModule
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.tensors import in_numbers
 from safe_rope._base.turned import freezes, turned_at_random, turned_when_called
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.explained import is_cast
@@ -104,7 +105,7 @@ def frozen_positions(modules: Iterable[nn.Module]) -> Iterator[Frozen]:
         if _is_torchs(module):
             continue
         for name, parameter in _own_parameters(module):
-            if parameter.requires_grad or not (parameter.is_floating_point() or parameter.is_complex()):
+            if not (parameter.is_floating_point() or parameter.is_complex()):
                 continue
             if not (_is_told(module, name) or _is_of_sines(parameter, are_sines_from_zero)):
                 continue
@@ -159,8 +160,7 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     state: Any = vars(module).get(STATE)
     kept = set() if state is None else set(state.names(module))
     buffers = [(name, one) for name, one in own_tensors(module) if name in module._buffers]
-    frozen = [(name, one) for name, one in module._parameters.items() if one is not None]
-    frozen = [(name, one) for name, one in frozen if not (one.requires_grad or _is_told(module, name))]
+    frozen = [(name, one) for name, one in _frozen(module._parameters.items()) if not _is_told(module, name)]
     for name, tensor in (*buffers, *(frozen if freezes(stock) else ())):
         if name in kept or not tensor.is_floating_point() or getattr(tensor, "ds_numel", tensor.numel()) < 2:
             continue  # one number may be there for its dtype
@@ -172,9 +172,9 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
     for name in sorted(turned_when_called(stock)) if freezes(stock) else ():
         child = module._modules.get(name)
         if isinstance(child, nn.Linear):
-            for path, one in child.named_parameters(name, recurse=False):
+            for path, one in _frozen(child.named_parameters(name, recurse=False)):
                 is_zero = not one.is_meta and not bool(one.detach().any())  # whatever rounds it
-                if not (one.requires_grad or is_zero or _turns_by(module, one)):
+                if not (is_zero or _turns_by(module, one)):
                     yield Frozen(module, path, _LEFT, False)
 
 
@@ -256,20 +256,26 @@ def _derived_tables(module: Any) -> Iterator[str]:
             yield name
 
 
+def _frozen(named: Iterable[tuple[str, torch.Tensor | None]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield those of parameters that are frozen; of quantised ones what their first rows stand for."""
+    for name, parameter in named:
+        if parameter is not None and not parameter.requires_grad:
+            numbers = in_numbers(parameter, _SAMPLE)
+            if numbers is not None:
+                yield name, numbers
+
+
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield name, parameter
-    yield from parametrized(module, functools.partial(_is_told, module))
+    yield from _frozen(module._parameters.items())
+    yield from _frozen(parametrized(module, functools.partial(_is_told, module)))
     for child_name, child in module._modules.items():
         if isinstance(child, HOLDERS):
-            held = [(f"{child_name}.{name}", p) for name, p in child.named_parameters()]
+            held = [(f"{child_name}.{name}", p) for name, p in _frozen(child.named_parameters())]
             is_words = isinstance(child, nn.Embedding)
             yield from (pair for pair in held if not is_words or _may_hold_positions(*pair))
     for child_name, child in _torchs_inside(module):
-        named = () if isinstance(child, HOLDERS) else child._parameters.items()
-        frozen = [(name, one) for name, one in named if one is not None and not one.requires_grad]
-        if frozen and bytecode.facts(type(module)).makes_waves:
+        if not isinstance(child, HOLDERS) and bytecode.facts(type(module)).makes_waves:
+            frozen = _frozen(child._parameters.items())
             told = (pair for pair in frozen if is_a_wave(pair[1]) or _turns_by(module, pair[1]))
             yield from ((f"{child_name}.{name}", one) for name, one in told)
 
@@ -306,7 +312,7 @@ def _is_left_over(rows: torch.Tensor) -> bool:
 def has_damaged_sines(module: nn.Module) -> bool:
     """Whether what holds a module's tables, such as an Embedding, has frozen sines of rounded phases."""
     held = (child for child in module._modules.values() if isinstance(child, HOLDERS))
-    return any(holds_low_phases(one) for child in held for one in child.parameters())
+    return any(holds_low_phases(one) for child in held for _, one in _frozen(child.named_parameters()))
 
 
 def holds_low_phases(parameter: torch.Tensor) -> bool:
