@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -449,13 +450,17 @@ def _after_backward(module: Any, stock: Any, done: Callable[[Any], None]) -> Any
     (``stock``, if there is one), since a hook would stay on it.
     """
 
+    owner = weakref.ref(module)  # a copy of the module holds this, and not the module
+
     def one_less(_: torch.Tensor) -> None:
-        module.ds_grads_remaining -= 1
-        if module.ds_grads_remaining == 0:
-            done(module)
+        if (module := owner()) is not None:
+            module.ds_grads_remaining -= 1
+            if module.ds_grads_remaining == 0:
+                done(module)
 
     def apply(tensor: Any) -> Any:
-        if tensor.is_leaf or not torch.is_grad_enabled():
+        module = owner()
+        if tensor.is_leaf or module is None or not torch.is_grad_enabled():
             return tensor if stock is None else stock.apply(tensor)
         module.ds_grads_remaining += 1
         tensor.register_hook(one_less)

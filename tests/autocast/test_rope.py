@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -89,6 +90,8 @@ def test_adapters_on_a_low_base_train_and_a_guard_keeps_the_tables_exact(
     assert {p.dtype for p in trained} == {torch.float32}
     assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
     if guarded:
-        safe_rope.audit(model).raise_if_damaged()
+        report, of_copy = safe_rope.audit(model), safe_rope.audit(copy.deepcopy(model))
+        report.raise_if_damaged()
+        assert [one.path for one in of_copy.modules] == [one.path for one in report.modules]
         survival.assert_right(model, "llama", "exact")
     engine.destroy()
