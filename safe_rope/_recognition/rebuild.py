@@ -23,12 +23,12 @@ from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.registrations import on_parameter
-from safe_rope._base.torch_private import storage_key
+from safe_rope._base.torch_private import TorchDispatchMode, storage_key
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments, copied_container
 from safe_rope._recognition.conditions import Conditions, replaying
 from safe_rope._recognition.given_modules import without_modules
-from safe_rope._recognition.holdings import entries, nested
+from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.outside import remembering_in
 from safe_rope._recognition.provenance import Origin, Provenance
 from safe_rope._recognition.tables import is_finished, is_table_of, own_tensors
@@ -41,6 +41,8 @@ _FROZEN = 1 << 20
 """Elements of a frozen parameter that is built for its values."""
 _SMALL = 1 << 22
 """Parameters that a class may have to be built again with real ones."""
+_UNWRITTEN = -1.34375 * 2.0**-10
+"""Every floating dtype holds it, and no table does throughout."""
 _LIBRARIES = ("torch.", "transformers.", "builtins", "abc", "typing")
 
 
@@ -95,14 +97,11 @@ class Rebuilt(NamedTuple):
         """Names of the tensors of the module at ``path`` that its constructor has not filled."""
         return [name for (of, name), origin in self.origins.items() if of == path and origin & Origin.EMPTY]
 
-    def unseen(self, path: str) -> set[str]:
-        """Names of single numbers that no operation has made, as memory from ``torch.FloatTensor(1)``."""
-        module = self.module.get_submodule(path)
-        return {
-            name
-            for name, tensor in own_tensors(module)
-            if tensor.numel() == 1 and not self.origins.get((path, name), Origin.NONE)
-        }
+    def unseen(self) -> list[tuple[str, str]]:
+        """Paths and names of what no operation has been seen to make, as ``torch.Tensor(8)``."""
+        parts = self.module.named_modules()
+        held = ((path, name) for path, part in parts for name, _ in own_tensors(part))
+        return [one for one in held if not self.origins.get(one, Origin.NONE)]
 
 
 def rebuilding() -> bool:
@@ -148,8 +147,19 @@ def rebuild(
         except RuntimeError:  # it computes with its parameters, or sets them
             rebuilt = build(_few_parameters, anew=True)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
-        return build(contextlib.nullcontext, anew=True)
+        rebuilt = build(contextlib.nullcontext, anew=True)
+    if conditions is None and (unseen := rebuilt.unseen()):
+        with contextlib.suppress(Exception):
+            _note_memory(rebuilt, unseen, build(_memory_marked, anew=True).module)
     return rebuilt
+
+
+def _note_memory(rebuilt: Rebuilt, unseen: list[tuple[str, str]], marked: nn.Module) -> None:
+    """Note what of ``unseen`` the constructor has not written to, as `_memory_marked` has shown."""
+    for path, name in unseen:
+        value = get_table(marked.get_submodule(path), name)
+        if isinstance(value, torch.Tensor) and bool((value == _UNWRITTEN).all()):
+            rebuilt.origins[path, name] = Origin.EMPTY
 
 
 def _is_small(module: nn.Module) -> bool:
@@ -251,6 +261,21 @@ def _parameters_on_meta() -> Iterator[None]:
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
     with on_parameter(to_meta):
+        yield
+
+
+class _Marking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.empty and result.is_floating_point():
+            result.fill_(_UNWRITTEN)
+        return result
+
+
+@contextlib.contextmanager
+def _memory_marked() -> Iterator[None]:
+    """Let memory that nothing has written to hold `_UNWRITTEN`, also that of ``torch.Tensor(8)``."""
+    with _parameters_on_meta(), _Marking():  # type: ignore[no-untyped-call]
         yield
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward
-from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth, is_cast, is_same
+from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth
 from safe_rope._recognition.holdings import entries, get_table, has_no_shape
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -56,15 +56,6 @@ def tables_of(
     tables: dict[str, tuple[torch.Tensor | None, bool]] = {
         **reference.again.tables(reference.path, reference.above)
     }
-    for name in reference.rebuilt.unseen(reference.path) & tables.keys():
-        made, current = tables[name][0], get_table(module, name)
-        # What a constructor means it makes again; memory that it has not filled is other memory by then.
-        again = (
-            made is not None and one is not None and is_cast(one, made) for one in reference.replays(name)
-        )
-        known = made is not None and isinstance(current, torch.Tensor) and _is_number(current, made)
-        if not known or not all(again):
-            del tables[name]
     empty = reference.rebuilt.empty(reference.path)
     for name, is_finished in named.items():
         made, current = _made(reference, name), get_table(module, name)
@@ -275,16 +266,6 @@ def _was_written_to(current: torch.Tensor | None, reference: Reference, name: st
     if not isinstance(made, torch.Tensor) or current is None:
         return False
     return current.shape != made.shape or current._version > made._version
-
-
-def _is_number(current: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether a number that no operation has made is one, and not what memory held that nobody has filled."""
-    if current.is_meta:
-        return True
-    current = current.cpu()
-    # Zero and infinity are casts of too much.
-    is_normal = current.isfinite() & (current.abs() >= torch.finfo(torch.float32).tiny)
-    return is_same(current, made) or (bool(is_normal) and is_cast(current, made))
 
 
 def _tables_by_name(module: nn.Module) -> dict[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import warnings
@@ -360,6 +361,53 @@ def test_answers_of_memory_that_another_fills_are_unknown_and_not_damaged() -> N
     del made  # what torch.empty gets again
     assert safe_rope.audit(model).verdict == "unknown"
     assert safe_rope.audit(model.bfloat16()).verdict != "ok"
+
+
+class OldMemory(Later):
+    """Its memory is from torch's old constructor, which no function of torch gives."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        nn.Module.__init__(self)
+        self.register_buffer("inv_freq", torch.FloatTensor(dim // 2), persistent=False)
+
+
+class OldRows(nn.Module):
+    def __init__(self, rows: int = ROWS, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("pe", torch.Tensor(rows, dim))
+
+    def forward(self, length: int) -> torch.Tensor:
+        return self.pe[:length]
+
+
+@pytest.mark.parametrize("make", [OldMemory, OldRows])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_memory_of_the_old_constructor_that_another_fills_is_unknown_and_not_damaged(
+    make: type[nn.Module], guarded: bool
+) -> None:
+    with safe_rope.guard() if guarded else contextlib.nullcontext():
+        model = nn.Sequential(make())
+    ((_, table),) = model.named_buffers()
+    with torch.no_grad():
+        freqs = 10000.0 ** -(torch.arange(0, DIM, 2).float() / DIM)
+        table.copy_(freqs if table.dim() == 1 else torch.outer(torch.arange(ROWS), freqs).sin().repeat(1, 2))
+    assert safe_rope.audit(model).verdict == "unknown" or guarded
+    assert safe_rope.audit(model).verdict != "damaged"
+
+
+def test_memory_of_the_old_constructor_that_it_fills_itself_is_kept() -> None:
+    class Filled(Later):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inv_freq = torch.FloatTensor(DIM // 2)
+            for index in range(DIM // 2):
+                self.inv_freq[index] = 10000.0 ** (-2 * index / DIM)
+
+    model = nn.Sequential(Filled())
+    assert safe_rope.audit(model).ok
+    safe_rope.protect(model.bfloat16())
+    assert torch.equal(model[0].inv_freq, Filled().inv_freq)
+    assert safe_rope.audit(model).ok
 
 
 class Relative(nn.Module):
