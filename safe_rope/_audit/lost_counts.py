@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,15 +11,10 @@ from torch import Tensor, nn
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, worst
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import dtype_name
-from safe_rope._base.tensors import is_given_back
 from safe_rope._base.text import class_name
-from safe_rope._recognition.holdings import get_table
-from safe_rope._recognition.provenance import Origin
+from safe_rope._recognition.integers import integers, is_counted, is_from_zero, is_moved, made_for
 from safe_rope._recognition.reference import Reference, own_class, stock_class
-from safe_rope._recognition.tables import is_library_module, is_readable, is_state
 
-_INTEGERS = (torch.int32, torch.int64)
-_MOST = 2**22
 _FARTHEST = 2**27
 """The bits of most floating numbers, read as an integer, are more."""
 _LOW = "computed in 16 bits (constructor intercepted or default dtype)"
@@ -31,37 +26,35 @@ _SAID = (
 
 
 def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Callable[[], Reference]) -> None:
-    """Add the buffers of integers that hold others than their constructor makes.
+    """Add the integers of a module that are others than its constructor makes.
 
     Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they are what
     fresh memory holds; or stand in no order, where all that their constructor was given is known. So are all
     of which some are one too near to zero. ``find`` returns what the constructor makes.
     """
     stock: Any = stock_class(module)
-    integers = {
+    held = {
         name: value
-        for name, value in _integers(module)
-        if _is_unfilled(module, name, value) or (bytecode.may_count(stock) and not _is_from_zero(value))
+        for name, value in integers(module)
+        if _is_unfilled(module, name, value) or (bytecode.may_count(stock) and not is_from_zero(value))
     }
-    reference = find() if integers else Reference(None)
+    reference = find() if held else Reference(None)
     built = reference.module
     if built is None or built is module:
         return
     kind, again = class_name(own_class(stock)), reference.again
     is_complete = again is not None and again.complete
     known = {(one.path, one.what) for one in report.findings}
-    for name, value in integers.items():
-        made = get_table(built, name)
-        is_told = isinstance(made, Tensor) and not made.is_meta and made.shape == value.shape
-        if not is_told or (path, name) in known or torch.equal(value.cpu(), made.to(value.dtype)):
+    for name, value in held.items():
+        made = made_for(name, value, reference)
+        if made is None or (path, name) in known or torch.equal(value.cpu(), made.to(value.dtype)):
             continue
-        origin = reference.origin(name)
-        is_counted = bool(origin & Origin.COUNTED) and not origin & Origin.RANDOM
-        if is_counted and any(_is_same(value, replay) for replay in reference.replays(name)):
+        counted = is_counted(reference.origin(name))
+        if is_moved(name, value, reference):
             finding = Finding(path, kind, name, "damaged", _LOW, dtype_name(value.dtype), where="constructor")
-        elif is_counted and _is_truncated(value, made):
+        elif counted and _is_truncated(value, made):
             finding = Finding(path, kind, name, "unknown", _AVERAGED, dtype_name(value.dtype))
-        elif name in module._non_persistent_buffers_set and _is_lost(value, made, is_counted and is_complete):
+        elif name in module._non_persistent_buffers_set and _is_lost(value, made, counted and is_complete):
             finding = Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype))
         else:
             continue
@@ -72,34 +65,12 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
         entry.verdict = worst((entry.verdict, finding.severity))
 
 
-def _integers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of integers that no method changes."""
-    if is_library_module(module):
-        return
-    for name, value in module._buffers.items():
-        if type(value) is not Tensor or value.is_meta or is_given_back(value) or not is_readable(value):
-            continue
-        if value.dtype in _INTEGERS and 2 < value.numel() <= _MOST and not is_state(module, name):
-            yield name, value
-
-
-def _is_same(value: Tensor, replay: Tensor | None) -> bool:
-    if replay is None or replay.shape != value.shape:
-        return False
-    return torch.equal(value.cpu(), replay.to(value.dtype))
-
-
 def _is_truncated(value: Tensor, made: Tensor) -> bool:
     """Whether some of the constructor's integers are one nearer to zero, each number wherever it stands."""
     made = made.long()
     off = made - value.cpu()
     is_nearer = bool(((off == 0) | (off == made.sign())).all()) and not bool(off.all())
     return is_nearer and len(torch.unique(2 * made + off)) == len(torch.unique(made))
-
-
-def _is_from_zero(value: Tensor) -> bool:
-    """Whether each row of integers counts from zero on, as ``position_ids`` do."""
-    return bool((value == torch.arange(value.shape[-1], device=value.device)).all())
 
 
 def _is_lost(value: Tensor, made: Tensor, is_counted: bool) -> bool:

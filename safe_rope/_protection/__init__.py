@@ -25,6 +25,7 @@ from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.report import ProtectionReport, is_main_rank, warn_unprotected
 from safe_rope._protection.rewrite import is_kept
 from safe_rope._protection.watch import ConstructionWatch
+from safe_rope._recognition.integers import may_be_moved
 from safe_rope._recognition.reference import References, stock_class
 from safe_rope._recognition.walk import parts
 from safe_rope.constructors import ConstructorGuard
@@ -232,7 +233,7 @@ def protect(
     references = {id(part.root): References(part.root) for part in everything if not part.within}
     results = []
     for path, module, parent, root, within in everything:
-        if concerns(module):
+        if concerns(module) or may_be_moved(module):
             around = (stock_class(parent).__module__,)
             results.append((path, prepare(module, references[id(root)].find(within), around, options)))
     for path, result in results:

@@ -54,6 +54,7 @@ from safe_rope._recognition.arguments import (
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
+from safe_rope._recognition.integers import may_be_moved
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope._recognition.reference import Reference, corresponds, stock_class
 from safe_rope._recognition.tables import may_hold_positions
@@ -85,6 +86,11 @@ class _Building(NamedTuple):
     def on_real_device(self) -> bool:
         """Whether its tensors were made with values."""
         return self.conditions is not None and self.conditions.device != "meta"
+
+    @property
+    def counts_low(self) -> bool:
+        """Whether its tensors were made in 16 bits that asked for no dtype."""
+        return self.conditions is not None and not self.conditions._replace(device="cpu").plain
 
 
 class _Known(NamedTuple):
@@ -315,7 +321,7 @@ class ConstructionWatch:
             building or self._building.pop(module, None) or self._nothing_yet.get(module) or _Building()
         )
         self._owners.setdefault(module, building)
-        if looked or concerns(module):
+        if looked or concerns(module) or (building.counts_low and may_be_moved(module)):
             self._protect(module, building)
         else:
             self._nothing_yet[module] = building

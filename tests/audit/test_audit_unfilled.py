@@ -463,6 +463,43 @@ def test_places_that_a_low_default_dtype_has_moved_are_damage(low: torch.dtype) 
     assert is_moved or low is not torch.bfloat16
 
 
+class GridPlaces(nn.Module):
+    """The places of pairs, counted in floating numbers, in an attribute."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        steps = torch.linspace(0, width - 1, width)
+        across, down = torch.stack(torch.meshgrid(steps, steps, indexing="ij")).flatten(1)
+        self.places = ((across[:, None] - across) * (2 * width - 1) + down[:, None] - down).long()
+        self.biases = nn.Embedding((2 * width - 1) ** 2, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.biases(self.places[: x.shape[1]] - int(self.places.min()))
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [LogPlaces, GridPlaces])
+@pytest.mark.parametrize("how", ["guard", "protect"])
+def test_places_that_a_low_default_dtype_has_moved_are_moved_back(
+    low: torch.dtype, make: type[nn.Module], how: str
+) -> None:
+    with safe_rope.guard() if how == "guard" else contextlib.nullcontext(), default_dtype(low):
+        model = nn.Sequential(make())
+    if how == "protect":
+        safe_rope.protect(model)
+    name = "lut" if make is LogPlaces else "places"
+    assert torch.equal(getattr(model[0], name), getattr(make(), name))
+    assert safe_rope.audit(model).ok
+
+
+def test_places_that_somebody_has_put_there_stay() -> None:
+    with default_dtype(torch.bfloat16):
+        model = LogPlaces()
+    own = model.lut = model.lut.flip(0)
+    safe_rope.protect(model)
+    assert model.lut is own
+
+
 @pytest.mark.parametrize("style", [Relative, LogPlaces])
 def test_an_average_of_integers_is_not_ok(style: type[nn.Module]) -> None:
     """torch truncates 0.9 * 7 + 0.1 * 7 to 6."""
