@@ -37,6 +37,7 @@ from safe_rope.registry import RopePatch
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 """Modules of torch's whose parameters are their parent's tables."""
 _INTEGERS = (torch.int32, torch.int64)
+_MOST = 2**22
 ROUNDED = 4 * 2.0**-8
 """What sines may be off by that were rounded to 16 bits."""
 
@@ -116,10 +117,10 @@ def _is_trained_since(module: nn.Module, reference: Reference, name: str) -> boo
 def _lost_beside(
     module: nn.Module, reference: Reference, known: Container[str]
 ) -> Iterator[tuple[str, tuple[torch.Tensor | None, bool]]]:
-    """Yield what a module has lost beside its tables: integers, as an index into one of those, and a number.
+    """Yield what a module has lost beside its tables: integers, as an index into one of those, and numbers.
 
-    Integers that are counted, and a number, as an amplitude, have values. What is drawn, and is in no file,
-    has none. A number that the methods change has those of a file, where it is in one. Where a module has no
+    Integers that are counted, and a number, as an amplitude, have values. So do numbers that are in no file
+    and not drawn, as a mask. What is drawn, and is in no file, has none. A number that the methods change has those of a file, where it is in one. Where a module has no
     weights and takes sines, a number is what these are made of or multiplied by, also before it is lost.
     """
     if reference.rebuilt is None or reference.module is None:
@@ -138,6 +139,11 @@ def _lost_beside(
             if is_meant and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
                 yield name, (made, True)
             continue
+        if value.is_meta and value.is_floating_point():
+            in_no_file = name in module._non_persistent_buffers_set and not is_state(module, name)
+            if in_no_file and _is_few(made) and not origin & (Origin.RANDOM | Origin.EMPTY):
+                yield name, (made, True)
+            continue
         if not value.is_meta or value.dtype not in _INTEGERS:
             continue
         is_counted = has_position_name(name) and origin & Origin.COUNTED
@@ -151,6 +157,11 @@ def _is_real(made: Any) -> bool:
     """Whether a constructor has made a number."""
     there = isinstance(made, torch.Tensor) and made.is_floating_point() and not made.is_meta
     return there and made.numel() == 1 and bool(made.isfinite())
+
+
+def _is_few(made: Any) -> bool:
+    """Whether a constructor has made so many numbers that they may be kept, as a mask."""
+    return isinstance(made, torch.Tensor) and not made.is_meta and made.numel() <= _MOST
 
 
 def is_drawn(module: nn.Module, name: str, origin: Origin) -> bool:

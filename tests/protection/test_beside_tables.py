@@ -91,6 +91,35 @@ def test_an_amplitude_beside_frequencies_comes_back_from_meta(cls: type[nn.Modul
     assert safe_rope.audit(model).ok
 
 
+class Masked(nn.Module):
+    """Slopes beside a mask, a gain for each head and a window, in no file."""
+
+    def __init__(self, heads: int = 8, length: int = 64) -> None:
+        super().__init__()
+        self.register_buffer("slopes", 2.0 ** -torch.arange(1, heads + 1), persistent=False)
+        self.register_buffer("mask", torch.full((length, length), -math.inf).triu(1), persistent=False)
+        self.register_buffer("gain", torch.full((heads, 1, 1), 0.5), persistent=False)
+        self.register_buffer("window", torch.hann_window(length), persistent=False)
+
+    def forward(self, length: int) -> Tensor:
+        at = torch.arange(length)
+        bias = self.slopes[:, None, None] * (at - at[:, None]).to(self.slopes.dtype)
+        return bias * self.gain + self.mask[:length, :length] + self.window[:length]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_what_stands_beside_slopes_and_is_in_no_file_comes_back_from_meta(dtype: torch.dtype) -> None:
+    with safe_rope.guard(), torch.device("meta"):
+        model: Any = built(Masked)
+    model.to_empty(device="cpu").to(dtype)
+    made, stock = model["part"](40), Masked().to(dtype)(40)
+    assert made.dtype == stock.dtype
+    assert torch.equal(made.isinf(), stock.isinf())
+    finite = stock.isfinite()
+    assert torch.allclose(made[finite].float(), Masked()(40)[finite], rtol=2 * torch.finfo(dtype).eps)
+    assert safe_rope.audit(model).ok
+
+
 def test_an_amplitude_that_is_no_number_is_damage_and_named() -> None:
     model: Any = built(Turned)
     model["part"].prefactor.fill_(torch.nan)
