@@ -48,11 +48,11 @@ _NEVER_AGAIN = ("torch.", "deepspeed.", "accelerate.", "peft.")
 # bounds, statistics. The names are a supplement to where the values come from.
 _NO_POSITION = re.compile(
     r"running_(mean|var)|window|stft|mel|filter|fbank|kernel|lowpass|resampl|clip|noise|beta|alpha|sigma|"
-    r"timestep(s)?$|schedule|quantil|boundar|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
+    r"schedule|quantil|boundar|(^|_)(min|max)(_|$)|(^|_)(mean|std)$|"
     r"taps|fir$|anchor|codebook|cluster"
 )
 # No position unless they are counted out.
-_SELDOM = re.compile(r"(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
+_SELDOM = re.compile(r"timestep(s)?$|(^|_)scale$|(^|(?<!alibi)(?<!position)_)bias$|bucket")
 _FREQUENCIES = re.compile(r"(^|_)inv_freq$")
 _ALWAYS = re.compile(r"(^|_)(inv_freq|cos_cached|sin_cached)$")
 _POSITION = re.compile(

@@ -62,6 +62,39 @@ class Added(Positions):
         return x + self.position_ids
 
 
+class Scheduler(nn.Module):
+    def __init__(self, steps: int = 1000) -> None:
+        super().__init__()
+        self.register_buffer("timesteps", torch.linspace(steps - 1, 0, steps))
+
+
+class Denoiser(nn.Module):
+    """Takes sines of its scheduler's timesteps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.freqs = [1e4 ** (-i / 16) for i in range(16)]
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        phases = self.scheduler.timesteps[steps][:, None] * torch.tensor(self.freqs, dtype=torch.float32)
+        return torch.cat((phases.sin(), phases.cos()), -1)
+
+
+def test_timesteps_are_positions_and_stay_exact() -> None:
+    steps = torch.tensor([2, 301, 498])
+    true, stock = Denoiser()(steps), Denoiser().to(BF16)
+    assert float((stock(steps) - true).abs().max()) > 0.5
+    assert safe_rope.audit(stock).verdict == "damaged"
+    with safe_rope.guard():
+        model = Denoiser()
+    model.to(BF16)
+    assert torch.equal(model(steps), true)
+    assert safe_rope.audit(model).ok
+    safe_rope.protect(stock)
+    assert torch.equal(stock(steps), true)
+
+
 EXACT = (Positions, WithoutWeights, RelativeIndex, Parent)
 X = torch.randn(1, LENGTH)
 
