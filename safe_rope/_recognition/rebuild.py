@@ -31,7 +31,7 @@ from safe_rope._recognition.given_modules import without_modules
 from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.outside import remembering_in
 from safe_rope._recognition.provenance import Origin, Provenance
-from safe_rope._recognition.tables import is_finished, is_table_of, own_tensors
+from safe_rope._recognition.tables import is_finished, is_never_turned, is_table_of, own_tensors
 from safe_rope._recognition.untouched import Before, Untouched
 from safe_rope._recognition.waves import FEWEST, rises_or_falls
 
@@ -71,8 +71,9 @@ class Rebuilt(NamedTuple):
             # What no operation of torch's has been seen to make comes from NumPy or from a script.
             origin = self.origins.get((path, name)) or Origin.LITERAL
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
-                ready = tensor.numel() > 1 and is_finished(self._reader(path) or above, name, origin, tensor)
-                found[name] = (tensor.detach(), ready)
+                ready = is_finished(self._reader(path) or above, name, origin, tensor)
+                ready |= is_never_turned(module, name, origin)
+                found[name] = (tensor.detach(), ready and tensor.numel() > 1)
         return found
 
     def nested(self, path: str = "") -> dict[str, tuple[torch.Tensor, bool]]:

@@ -15,6 +15,7 @@ from safe_rope._base import bytecode, changes
 from safe_rope._base.tensors import is_given_back
 from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._recognition.holdings import (
+    OF_TORCH,
     entries,
     has_no_shape,
     is_inside,
@@ -279,6 +280,15 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
     may_be_turned = may_be_turned or tensor.squeeze().dim() == 1  # what a child returns may be scaled by it
     by_another = facts.counts and falls_from_one(tensor)  # which takes sines of what this class returns
     return not (may_be_turned and (facts.turns or facts.turns_counts or by_another))
+
+
+def is_never_turned(module: nn.Module, name: str, origin: Origin) -> bool:
+    """Whether listed numbers beside weights are none that their class takes sines of products with."""
+    if origin & Origin.COUNTED or not origin & Origin.LITERAL or is_frequency(name):
+        return False
+    turned, held = turned_when_multiplied(_stock(module)), {*vars(module), *module._buffers} - OF_TORCH
+    are_seen = bool(turned) and turned <= held  # a property may be anything
+    return are_seen and name not in turned and next(module.parameters(), None) is not None
 
 
 def _may_count(origin: Origin, tensor: torch.Tensor) -> bool:

@@ -120,8 +120,9 @@ def _lost_beside(
     """Yield what a module has lost beside its tables: integers, as an index into one of those, and numbers.
 
     Integers that are counted, and a number, as an amplitude, have values. So do numbers that are in no file
-    and not drawn, as a mask. What is drawn, and is in no file, has none. A number that the methods change has those of a file, where it is in one. Where a module has no
-    weights and takes sines, a number is what these are made of or multiplied by, also before it is lost.
+    and not drawn, as a mask. What is drawn, and is in no file, has none. A number that the methods change has
+    those of a file, where it is in one. Where a module has no weights and takes sines, a number is what these
+    are made of or multiplied by, also before it is lost.
     """
     if reference.rebuilt is None or reference.module is None:
         return

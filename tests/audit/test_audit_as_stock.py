@@ -147,3 +147,45 @@ def test_counts_that_a_forward_has_rounded_are_not_ok(cls: type[ScaledBeside]) -
         answer = model(x.bfloat16())
     assert not torch.allclose(answer.float(), cls()(x), atol=0.1)
     assert safe_rope.audit(model).verdict == "unknown"
+
+
+class Weighted(nn.Module):
+    """Activations are multiplied by a list that rises, beside a wave of other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(DIM, DIM)
+        self.frequency = 0.1
+        self.register_buffer("pos_weight", torch.tensor([1 + 0.1 * i for i in range(DIM)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wave = (torch.arange(x.shape[1]).float() * self.frequency).sin()[:, None]
+        return self.query(x) * self.pos_weight + wave.to(x.dtype)
+
+
+class WeightedPhases(Weighted):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.query(x) * self.pos_weight).sin() * self.frequency
+
+
+class WeightedPhasesOfAProperty(Weighted):
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.pos_weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.query(x) * self.weight).sin() + (x * self.frequency).sin()
+
+
+@pytest.mark.parametrize("cls", [Weighted, WeightedPhases, WeightedPhasesOfAProperty])
+def test_a_list_that_no_sines_are_taken_of_is_not_told_of(cls: type[Weighted]) -> None:
+    with safe_rope.guard():
+        model = nn.Sequential(cls())
+    model.bfloat16()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PrecisionWarning)
+        model(torch.randn(1, 20, DIM).bfloat16())
+    assert [str(one.message).split()[0].rpartition(".")[2] for one in caught] == ["pos_weight"] * (
+        cls is not Weighted
+    )
+    assert safe_rope.audit(model).verdict == ("ok" if cls is Weighted else "unknown")
