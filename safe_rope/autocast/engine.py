@@ -201,6 +201,8 @@ def _with_autocast(
     _deepspeed.unmark(trained)
     _deepspeed.mark(safe, dtype)  # ZeRO 3 reads the marks at each gather
     _deepspeed.reduce_in(engine.optimizer, reduce_dtype)
+    if settings.stage == 1 and not getattr(engine.optimizer, "overlap_comm", False):
+        _deepspeed.reduce_the_same_on_all_ranks(engine.optimizer)
     _gather_low(engine, safe, settings, low_precision_gather)
     if dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
         from safe_rope.autocast import loss_scale  # of DeepSpeed's classes
