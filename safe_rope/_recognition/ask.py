@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -161,6 +161,74 @@ def made_in_first_forward(reference: nn.Module, names: list[str]) -> dict[str, T
             if made:
                 return {name: value for name, value in made.items() if value.dtype == torch.float32}
     return {}
+
+
+def made_when_called(reference: nn.Module, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a call of ``reference`` makes of attributes that its constructor leaves None.
+
+    Only what has the shape of a table there is, and is the same for other activations, is returned.
+
+    Args:
+        reference: a module as its constructor makes it, on CPU in FP32; it stays as it is.
+        tables: what a module of its class holds in those attributes, by name; only their shapes count.
+
+    """
+    wanted = dict(tables)
+    made: dict[str, Tensor] = {}
+    if not wanted or sum(p.numel() for p in reference.parameters()) > _FEW:
+        return made
+    with undisturbed():
+        for table in tables.values():
+            for arguments in _calls_that_make(reference, table.shape):
+                if not wanted:
+                    return made
+                found = _made_alike(reference, wanted, arguments)
+                made.update(found)
+                wanted = {name: one for name, one in wanted.items() if name not in found}
+    return made
+
+
+def _made_alike(
+    reference: nn.Module, wanted: Mapping[str, Tensor], arguments: list[list[Any]]
+) -> dict[str, Tensor]:
+    """Return what each of some calls, one as good as another, makes of the same attributes."""
+    results: list[dict[str, Tensor]] = []
+    for values in arguments:
+        with contextlib.suppress(UnansweredError):
+            asked = copied(reference)
+            _called(asked, *values)
+            held = {name: get_table(asked, name) for name in wanted}
+            results.append({n: one.detach() for n, one in held.items() if isinstance(one, Tensor)})
+    if len(results) < len(arguments):
+        return {}
+    first, *others = results
+    return {
+        name: one
+        for name, one in first.items()
+        if one.shape == wanted[name].shape
+        and all(name in other and torch.equal(one, other[name]) for other in others)
+    }
+
+
+def _calls_that_make(reference: nn.Module, shape: torch.Size) -> Iterator[list[list[Any]]]:
+    """Yield arguments with which forward may make a table of ``shape``, for two kinds of activations each."""
+    try:
+        parameters = signature_of(type(reference).forward).parameters
+    except (TypeError, ValueError):
+        return
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    names, width = [p.name for p in required][1:], shape[-1] if shape else 0
+    for n in sorted({size for size in shape[:-1] if size > 1}, reverse=True):
+        for heads in (width, 2 * width):
+            for size in ((1, 1, n, heads), (1, n, 1, heads), (1, n, heads), (n, 1, heads)):
+                states = torch.zeros(size), torch.linspace(0.5, 1.0, heads).expand(size)
+                yield [[_argument(name, n, x) for name in names] for x in states]
+
+
+def _argument(name: str, n: int, x: Tensor) -> Any:
+    if name in _LENGTHS:
+        return n
+    return torch.arange(n).view(1, n) if "pos" in name else x
 
 
 def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:

@@ -12,8 +12,8 @@ from torch import nn
 
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.tensors import is_shared
-from safe_rope._recognition.ask import made_in_first_forward
-from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth
+from safe_rope._recognition.ask import made_in_first_forward, made_when_called
+from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth, is_cast
 from safe_rope._recognition.holdings import entries, get_table, has_no_shape
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
@@ -40,6 +40,8 @@ _INTEGERS = (torch.int32, torch.int64)
 _MOST = 2**22
 ROUNDED = 4 * 2.0**-8
 """What sines may be off by that were rounded to 16 bits."""
+_PHASE = 2.0**-20
+"""What FP32's sines may be off by for each position: eight ulps of a phase."""
 
 
 def tables_of(
@@ -81,9 +83,35 @@ def tables_of(
     for name, values in made_in_first_forward(reference.module, made_later(reference.module)).items():
         if get_table(module, name) is None:
             tables[name] = values, False
+    for name, values in _made_since(module, reference.module, tables):
+        tables[name] = values, tables[name][1]
     if patch is not None and patch.adjust is not None:
         return tables  # which may have made a buffer of a parameter
     return {name: table for name, table in tables.items() if not _is_trained_since(module, reference, name)}
+
+
+def _made_since(
+    module: nn.Module, built: nn.Module, tables: dict[str, tuple[torch.Tensor | None, bool]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a forward makes of tables that it has made in the module, whose constructor has not."""
+    held = {name: get_table(module, name) for name, (made, _) in tables.items() if made is None}
+    ready = {
+        name: table
+        for name, table in held.items()
+        if isinstance(table, torch.Tensor) and not table.is_meta and get_table(built, name) is None
+    }
+    for name, values in made_when_called(built, ready).items():
+        if _is_as_made(ready[name].detach().cpu(), values):
+            yield name, values
+
+
+def _is_as_made(current: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether a table is what a forward makes, cast or on a device that rounds phases otherwise."""
+    if is_cast(current, made):
+        return True
+    if current.dtype != made.dtype or not made.is_floating_point():
+        return False
+    return bool(((current - made).abs() <= _PHASE * max(made.shape)).all())
 
 
 def _is_filled_since(made: torch.Tensor, current: torch.Tensor) -> bool:

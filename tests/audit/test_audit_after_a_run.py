@@ -1,0 +1,154 @@
+"""Tables that a forward has made, of which the constructor knows nothing, are told by asking it again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import safe_rope
+
+DIM, WIDTH = 16, 64
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+class _Rope(nn.Module):
+    cos: Any
+    sin: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        inv_freq = 1.0 / (10000 ** (torch.arange(0, DIM, 2).float() / DIM))
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.length, self.cos, self.sin = 0, None, None
+
+    def phases(self, length: int, device: torch.device) -> torch.Tensor:
+        half = torch.outer(torch.arange(length, device=device).float(), self.inv_freq.float())
+        return torch.cat((half, half), -1)
+
+
+class Grown(_Rope):
+    """Grows its tables by length, and returns rows of them."""
+
+    def forward(self, x: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if seq_len > self.length:
+            phases = self.phases(seq_len, x.device)
+            self.length, self.cos, self.sin = seq_len, phases.cos(), phases.sin()
+        return self.cos[:seq_len].to(x.dtype), self.sin[:seq_len].to(x.dtype)
+
+
+class HeadsLast(_Rope):
+    """Rotates q and k of [batch, length, heads, dim] by tables of the last length."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if q.shape[1] != self.length or self.cos.device != q.device:
+            phases = self.phases(q.shape[1], q.device)[None, :, None]
+            self.length, self.cos, self.sin = q.shape[1], phases.cos(), phases.sin()
+        turned = [(x * self.cos + _turned(x) * self.sin).to(x.dtype) for x in (q, k)]
+        return turned[0], turned[1]
+
+
+class Assigned(_Rope):
+    """Assigns its tables in each forward, as ESM's does."""
+
+    def made(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.shape[-2] != self.length:
+            phases = self.phases(x.shape[-2], x.device)[None, None]
+            self.length, self.cos, self.sin = x.shape[-2], phases.cos(), phases.sin()
+        return self.cos, self.sin
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cos, self.sin = self.made(k)
+        turned = [(x * self.cos + _turned(x) * self.sin).to(x.dtype) for x in (q, k)]
+        return turned[0], turned[1]
+
+
+class Sinusoids(nn.Module):
+    """Adds sinusoids that it makes for the longest sequence yet."""
+
+    cos: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length, width = x.shape[1:]
+        if self.cos is None or len(self.cos) < length:
+            frequencies = torch.exp(torch.arange(0, width, 2).float() * (-9.21 / width))
+            phases = torch.arange(length).float()[:, None] * frequencies
+            self.cos = torch.cat((phases.sin(), phases.cos()), -1)
+        return x + self.cos[:length].to(x.dtype)
+
+
+class OfActivations(_Rope):
+    """Makes a table of what it is given: nobody else can make it again."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cos = (self.phases(q.shape[1], q.device)[None, :, None] * q.mean()).cos()
+        return (q * self.cos).to(q.dtype), (k * self.cos).to(k.dtype)
+
+
+class Layer(nn.Module):
+    def __init__(self, cls: type[nn.Module]) -> None:
+        super().__init__()
+        self.linear, self.rope = nn.Linear(WIDTH, WIDTH), cls()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        if isinstance(self.rope, Sinusoids):
+            return self.rope(x)  # type: ignore[no-any-return]
+        x = x.unflatten(-1, (-1, DIM))
+        if isinstance(self.rope, Grown):
+            cos, sin = (table[None, :, None] for table in self.rope(x, x.shape[1]))
+            return (x * cos + _turned(x) * sin).flatten(-2)
+        if isinstance(self.rope, Assigned):
+            q, k = self.rope(x.transpose(1, 2), x.transpose(1, 2))
+            return (q + k).transpose(1, 2).flatten(-2)
+        q, k = self.rope(x, x)
+        return (q + k).flatten(-2)
+
+
+def _layer(cls: type[nn.Module]) -> tuple[Layer, torch.Tensor]:
+    torch.manual_seed(0)
+    layer, x = Layer(cls), torch.randn(1, 300, WIDTH)
+    layer(x)
+    return layer, x
+
+
+MAKERS = [Grown, HeadsLast, Assigned, Sinusoids]
+
+
+@pytest.mark.parametrize("cls", MAKERS)
+def test_what_a_forward_has_made_is_what_it_makes_again(cls: type[nn.Module]) -> None:
+    layer, _ = _layer(cls)
+    report = safe_rope.audit(layer)
+    assert report.verdict == "ok", report.findings
+    layer.rope.cos = layer.rope.cos.bfloat16().float()  # type: ignore[union-attr, operator]
+    assert safe_rope.audit(layer).verdict == "damaged"
+    layer.rope.cos = layer.rope.cos * 1.5  # type: ignore[union-attr, operator]
+    assert safe_rope.audit(layer).verdict in ("unknown", "damaged")
+
+
+def test_what_comes_from_activations_stays_unknown() -> None:
+    layer, _ = _layer(OfActivations)
+    assert safe_rope.audit(layer).verdict == "unknown"
+
+
+@pytest.mark.parametrize("cls", MAKERS)
+@pytest.mark.filterwarnings("error::safe_rope.PrecisionWarning")
+def test_protecting_after_a_run_is_as_good_as_before(cls: type[nn.Module]) -> None:
+    layer, x = _layer(cls)
+    other, _ = _layer(cls)
+    other.rope = cls()
+    for one in (layer, other):
+        safe_rope.protect(one)
+        one.to(torch.bfloat16)
+    for length in (300, 150, 290, 300):
+        low = x[:, :length].bfloat16()
+        assert torch.equal(layer(low), other(low))
+    longer = torch.randn(1, 900, WIDTH, dtype=torch.bfloat16)
+    assert torch.equal(layer(longer), other(longer))
+    assert safe_rope.audit(layer).verdict == "ok"
