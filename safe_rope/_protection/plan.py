@@ -40,7 +40,7 @@ from safe_rope._recognition.tables import (
     uninitialized,
     unreadable,
 )
-from safe_rope._recognition.truths import is_told_alone, is_understood, truths_of
+from safe_rope._recognition.truths import is_told_alone, is_understood, truths_of, turns_by
 from safe_rope.frequencies import Bits
 from safe_rope.registry import find
 
@@ -157,8 +157,10 @@ def _prepare(
     notes.update(dict.fromkeys(unreadable(module), UNREAD))
     if reference.rebuilt is not None:
         built = reference.rebuilt.nested(reference.path)
+        turned = [truth.values for truth in truths.values() if truth.verdict == "constructor"]
         for name, tensor in nested(module):
-            if name not in built and is_told_alone(module, name, tensor):
+            is_right = any(one is not None and turns_by(module, tensor, one) for one in turned)
+            if name not in built and is_told_alone(module, name, tensor) and not is_right:
                 notes[name.partition(".")[0]] = UNMADE
     if reference.rebuilt is not None and (not reference.plain or _casts_otherwise(stock_class(module))):
         notes.update({name.partition(".")[0]: _NESTED for name in built})

@@ -217,18 +217,14 @@ def _calls_that_make(reference: nn.Module, shape: torch.Size) -> Iterator[list[l
     except (TypeError, ValueError):
         return
     required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-    names, width = [p.name for p in required][1:], shape[-1] if shape else 0
+    count, width = len(required) - 1, shape[-1] if shape else 0
     for n in sorted({size for size in shape[:-1] if size > 1}, reverse=True):
-        for heads in (width, 2 * width):
-            for size in ((1, 1, n, heads), (1, n, 1, heads), (1, n, heads), (n, 1, heads)):
-                states = torch.zeros(size), torch.linspace(0.5, 1.0, heads).expand(size)
-                yield [[_argument(name, n, x) for name in names] for x in states]
-
-
-def _argument(name: str, n: int, x: Tensor) -> Any:
-    if name in _LENGTHS:
-        return n
-    return torch.arange(n).view(1, n) if "pos" in name else x
+        sizes = ((1, 1, n, width), (1, n, 1, width), (1, n, width), (n, 1, width), (1, n, 2 * width))
+        for size in sizes:
+            x, other = torch.zeros(size), torch.linspace(0.5, 1.0, size[-1]).expand(size)
+            yield [[x] * count, [other] * count]
+            for last in (n, torch.arange(n).view(1, n)) if count else ():
+                yield [[*[one] * (count - 1), last] for one in (x, other)]
 
 
 def _answers(reference: nn.Module) -> Iterator[tuple[Any, nn.Module]]:

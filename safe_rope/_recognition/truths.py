@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,14 @@ from safe_rope._recognition.tables import (
     only_turns,
     own_tensors,
 )
-from safe_rope._recognition.waves import are_phases, are_phasors, has_values, is_one_number, oscillates
+from safe_rope._recognition.waves import (
+    are_phases,
+    are_phasors,
+    are_sines_of,
+    has_values,
+    is_one_number,
+    oscillates,
+)
 from safe_rope.registry import RopePatch
 
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
@@ -93,16 +100,34 @@ def tables_of(
 def _made_since(
     module: nn.Module, built: nn.Module, tables: dict[str, tuple[torch.Tensor | None, bool]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what a forward makes of tables that it has made in the module, whose constructor has not."""
+    """Yield what tables should hold that a forward has made in the module, and its constructor has not.
+
+    It is what stands there, if that is sines of the module's frequencies; or what a forward makes again.
+    """
     held = {name: get_table(module, name) for name, (made, _) in tables.items() if made is None}
     ready = {
         name: table
         for name, table in held.items()
         if isinstance(table, torch.Tensor) and not table.is_meta and get_table(built, name) is None
     }
+    for name, table in list(ready.items()):
+        if any(turns_by(module, table, one) for one in frequencies(tables)):
+            yield name, ready.pop(name).detach().to("cpu", copy=True)  # what it shares proves nothing
     for name, values in made_when_called(built, ready).items():
         if _is_as_made(ready[name].detach().cpu(), values):
             yield name, values
+
+
+def frequencies(tables: Mapping[str, tuple[torch.Tensor | None, bool]]) -> list[torch.Tensor]:
+    """Return the frequencies among the tables that a constructor makes."""
+    made = [values for values, is_finished in tables.values() if values is not None and not is_finished]
+    return [values for values in made if values.is_floating_point() and not values.is_meta]
+
+
+def turns_by(module: nn.Module, table: torch.Tensor, frequencies: torch.Tensor) -> bool:
+    """Whether a table is of sines of frequencies, multiplied by one of the module's numbers or by none."""
+    scales = {1.0, *(value for value in vars(module).values() if type(value) is float and value > 0)}
+    return any(are_sines_of(table, frequencies, scale) for scale in scales)
 
 
 def _is_as_made(current: torch.Tensor, made: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from safe_rope._base import originals
 from safe_rope._base.dtypes import LOW
 
 FEWEST = 8
@@ -20,6 +21,8 @@ _WIDEST = 512
 """Coordinates that a rotation turns."""
 _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
+_PHASE = 2.0**-20
+"""What FP32's sines may be off by for each position: eight ulps of a phase."""
 
 
 def has_values(tensor: torch.Tensor) -> bool:
@@ -235,6 +238,27 @@ def are_sines_from_zero(tensor: torch.Tensor, error: float) -> bool:
     may be off by.
     """
     return _rows_from_zero(tensor, error) is not None
+
+
+def are_sines_of(tensor: torch.Tensor, frequencies: torch.Tensor, scale: float = 1.0) -> bool:
+    """Whether a table holds cosines and sines of positions 0, 1, 2 and so on times given frequencies.
+
+    Each frequency has one column, or two that lie side by side or half a row apart, or a complex one. All are
+    multiplied by ``scale``. FP32 may round phases as much as the audit allows.
+    """
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()) or tensor.dtype in LOW:
+        return False
+    if tensor.is_complex():
+        parts = tensor.real, tensor.imag
+        return all(are_sines_of(one, frequencies, scale) for one in parts)
+    rows, of = tensor.detach().cpu().double().squeeze() / scale, frequencies.detach().cpu().double().flatten()
+    if rows.dim() != 2 or len(rows) < FEWEST_ROWS or rows.shape[1] not in (len(of), 2 * len(of)):
+        return False
+    positions = originals.arange(len(rows), dtype=torch.int64, device="cpu")[:, None].double()
+    columns = [of] if rows.shape[1] == len(of) else [of.repeat(2), of.repeat_interleave(2)]
+    trues = [torch.where(rows[0] != 0, phases.cos(), phases.sin()) for phases in map(positions.mul, columns)]
+    allowed = positions.clamp(min=1) * _PHASE
+    return any(bool(((rows - true).abs() <= allowed).all()) for true in trues)
 
 
 def are_of_low_phases(tensor: torch.Tensor, error: float) -> bool:

@@ -83,6 +83,45 @@ class Sinusoids(nn.Module):
         return x + self.cos[:length].to(x.dtype)
 
 
+class Registered(_Rope):
+    """Registers buffers in its first forward, of twice the length that is asked for."""
+
+    def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.cos is None or len(self.cos) < n:
+            phases = self.phases(2 * n, x.device)
+            for name in ("cos", "sin"):
+                vars(self).pop(name, None)
+                self.register_buffer(name, getattr(phases, name)(), persistent=False)
+        return self.cos[:n].to(x.dtype), self.sin[:n].to(x.dtype)
+
+
+class OfPositions(_Rope):
+    """Keeps complex numbers for the largest position yet, and gives those of positions."""
+
+    def forward(self, x: torch.Tensor, *, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.cos is None or len(self.cos) <= int(position_ids.max()):
+            phases = self.phases(int(position_ids.max()) + 1, x.device)[:, : DIM // 2]
+            self.cos = torch.polar(torch.ones_like(phases), phases)
+        turns = torch.cat((self.cos[position_ids], self.cos[position_ids]), -1)
+        return turns.real.to(x.dtype), turns.imag.to(x.dtype)
+
+
+class Beside(_Rope):
+    """Rotates with tables that it keeps beside weights, in a dictionary by length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(DIM, 4 * WIDTH), {}
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if q.shape[1] not in self.kept:
+            phases = self.phases(q.shape[1], q.device)[:, None]
+            self.kept[q.shape[1]] = phases.cos(), phases.sin()
+        cos, sin = self.kept[q.shape[1]]
+        turned = [(x * cos + _turned(x) * sin).to(x.dtype) for x in (q, k)]
+        return turned[0], turned[1]
+
+
 class OfActivations(_Rope):
     """Makes a table of what it is given: nobody else can make it again."""
 
@@ -101,8 +140,11 @@ class Layer(nn.Module):
         if isinstance(self.rope, Sinusoids):
             return self.rope(x)  # type: ignore[no-any-return]
         x = x.unflatten(-1, (-1, DIM))
-        if isinstance(self.rope, Grown):
-            cos, sin = (table[None, :, None] for table in self.rope(x, x.shape[1]))
+        if isinstance(self.rope, Grown | Registered | OfPositions):
+            positions = torch.arange(x.shape[1])
+            takes = isinstance(self.rope, OfPositions)
+            tables = self.rope(x, position_ids=positions) if takes else self.rope(x, x.shape[1])
+            cos, sin = (table[None, :, None] for table in tables)
             return (x * cos + _turned(x) * sin).flatten(-2)
         if isinstance(self.rope, Assigned):
             q, k = self.rope(x.transpose(1, 2), x.transpose(1, 2))
@@ -118,7 +160,7 @@ def _layer(cls: type[nn.Module]) -> tuple[Layer, torch.Tensor]:
     return layer, x
 
 
-MAKERS = [Grown, HeadsLast, Assigned, Sinusoids]
+MAKERS = [Grown, HeadsLast, Assigned, Sinusoids, Registered, OfPositions, Beside]
 
 
 @pytest.mark.parametrize("cls", MAKERS)
@@ -126,10 +168,18 @@ def test_what_a_forward_has_made_is_what_it_makes_again(cls: type[nn.Module]) ->
     layer, _ = _layer(cls)
     report = safe_rope.audit(layer)
     assert report.verdict == "ok", report.findings
-    layer.rope.cos = layer.rope.cos.bfloat16().float()  # type: ignore[union-attr, operator]
-    assert safe_rope.audit(layer).verdict == "damaged"
-    layer.rope.cos = layer.rope.cos * 1.5  # type: ignore[union-attr, operator]
-    assert safe_rope.audit(layer).verdict in ("unknown", "damaged")
+
+
+@pytest.mark.parametrize("cls", [Grown, HeadsLast, Assigned, Sinusoids, Registered])
+def test_what_is_no_longer_as_made_is_not_right(cls: type[nn.Module]) -> None:
+    layer, _ = _layer(cls)
+    made: Any = layer.rope.cos
+    of_low_phases = made.acos().bfloat16().float().cos()
+    for other in (made.bfloat16().float(), made * 1.001, made.roll(1), of_low_phases):
+        layer.rope.cos = other
+        assert safe_rope.audit(layer).verdict in ("unknown", "damaged")
+    layer.rope.cos = made.clone()
+    assert safe_rope.audit(layer).verdict == "ok"
 
 
 def test_what_comes_from_activations_stays_unknown() -> None:
