@@ -23,8 +23,8 @@ from safe_rope._protection.rewrite import ProtectedModule, pin_module, protect_m
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications, around, of_pinned
 from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
-from safe_rope._recognition.holdings import get_table, nested, set_table
-from safe_rope._recognition.integers import moved_back
+from safe_rope._recognition.holdings import get_table, nested
+from safe_rope._recognition.integers import move_back
 from safe_rope._recognition.numbers import rounded_numbers
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.specs import is_position_module
@@ -150,8 +150,7 @@ def _prepare(
         reference = Reference(None, plain=reference.plain)  # the class hands out an instance that lives
     round_once(module, reference)
     vars(module).update(rounded_numbers(module, reference))
-    for name, integers in list(moved_back(module, reference)):
-        set_table(module, name, integers)
+    move_back(module, reference)
     truths, finished = truths_of(module, reference, patch)
     notes = {name: truth.reason for name, truth in truths.items() if truth.is_named}
     notes.update(dict.fromkeys(unreadable(module), UNREAD))
