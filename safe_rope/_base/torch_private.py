@@ -82,6 +82,14 @@ except (ImportError, AttributeError) as error:
     ) from None
 
 
+class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that sees each operator, and whose first one does not import the whole of torch's compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
 # ---- who watches ---------------------------------------------------------------------------------------
 
 

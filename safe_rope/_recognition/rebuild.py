@@ -23,7 +23,7 @@ from safe_rope import constructors
 from safe_rope._base import bytecode
 from safe_rope._base.random_states import random_states_kept
 from safe_rope._base.registrations import on_parameter
-from safe_rope._base.torch_private import TorchDispatchMode, storage_key
+from safe_rope._base.torch_private import Dispatched, storage_key
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._recognition.arguments import Arguments, copied_container
 from safe_rope._recognition.conditions import Conditions, replaying
@@ -36,6 +36,7 @@ from safe_rope._recognition.untouched import Before, Untouched
 from safe_rope._recognition.waves import FEWEST, rises_or_falls
 
 _thread = threading.local()
+_Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 _FROZEN = 1 << 20
 """Elements of a frozen parameter that is built for its values."""
@@ -99,10 +100,12 @@ class Rebuilt(NamedTuple):
         return [name for (of, name), origin in self.origins.items() if of == path and origin & Origin.EMPTY]
 
     def unseen(self) -> list[tuple[str, str]]:
-        """Paths and names of what no operation has been seen to make, as ``torch.Tensor(8)``."""
+        """Paths and names of memory that no operation has been seen to make, as ``torch.Tensor(8)``."""
         parts = self.module.named_modules()
-        held = ((path, name) for path, part in parts for name, _ in own_tensors(part))
-        return [one for one in held if not self.origins.get(one, Origin.NONE)]
+        held = ((path, name, value) for path, part in parts for name, value in own_tensors(part))
+        unseen = ((path, name, value) for path, name, value in held if not self.origins.get((path, name)))
+        # NumPy's memory cannot be resized.
+        return [(path, name) for path, name, value in unseen if value.untyped_storage().resizable()]
 
 
 def rebuilding() -> bool:
@@ -140,18 +143,24 @@ def rebuild(
     """
     replay = None if conditions is None else functools.partial(replaying, conditions, device)
     build = functools.partial(_rebuild, cls, arguments, replay, before, device)
+    parameters: _Context = _parameters_on_meta
+    anew = True
     try:
-        rebuilt = build(_parameters_on_meta, anew=True)
+        rebuilt = build(parameters, anew=anew)
     except Exception:  # noqa: BLE001 - a foreign constructor
         try:
-            rebuilt = build(_parameters_on_meta, anew=False)
+            anew = False
+            rebuilt = build(parameters, anew=anew)
         except RuntimeError:  # it computes with its parameters, or sets them
-            rebuilt = build(_few_parameters, anew=True)
+            parameters, anew = _few_parameters, True
+            rebuilt = build(parameters, anew=anew)
     if _is_small(rebuilt.module) and not rebuilt.has_tables():
-        rebuilt = build(contextlib.nullcontext, anew=True)
+        parameters, anew = contextlib.nullcontext, True
+        rebuilt = build(parameters, anew=anew)
     if conditions is None and (unseen := rebuilt.unseen()):
         with contextlib.suppress(Exception):
-            _note_memory(rebuilt, unseen, build(_memory_marked, anew=True).module)
+            marked = build(functools.partial(_memory_marked, parameters), anew=anew)
+            _note_memory(rebuilt, unseen, marked.module)
     return rebuilt
 
 
@@ -159,7 +168,8 @@ def _note_memory(rebuilt: Rebuilt, unseen: list[tuple[str, str]], marked: nn.Mod
     """Note what of ``unseen`` the constructor has not written to, as `_memory_marked` has shown."""
     for path, name in unseen:
         value = get_table(marked.get_submodule(path), name)
-        if isinstance(value, torch.Tensor) and bool((value == _UNWRITTEN).all()):
+        is_there = isinstance(value, torch.Tensor) and not value.is_meta
+        if is_there and bool((value == _UNWRITTEN).all()):
             rebuilt.origins[path, name] = Origin.EMPTY
 
 
@@ -171,10 +181,10 @@ def _is_small(module: nn.Module) -> bool:
 def _rebuild(
     cls: type[nn.Module],
     arguments: Arguments,
-    replay: Callable[[], contextlib.AbstractContextManager[None]] | None,
+    replay: _Context | None,
     before: Before | None,
     device: torch.device | None,
-    parameters: Callable[[], contextlib.AbstractContextManager[None]],
+    parameters: _Context,
     *,
     anew: bool,
 ) -> Rebuilt:
@@ -265,7 +275,7 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
 
 
-class _Marking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Marking(Dispatched):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket is torch.ops.aten.empty and result.is_floating_point():
@@ -274,9 +284,9 @@ class _Marking(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _memory_marked() -> Iterator[None]:
+def _memory_marked(parameters: _Context) -> Iterator[None]:
     """Let memory that nothing has written to hold `_UNWRITTEN`, also that of ``torch.Tensor(8)``."""
-    with _parameters_on_meta(), _Marking():  # type: ignore[no-untyped-call]
+    with parameters(), _Marking():  # type: ignore[no-untyped-call]
         yield
 
 

@@ -380,7 +380,16 @@ class OldRows(nn.Module):
         return self.pe[:length]
 
 
-@pytest.mark.parametrize("make", [OldMemory, OldRows])
+class OldRowsBesideWeights(OldRows):
+    """Computes with its weights, which are real wherever it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(4))
+        self.total = float(self.weights.sum())
+
+
+@pytest.mark.parametrize("make", [OldMemory, OldRows, OldRowsBesideWeights])
 @pytest.mark.parametrize("guarded", [False, True])
 def test_memory_of_the_old_constructor_that_another_fills_is_unknown_and_not_damaged(
     make: type[nn.Module], guarded: bool

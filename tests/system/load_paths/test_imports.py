@@ -39,9 +39,14 @@ assert torch.ones is torch._C._VariableFunctions.ones
 
 NO_IMPORT = """
 import sys, torch, deepspeed
+import safe_rope, safe_rope._protection, safe_rope.rotation
 from safe_rope.constructors import ConstructorGuard, pristine
 from support.zero_init import zero_init
 deepspeed.init_distributed("gloo")
+class Slopes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slopes = torch.FloatTensor([0.5, 0.25, 0.125])  # torch shows nobody that it makes this
 state = torch.get_rng_state()
 with zero_init(), torch.device("meta"):
     before = set(sys.modules)
@@ -50,6 +55,8 @@ with zero_init(), torch.device("meta"):
         assert torch.nn.Parameter(torch.log(2 * table)).dtype == torch.bfloat16
         with pristine():
             assert torch.nn.Parameter(torch.log(2 * torch.arange(1.0, 9.0))).dtype == torch.bfloat16
+    with safe_rope.guard():
+        model = torch.nn.Sequential(Slopes())
     new = sorted(name for name in set(sys.modules) - before if name.startswith("torch"))
     assert not new, new
 assert torch.equal(torch.get_rng_state(), state)
