@@ -196,7 +196,7 @@ def _lost_beside(
         if value.is_meta and value.is_floating_point():
             in_no_file = name in module._non_persistent_buffers_set and not is_state(module, name)
             if in_no_file and _is_few(made) and not origin & (Origin.RANDOM | Origin.EMPTY):
-                yield name, (made, True)
+                yield name, (made.to(value.dtype), True)
             continue
         if not value.is_meta or value.dtype not in _INTEGERS:
             continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.default_dtype import default_dtype
 from torch import Tensor, nn
 
 import safe_rope
@@ -118,6 +119,34 @@ def test_what_stands_beside_slopes_and_is_in_no_file_comes_back_from_meta(dtype:
     finite = stock.isfinite()
     assert torch.allclose(made[finite].float(), Masked()(40)[finite], rtol=2 * torch.finfo(dtype).eps)
     assert safe_rope.audit(model).ok
+
+
+class Gained(nn.Module):
+    """Frequencies beside gains that its parent sets."""
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1e4 ** -(torch.arange(0, dim, 2).float() / dim), persistent=False)
+        self.register_buffer("gains", torch.zeros(dim // 2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (5 * self.inv_freq.float()).sin().to(x.dtype) + self.gains
+
+
+class Gains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Gained() for _ in range(2))
+        for layer in self.layers:
+            layer.gains.fill_(0.5)
+
+
+def test_what_a_parent_sets_beside_frequencies_on_meta_has_the_dtype_that_it_was_made_in() -> None:
+    with safe_rope.guard(), default_dtype(BF16), torch.device("meta"):
+        model = Gains()
+    model.to_empty(device="cpu")
+    for layer in model.layers:
+        assert layer(torch.ones(8, dtype=BF16)).dtype == BF16
 
 
 def test_an_amplitude_that_is_no_number_is_damage_and_named() -> None:
