@@ -33,6 +33,13 @@ from safe_rope._base.methods import (
 )
 
 _COUNTING = {"arange", "linspace", "logspace", "cumsum", "range", "meshgrid", "ndgrid"}
+_TO_INTEGERS = {
+    *("long", "int", "int32", "int64", "to", "type", "type_as", "copy_", "item", "tolist", "numpy"),
+    *("argsort", "sort", "msort", "topk", "argmax", "argmin", "max", "min", "unique", "unique_consecutive"),
+    *("searchsorted", "bucketize", "nonzero", "argwhere", "where", "full_like", "zeros_like"),
+}
+"""Attributes of torch and its tensors that may make integers of other numbers."""
+_LISTED = {"tensor", "as_tensor", "LongTensor", "IntTensor"}
 _SINES = {"sin", "cos", "polar"}
 _WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
 PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot", "linear"}
@@ -215,6 +222,16 @@ def counts_positions(cls: Any) -> bool:
 def may_count(cls: type) -> bool:
     """Whether a class counts, or what its constructor calls does."""
     return bool(_COUNTING & set(all_names(everything(cls, methods_of(cls)))))
+
+
+@functools.lru_cache(maxsize=4096)
+def may_make_whole(cls: type) -> bool:
+    """Whether the constructor of a class, or what it calls, may make integers of other numbers."""
+    codes = [code for one in constructing(cls) for code in instructions.codes(one.__code__)]
+    done = [one for code in codes for one in dis.get_instructions(code)]
+    attributes = {one.argval for one in done if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    by_python = any(one.opname == "LOAD_GLOBAL" and one.argval in ("int", "round") for one in done)
+    return not _TO_INTEGERS.isdisjoint(attributes) or (by_python and not _LISTED.isdisjoint(attributes))
 
 
 def facts(cls: Any) -> Facts:

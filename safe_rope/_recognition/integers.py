@@ -38,7 +38,9 @@ def may_be_moved(module: nn.Module) -> bool:
     """Whether a module that counts holds integers that may be others than its constructor means."""
     stock: Any = stock_class(module)
     held = [value for _, value in integers(module)]
-    return bool(held) and bytecode.may_count(stock) and not all(map(is_from_zero, held))
+    if not held or not bytecode.may_count(stock) or not bytecode.may_make_whole(stock):
+        return False
+    return not all(map(is_from_zero, held))
 
 
 def is_from_zero(value: Tensor) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +128,31 @@ def test_integers_that_several_modules_hold_are_moved_back_for_each(how: str) ->
     assert all(torch.equal(value, counted()) for value in model.buffers(recurse=True))
     assert all(layer.places is model.places for layer in model.layers)
     assert safe_rope.audit(model).verdict != "damaged"
+
+
+class Relative(nn.Module):
+    """Swin's: counts in integers alone, and notes in a file that it runs."""
+
+    notes = os.devnull
+
+    def __init__(self, width: int = 7) -> None:
+        super().__init__()
+        with open(self.notes, "a") as file:
+            file.write("x")
+        steps = torch.arange(width)
+        at = torch.stack(torch.meshgrid(steps, steps, indexing="ij")).flatten(1)
+        apart = (at[:, :, None] - at[:, None]).permute(1, 2, 0) + width - 1
+        self.register_buffer("places", apart[..., 0] * (2 * width - 1) + apart[..., 1])
+        self.scale = int(width**2) ** -0.5
+
+
+@pytest.mark.parametrize("how", ["guard", "protect"])
+def test_who_counts_in_integers_alone_is_not_built_again(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Relative, "notes", tmp_path / "notes")
+    built_low(Relative, how)
+    assert (tmp_path / "notes").read_text() == "x"
 
 
 class Expanded(nn.Module):
