@@ -132,11 +132,9 @@ def is_damage(current: torch.Tensor, known: torch.Tensor, *, is_written: bool = 
         return True
     if is_written and current.numel() == 1 and bool(current.isfinite().all()):
         return False
-    if current.shape != known.shape or current.is_complex() or known.is_complex():
-        return False
     if is_unfilled(current, known):
         return True
-    if not current.is_floating_point():
+    if current.shape != known.shape or known.is_complex() or not current.is_floating_point():
         return False
     if not any(_equal(current, current.to(low).to(current.dtype)) for low in LOW):
         return False

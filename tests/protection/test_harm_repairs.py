@@ -145,6 +145,21 @@ def test_complex_phases_stay_complex(load: str, style: str, request: pytest.Fixt
         assert torch.equal(model.rope(x.to(dtype)), truth(x.to(dtype)))
 
 
+@pytest.mark.parametrize("fill", [0.0, float("nan")])
+def test_complex_phases_that_are_filled_over_come_back(fill: float) -> None:
+    with safe_rope.guard():
+        with torch.device("meta"):
+            model = Holder(Complex())
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for buffer in model.buffers():
+                buffer.fill_(fill)
+        model.load_state_dict(Holder(Complex()).state_dict())
+    x = torch.randn(1, no_harm.LENGTH, DIM, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.rope(x), Complex()(x))
+    assert safe_rope.audit(model).ok
+
+
 # ---- values that come past every version counter -------------------------------------------------------
 
 
