@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from safe_rope._base import bytecode, changes
+from safe_rope._base.dtypes import low_dtype_of
 from safe_rope._base.tensors import is_given_back
 from safe_rope._base.turned import turned_when_multiplied
 from safe_rope._recognition.holdings import (
@@ -274,7 +275,7 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
     facts = bytecode.facts(cls)
     if origin & Origin.FINISHED:
         return not (_FREQUENCIES.search(name) and facts.turns)
-    if is_frequency(name):
+    if is_frequency(name) or name in turned_when_multiplied(cls):
         return False
     may_be_turned = _may_count(origin, tensor) or is_progression(tensor) or are_phases(tensor, EXACT)
     may_be_turned = may_be_turned or tensor.squeeze().dim() == 1  # what a child returns may be scaled by it
@@ -316,6 +317,8 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         if listed or origin & Origin.COUNTED:
             # What its forward changes is a state.
             return has_values(tensor) and not bytecode.conduct(_stock(module)).stores
+    if _is_buffer_turned(module, name, tensor):
+        return has_values(tensor)
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_rotates(module)
@@ -328,6 +331,12 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     makes = alone or (named and may_be_turned(module, tensor))
     makes = makes or (bytecode.facts(_stock(module)).turns and are_phases(tensor, error_of(tensor)))
     return makes and has_values(tensor)
+
+
+def _is_buffer_turned(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
+    """Whether ``module`` takes sines of products with a buffer that 16 bits do not hold, in any order."""
+    is_there = name in module._buffers and tensor.is_floating_point() and _is_turned(module, name)
+    return is_there and not is_state(module, name) and low_dtype_of(tensor.detach()) is None
 
 
 def may_be_turned(module: nn.Module, tensor: torch.Tensor) -> bool:

@@ -55,6 +55,48 @@ def test_a_phase_is_exact_where_only_one_of_sine_and_cosine_is_taken(cls: type[n
     assert (cls().to(BF16)(TIMES.to(BF16)).float() - true).abs().max() > 0.5
 
 
+class ListedRates(nn.Module):
+    """Turns per beat, as a list of what bars are divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("beat", torch.tensor([2 * math.pi / n for n in (1, 3, 4, 6, 7, 9, 24, 384)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = x[:, None] * self.beat
+        return torch.stack((phase.sin(), phase.cos()), -1)
+
+
+class InBlocks(nn.Module):
+    """A block of frequencies for each coordinate, which neither rises nor falls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("K", torch.kron(torch.eye(3), torch.tensor([[1.0, 0.1, 0.01, 0.001]])))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.stack((x, x / 4, 1024 - x), -1) @ self.K.to(x.dtype)
+        return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+@pytest.mark.parametrize("cls", [ListedRates, InBlocks])
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.parametrize("low", [torch.float16, BF16])
+@pytest.mark.contract
+def test_what_the_audit_calls_damaged_is_kept(cls: type[nn.Module], way: str, low: torch.dtype) -> None:
+    true, stock = cls()(TIMES), nn.Sequential(cls()).to(low)
+    assert (stock(TIMES).float() - true).abs().max() > 0.02
+    assert safe_rope.audit(stock).verdict == "damaged"
+    if way == "guard":
+        with safe_rope.guard():
+            model = nn.Sequential(cls())
+    else:
+        safe_rope.protect(model := nn.Sequential(cls()))
+    model.to(low)
+    assert (model(TIMES).float() - true).abs().max() <= 2**-8
+    assert safe_rope.audit(model).verdict == "ok"
+
+
 class RandomFeatures(nn.Module):
     def __init__(self) -> None:
         super().__init__()
