@@ -45,10 +45,14 @@ class _Held(NamedTuple):
 
 
 class _Turned(NamedTuple):
-    """Names of what sines are taken of: of products with it, and of what it returns."""
+    """Names of what sines are taken of: of products with it, and of what it returns.
+
+    And names of what ``forward`` returns products with.
+    """
 
     multiplied: frozenset[str]
     called: frozenset[str]
+    returned: frozenset[str]
 
 
 _SHAPES = {
@@ -89,6 +93,11 @@ def turned_when_called(cls: type) -> frozenset[str]:
     return _turned(cls).called if bytecode.facts(cls).turns else frozenset()
 
 
+def returned_when_multiplied(cls: type) -> frozenset[str]:
+    """Names of what the ``forward`` of a class returns products with, which others may take sines of."""
+    return _turned(cls).returned
+
+
 @functools.lru_cache(maxsize=4096)
 def _turned(cls: type) -> _Turned:
     return _Following(cls).turned()
@@ -116,11 +125,15 @@ class _Following:
         self._depth = 0
 
     def turned(self) -> _Turned:
+        results = _NOTHING
         for name in sorted(self._methods, key=lambda name: name != "forward"):
             for function in self._methods[name]:
-                self._run(function.__code__, function, {}, _NOTHING)
+                result = self._run(function.__code__, function, {}, _NOTHING)
+                results |= result if name == "forward" else _NOTHING
         multiplied = frozenset(one.name for one in self._found if one.is_multiplied)
-        return _Turned(multiplied, frozenset(one.name for one in self._found if one.is_called))
+        called = frozenset(one.name for one in self._found if one.is_called)
+        handed_on = (one for one in results if isinstance(one, _Held) and one.is_multiplied)
+        return _Turned(multiplied, called, frozenset(one.name for one in handed_on))
 
     def _run(
         self, code: types.CodeType, function: types.FunctionType, around: dict[str, _Made], given: _Made

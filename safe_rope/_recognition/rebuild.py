@@ -31,7 +31,13 @@ from safe_rope._recognition.given_modules import without_modules
 from safe_rope._recognition.holdings import entries, get_table, nested
 from safe_rope._recognition.outside import remembering_in
 from safe_rope._recognition.provenance import Origin, Provenance
-from safe_rope._recognition.tables import is_finished, is_never_turned, is_table_of, own_tensors
+from safe_rope._recognition.tables import (
+    is_finished,
+    is_handed_on,
+    is_never_turned,
+    is_table_of,
+    own_tensors,
+)
 from safe_rope._recognition.untouched import Before, Untouched
 from safe_rope._recognition.waves import FEWEST, rises_or_falls
 
@@ -74,6 +80,7 @@ class Rebuilt(NamedTuple):
             if not origin & Origin.EMPTY and is_table_of(module, name, tensor, origin):
                 ready = is_finished(self._reader(path) or above, name, origin, tensor)
                 ready |= is_never_turned(module, name, origin)
+                ready &= not is_handed_on(module, name, tensor, self._parent(path) or above)
                 found[name] = (tensor.detach(), ready and tensor.numel() > 1)
         return found
 
@@ -85,6 +92,10 @@ class Rebuilt(NamedTuple):
             if is_table_of(module, name, tensor, origin) or _may_be_a_table(tensor, origin):
                 found[name] = tensor.detach(), is_finished(self._reader(path), name, origin, tensor)
         return found
+
+    def _parent(self, path: str) -> type | None:
+        """The class of the module around that at ``path``."""
+        return type(self.module.get_submodule(path.rpartition(".")[0])) if path else None
 
     def _reader(self, path: str) -> type | None:
         """The class whose code reads the tables at ``path``: of a mere holder one above, if there is any."""

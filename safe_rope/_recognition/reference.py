@@ -243,7 +243,7 @@ class References:
             rest = ".".join(name for name in names[depth:] if name not in WRAPPED)
             if again is not None and again.rebuilt is not None and corresponds(again.rebuilt, rest, module):
                 return Reference(again, rest, above=self._above(names))
-        return Reference(None)
+        return Reference(None, above=self._above(names))
 
     def _above(self, names: list[str]) -> type | None:
         """The class of the next module above the end of a path that is not torch's."""

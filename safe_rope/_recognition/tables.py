@@ -14,7 +14,11 @@ from torch import nn
 from safe_rope._base import bytecode, changes
 from safe_rope._base.dtypes import low_dtype_of
 from safe_rope._base.tensors import is_given_back
-from safe_rope._base.turned import turned_when_multiplied
+from safe_rope._base.turned import (
+    returned_when_multiplied,
+    turned_when_called,
+    turned_when_multiplied,
+)
 from safe_rope._recognition.holdings import (
     OF_TORCH,
     entries,
@@ -281,6 +285,16 @@ def is_finished(cls: type | None, name: str, origin: Origin, tensor: torch.Tenso
     may_be_turned = may_be_turned or tensor.squeeze().dim() == 1  # what a child returns may be scaled by it
     by_another = facts.counts and falls_from_one(tensor)  # which takes sines of what this class returns
     return not (may_be_turned and (facts.turns or facts.turns_counts or by_another))
+
+
+def is_handed_on(module: nn.Module, name: str, tensor: torch.Tensor, above: type | None) -> bool:
+    """Whether a module without weights returns products with frequencies, which another takes sines of."""
+    if tensor.is_meta or not tensor.is_floating_point() or is_state(module, name):
+        return False
+    if name not in returned_when_multiplied(_stock(module)) or next(module.parameters(), None) is not None:
+        return False
+    by_above = above is not None and bool(turned_when_called(above)) and rises_or_falls(tensor)
+    return by_above or falls_from_one(tensor)
 
 
 def is_never_turned(module: nn.Module, name: str, origin: Origin) -> bool:

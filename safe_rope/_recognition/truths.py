@@ -23,6 +23,7 @@ from safe_rope._recognition.tables import (
     is_counted_with,
     is_empty_table,
     is_frequency,
+    is_handed_on,
     is_multiplied_and_turned,
     is_no_position,
     is_state,
@@ -58,7 +59,7 @@ def tables_of(
 
     The values are None where the constructor does not make the table, or cannot be run again.
     """
-    named = _tables_by_name(module)
+    named = _tables_by_name(module, reference.above)
     if reference.again is None or reference.rebuilt is None or reference.module is None:
         return {name: (None, is_finished) for name, is_finished in named.items()}
     if patch is not None and patch.adjust is not None:
@@ -333,7 +334,7 @@ def _was_written_to(current: torch.Tensor | None, reference: Reference, name: st
     return current.shape != made.shape or current._version > made._version
 
 
-def _tables_by_name(module: nn.Module) -> dict[str, bool]:
+def _tables_by_name(module: nn.Module, above: type | None) -> dict[str, bool]:
     """Names of the tables of a module that cannot be built again, and whether they are ready for use."""
     return {
         name: tensor.numel() > 1
@@ -342,17 +343,23 @@ def _tables_by_name(module: nn.Module) -> dict[str, bool]:
             or is_counted_with(module, name, tensor)
             or _may_be_phases(name, tensor)
             or is_multiplied_and_turned(module, name, tensor)
+            or is_handed_on(module, name, tensor, above)
         )
         for name, tensor in own_tensors(module)
-        if is_told_alone(module, name, tensor)
+        if is_told_alone(module, name, tensor, above)
     }
 
 
-def is_told_alone(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a module that cannot be built again is a position table: by name or by values."""
+def is_told_alone(module: nn.Module, name: str, tensor: torch.Tensor, above: type | None = None) -> bool:
+    """Whether a tensor of a module that cannot be built again is a position table: by name or by values.
+
+    ``above`` is the class of the module around it, where that is known.
+    """
     if is_table_of(module, name, tensor, Origin.NONE) or is_empty_table(module, name, tensor):
         return True
     if is_multiplied_and_turned(module, name, tensor) or is_counted_with(module, name, tensor):
+        return True
+    if is_handed_on(module, name, tensor, above):
         return True
     is_wave = not tensor.is_meta and (oscillates(tensor, ROUNDED) or are_phasors(tensor, ROUNDED))
     return is_wave or _may_be_phases(name, tensor)

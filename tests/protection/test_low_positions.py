@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -123,3 +124,54 @@ def test_activations_that_meet_counts_are_rounded_once(cls: type[nn.Module], sha
     got = guarded.to(BF16)(x)
     assert type(got) is Tensor
     assert torch.equal(got, cls()(x))
+
+
+# ---- phases for another module -------------------------------------------------------------------------
+
+
+class Products(nn.Module):
+    """Counts nothing, takes no sines, and was given what it holds."""
+
+    def __init__(self, rates: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("rates", rates, persistent=False)
+
+    def forward(self, t: Tensor) -> Tensor:
+        return t[:, None] * self.rates
+
+
+class SinesOf(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.angles = Products(scale * frequencies(32))
+
+    def forward(self, t: Tensor) -> Tensor:
+        phase = self.angles(t)
+        return torch.cat((phase.sin(), phase.cos()), -1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+@pytest.mark.parametrize("way", ["guard", "protect"])
+def test_products_that_another_module_takes_sines_of_are_exact(scale: float, way: str) -> None:
+    t = torch.arange(5000)
+    true = SinesOf(scale)(t)
+    stock = SinesOf(scale).to(BF16)
+    assert (stock(t).float() - true).abs().max() > 1
+    assert not safe_rope.audit(stock).ok
+    with safe_rope.guard() if way == "guard" else contextlib.nullcontext():
+        module = SinesOf(scale)
+    if way == "protect":
+        safe_rope.protect(module)
+    given = module.to(BF16)(t)
+    assert given.dtype == BF16
+    assert (given.float() - true).abs().max() <= 2**-8
+    assert safe_rope.audit(module).verdict == ("ok" if way == "guard" else "unknown")
+
+
+def test_slopes_that_a_module_multiplies_meet_scores_as_in_stock() -> None:
+    slopes, scores = 2.0 ** -torch.arange(1, 9).float(), torch.ones(40, 8, dtype=BF16)
+    with safe_rope.guard():
+        module = Products(slopes)
+    given = module.to(BF16)(torch.arange(40)) + scores
+    assert given.dtype == BF16
+    assert torch.equal(given, Products(slopes).to(BF16)(torch.arange(40)) + scores)
