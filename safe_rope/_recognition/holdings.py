@@ -53,10 +53,11 @@ def entries(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def nested(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and value of the tensors in containers inside of containers, where `entries` does not look.
 
-    Those in a closure of a function that the module keeps, or under a key that is a tuple, are among them.
+    Those in a closure of a function that the module keeps, among what `functools.partial` has bound there, or
+    under a key that is a tuple, are among them.
     """
     for name, value in list(vars(module).items()):
-        if type(value) is types.FunctionType:
+        if isinstance(value, types.FunctionType | functools.partial):
             yield from _inside(name, value)
             continue
         kind = _kind(type(value))  # type: ignore[arg-type]
@@ -79,6 +80,8 @@ def _inside(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.
         held = _items(value)
     elif cls is types.FunctionType and value.__closure__:
         held = _closed_over(value)
+    elif issubclass(cls, functools.partial):
+        held = [("func", value.func), *_items(value.args), *_items(value.keywords)]
     for key, inner in held:
         if issubclass(type(inner), torch.Tensor):
             if not has_no_shape(inner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -84,7 +85,29 @@ class InAClosure(Turning):
         return self.held()
 
 
-MAKERS = [InADict, InAList, DeepInside, UnderATuple, InAClosure]
+def given(cos: torch.Tensor, *, sin: torch.Tensor) -> Pair:
+    return cos, sin
+
+
+class Bound(Turning):
+    def make(self) -> None:
+        cos, sin = rows(self.dim, ROWS)
+        self.held = functools.partial(given, cos, sin=sin)
+
+    def tables(self) -> Pair:
+        return self.held()
+
+
+class BoundInAList(Turning):
+    def make(self) -> None:
+        cos, sin = rows(self.dim, ROWS)
+        self.held = [functools.partial(given, cos, sin=sin)]
+
+    def tables(self) -> Pair:
+        return self.held[0]()
+
+
+MAKERS = [InADict, InAList, DeepInside, UnderATuple, InAClosure, Bound, BoundInAList]
 
 
 def built(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
