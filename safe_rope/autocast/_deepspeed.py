@@ -398,29 +398,6 @@ def gather_in_place(parameters: Iterable[Any]) -> None:
         parameter.data.copy_(whole[: parameter.ds_numel].view(parameter.ds_shape))
 
 
-def reduce_the_same_on_all_ranks(optimizer: Any) -> None:
-    """Let a ZeRO 1 ``optimizer`` reduce gradients of zero for the parameters that this rank has not used.
-
-    It packs the gradients that are there one after the other. Where ranks have used different parameters,
-    the gradient of one would be added to that of another.
-    """
-    needs = "bit16_groups", "get_gradient_for_reduction", "_fill_param_grad_accum_attribute"
-    if not all(hasattr(optimizer, name) for name in ("reduce_gradients", *needs)):
-        return
-
-    def reduce_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
-        boundary = optimizer.is_gradient_accumulation_boundary  # a method from 0.19 on
-        if boundary() if callable(boundary) else boundary:
-            for parameter in (p for group in optimizer.bit16_groups for p in group if p.requires_grad):
-                if optimizer.get_gradient_for_reduction(parameter) is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                    if optimizer.use_grad_accum_attribute:
-                        optimizer._fill_param_grad_accum_attribute(parameter)
-        return original(*args, **kwargs)
-
-    around(optimizer, "reduce_gradients", reduce_gradients)
-
-
 def forget_gradients(optimizer: Any) -> None:
     """Let a ZeRO 3 ``optimizer`` begin each step with gradients of zero.
 

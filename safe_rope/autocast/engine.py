@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.functions import signature_of
-from safe_rope.autocast import _deepspeed, gather3, gather12, losses, preflight, reads
+from safe_rope.autocast import _deepspeed, arrival, gather3, gather12, losses, preflight, reads
 from safe_rope.autocast.safety import agreement, choose_parameters, full_shape
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
@@ -82,7 +82,8 @@ def initialize(
         engine, optimizer, training dataloader, learning rate scheduler.
 
     Raises:
-        ConfigError: the config contradicts itself, or asks for what the installed DeepSpeed does wrong.
+        ConfigError: the config contradicts itself, or asks for what the installed DeepSpeed does wrong. A
+            step at ZeRO 2, or with overlap_comm, raises it where ranks have sent different gradients.
         MissingDependencyError: DeepSpeed is not installed.
 
     """
@@ -201,8 +202,8 @@ def _with_autocast(
     _deepspeed.unmark(trained)
     _deepspeed.mark(safe, dtype)  # ZeRO 3 reads the marks at each gather
     _deepspeed.reduce_in(engine.optimizer, reduce_dtype)
-    if settings.stage == 1 and not getattr(engine.optimizer, "overlap_comm", False):
-        _deepspeed.reduce_the_same_on_all_ranks(engine.optimizer)
+    if settings.stage == 1:
+        arrival.send_all(engine.optimizer)
     _gather_low(engine, safe, settings, low_precision_gather)
     if dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
         from safe_rope.autocast import loss_scale  # of DeepSpeed's classes
@@ -210,6 +211,8 @@ def _with_autocast(
         loss_scale.install(engine, settings.stage)
     _autocast_loss(model, dtype)
     reads.watch_surroundings(engine, dtype)
+    if settings.stage == 2 or (settings.stage == 1 and getattr(engine.optimizer, "overlap_comm", False)):
+        arrival.compare_before_steps(engine.optimizer)
     logger.info("%d parameters are communicated in %s, gradients in %s", len(safe), dtype, reduced)
     if any(parameter.dtype == dtype for parameter in trained):
         masters = "float32 master weights" if settings.stage else f"no master weights, updated in {dtype}"

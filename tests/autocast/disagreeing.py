@@ -40,7 +40,7 @@ def build(inputs: Any, data: Any = None) -> Any:
         config={
             "train_micro_batch_size_per_gpu": 2,
             "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
-            "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000},
+            "zero_optimization": {"stage": 1, "reduce_bucket_size": 1000},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         },

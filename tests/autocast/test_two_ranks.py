@@ -333,3 +333,16 @@ def test_at_zero_1_each_rank_may_use_other_parameters(tmp_path: Path) -> None:
         pytest.skip("this DeepSpeed has no torch_autocast at ZeRO 1")
     for errors in two_ranks.run("autocast/unused.py", [], tmp_path, 300):
         assert max(errors.values()) < 1e-6, errors
+
+
+def test_a_step_is_refused_where_ranks_have_sent_gradients_of_other_parameters(tmp_path: Path) -> None:
+    if not _deepspeed.has_autocast() or releases.faults(_deepspeed.release(), 2, 1):
+        pytest.skip("this DeepSpeed has no torch_autocast at ZeRO 2")
+    for seen in two_ranks.run("autocast/arrivals.py", [], tmp_path, 300):
+        for case, right in seen["right"].items():
+            assert not right["refused"], case
+            assert right["error"] < 1e-6, (case, right)
+        for case, wrong in seen["wrong"].items():
+            assert "experts.0." in wrong["refused"], case
+            assert "experts.1." in wrong["refused"], case
+            assert not wrong["changed"], case
