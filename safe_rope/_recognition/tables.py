@@ -331,8 +331,8 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
         if listed or origin & Origin.COUNTED:
             # What its forward changes is a state.
             return has_values(tensor) and not bytecode.conduct(_stock(module)).stores
-    if _is_buffer_turned(module, name, tensor):
-        return has_values(tensor)
+    if _is_buffer_turned(module, name, tensor) and has_values(tensor):
+        return True
     # What cos and sin are made of, whatever it is called and wherever its numbers come from.
     if not tensor.is_floating_point():
         return bool(origin & Origin.COUNTED) and not tensor.is_complex() and _only_rotates(module)

@@ -315,6 +315,9 @@ def _truth(module: nn.Module, name: str, rebuilt: torch.Tensor | None, reference
         runs=runs,
         replays=lambda: reference.replays(name, device),
     )
+    is_memory = current is not None and reference.plain and bool(reference.origin(name) & Origin.EMPTY)
+    if truth.verdict == "unfilled" and is_memory and not current.is_meta:
+        truth = Truth(current, "built")  # which may hold anything yet, NaN as well
     if truth.values is current and current is not None:
         return truth._replace(values=current.clone())  # nobody else's memory
     return truth

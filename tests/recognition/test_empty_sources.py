@@ -105,6 +105,22 @@ def test_what_fills_memory_of_faint_numbers_is_kept(fill: Callable[[nn.Module], 
     assert all(map(torch.equal, model(x), stock(x)))
 
 
+@pytest.mark.parametrize("fill", [_copies, _assigns])
+def test_what_fills_memory_of_no_numbers_is_kept(fill: Callable[[nn.Module], None]) -> None:
+    torch.use_deterministic_algorithms(True)  # which gives memory NaN
+    try:
+        with safe_rope.guard():
+            model = nn.Sequential(Later())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert bool(model[0].inv_freq.isnan().all())
+    fill(model)
+    stock = Later()
+    stock.inv_freq.copy_(torch.tensor(RATES))
+    x = torch.zeros(1, 64, 4)
+    assert all(map(torch.equal, model.bfloat16()(x), stock(x)))
+
+
 def test_faint_numbers_tell_of_nothing_that_it_is_unfilled() -> None:
     faint = torch.arange(1, HALF + 1).float() * 1e-40
     assert not is_damage(torch.tensor(RATES), faint)

@@ -80,6 +80,8 @@ HIDDEN = {
     "TablesByLayerType",
     "PhasorsByLength",
     "FrequenciesInAClosure",
+    "KeywordsOfAPartial",
+    "InAPartial",
     "InAReadOnlyMapping",
     "InADataclassWithAList",
     "InADictOfDicts",
