@@ -158,8 +158,9 @@ def _prepare(
         built = reference.rebuilt.nested(reference.path)
         turned = [truth.values for truth in truths.values() if truth.verdict == "constructor"]
         for name, tensor in nested(module):
-            is_right = any(one is not None and turns_by(module, tensor, one) for one in turned)
-            if name not in built and is_told_alone(module, name, tensor) and not is_right:
+            if name in built or not is_told_alone(module, name, tensor):
+                continue
+            if not any(one is not None and turns_by(module, tensor, one) for one in turned):
                 notes[name.partition(".")[0]] = UNMADE
     if reference.rebuilt is not None and (not reference.plain or _casts_otherwise(stock_class(module))):
         notes.update({name.partition(".")[0]: _NESTED for name in built})

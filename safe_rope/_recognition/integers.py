@@ -19,8 +19,9 @@ from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.tables import is_library_module, is_readable, is_state
 
-_INTEGERS = (torch.int32, torch.int64)
-_MOST = 2**22
+INTEGERS = (torch.int32, torch.int64)
+MOST = 2**22
+"""Numbers beside tables that are looked at, or kept."""
 
 
 def integers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -30,7 +31,7 @@ def integers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in entries(module):
         if type(value) is not Tensor or value.is_meta or is_given_back(value) or not is_readable(value):
             continue
-        if value.dtype in _INTEGERS and 2 < value.numel() <= _MOST and not is_state(module, name):
+        if value.dtype in INTEGERS and 2 < value.numel() <= MOST and not is_state(module, name):
             yield name, value
 
 

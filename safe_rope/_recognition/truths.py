@@ -15,6 +15,7 @@ from safe_rope._base.tensors import is_shared
 from safe_rope._recognition.ask import made_in_first_forward, made_when_called
 from safe_rope._recognition.explained import DRAWN, LOST, Truth, find_truth, is_cast
 from safe_rope._recognition.holdings import entries, get_table, has_no_shape
+from safe_rope._recognition.integers import INTEGERS, MOST
 from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference
 from safe_rope._recognition.tables import (
@@ -33,6 +34,7 @@ from safe_rope._recognition.tables import (
     own_tensors,
 )
 from safe_rope._recognition.waves import (
+    PHASE,
     are_phases,
     are_phasors,
     are_sines_of,
@@ -44,12 +46,8 @@ from safe_rope.registry import RopePatch
 
 HOLDERS = (nn.Embedding, nn.ParameterList, nn.ParameterDict)
 """Modules of torch's whose parameters are their parent's tables."""
-_INTEGERS = (torch.int32, torch.int64)
-_MOST = 2**22
 ROUNDED = 4 * 2.0**-8
 """What sines may be off by that were rounded to 16 bits."""
-_PHASE = 2.0**-20
-"""What FP32's sines may be off by for each position: eight ulps of a phase."""
 
 
 def tables_of(
@@ -137,7 +135,7 @@ def _is_as_made(current: torch.Tensor, made: torch.Tensor) -> bool:
         return True
     if current.dtype != made.dtype or not made.is_floating_point():
         return False
-    return bool(((current - made).abs() <= _PHASE * max(made.shape)).all())
+    return bool(((current - made).abs() <= PHASE * max(made.shape)).all())
 
 
 def _is_filled_since(made: torch.Tensor, current: torch.Tensor) -> bool:
@@ -199,12 +197,12 @@ def _lost_beside(
             if in_no_file and _is_few(made) and not origin & (Origin.RANDOM | Origin.EMPTY):
                 yield name, (made.to(value.dtype), True)
             continue
-        if not value.is_meta or value.dtype not in _INTEGERS:
+        if not value.is_meta or value.dtype not in INTEGERS:
             continue
         is_counted = has_position_name(name) and origin & Origin.COUNTED
         if is_drawn(module, name, origin):
             yield name, (None, True)
-        elif is_counted and isinstance(made, torch.Tensor) and made.dtype in _INTEGERS and not made.is_meta:
+        elif is_counted and isinstance(made, torch.Tensor) and made.dtype in INTEGERS and not made.is_meta:
             yield name, (made, True)
 
 
@@ -216,7 +214,7 @@ def _is_real(made: Any) -> bool:
 
 def _is_few(made: Any) -> bool:
     """Whether a constructor has made so many numbers that they may be kept, as a mask."""
-    return isinstance(made, torch.Tensor) and not made.is_meta and made.numel() <= _MOST
+    return isinstance(made, torch.Tensor) and not made.is_meta and made.numel() <= MOST
 
 
 def is_drawn(module: nn.Module, name: str, origin: Origin) -> bool:

@@ -21,7 +21,7 @@ _WIDEST = 512
 """Coordinates that a rotation turns."""
 _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
-_PHASE = 2.0**-20
+PHASE = 2.0**-20
 """What FP32's sines may be off by for each position: eight ulps of a phase."""
 
 
@@ -257,7 +257,7 @@ def are_sines_of(tensor: torch.Tensor, frequencies: torch.Tensor, scale: float =
     positions = originals.arange(len(rows), dtype=torch.int64, device="cpu")[:, None].double()
     columns = [of] if rows.shape[1] == len(of) else [of.repeat(2), of.repeat_interleave(2)]
     trues = [torch.where(rows[0] != 0, phases.cos(), phases.sin()) for phases in map(positions.mul, columns)]
-    allowed = positions.clamp(min=1) * _PHASE
+    allowed = positions.clamp(min=1) * PHASE
     return any(bool(((rows - true).abs() <= allowed).all()) for true in trues)
 
 
