@@ -60,7 +60,7 @@ class Runner:
         self.compared = 0  # the largest argument of a call whose remembered results have been compared
         self.as_stock = False  # its results are remembered outside of it, where other modules see them
         self.is_opaque = False  # its results hold what nobody can look into: a closure, an iterator
-        self._back: Back | None = None
+        self.back: Back | None = None
         self.runs_in_graph = False  # whether Dynamo traces its forward now
         self.shows_in_graph = ""  # how it sees its tables there: "stock", "marked", or as they are
         self.threads: list[int] = []  # those in which the module runs, one as often as it has begun
@@ -68,9 +68,9 @@ class Runner:
 
     def leads_back(self, module: nn.Module) -> Back:
         """Return how what the module holds leads back to it; found out once."""
-        if self._back is None:
-            self._back = leads_back(module)
-        return self._back
+        if self.back is None:
+            self.back = leads_back(module)
+        return self.back
 
     def learn(self, key: Hashable, results: Results) -> None:
         """Remember what the stock forward makes of a call."""
@@ -118,19 +118,21 @@ Show = Callable[[Any, str, torch.Tensor, bool], torch.Tensor]
 
 def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = None) -> Any:
     """Run the call, or ``run``, on a twin of the module that has its tables as ``show`` gives them."""
-    module, state = call.module, call.state
-    if state.runner.leads_back(module) is not Back.NOT:
+    module, state, watched = call.module, call.state, call.watched
+    runner = state.runner
+    if (runner.back or runner.leads_back(module)) is not Back.NOT:
         return _on_itself(call, show, run)
-    can_run_again = not (call.watched or module._modules or module._parameters)
+    can_run_again = not (watched or module._modules or module._parameters)
     before = _as_before(module, state) if can_run_again else None
-    stand_in, shown = stand_in_for(call, show, call.watched)
-    versions = {name: table._version for name, table in shown.items()} if not call.watched else {}
+    stand_in, shown = stand_in_for(call, show, watched)
+    attributes = vars(stand_in).copy()
+    versions = {} if watched else {name: table._version for name, table in shown.items()}
     result = call.forward(stand_in, *call.args, **call.kwargs) if run is None else run(stand_in)
-    if not call.watched:
+    if not watched:
         _adopt(call, stand_in, before, shown, versions)
     elif any(get_table(stand_in, name) is not shown.get(name) for name in state.pins):
         return result  # tables that are made under a transformation are not kept, nor what says that they are
-    take_back(module, stand_in, state.pins)
+    take_back(module, stand_in, state.pins, attributes)
     return result
 
 
@@ -173,14 +175,18 @@ def _on_itself(call: Call, show: Show, run: Callable[[nn.Module], Any] | None) -
 
 def stand_in_for(call: Call, show: Show, watched: bool) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Return a twin of the module, and the tables that it has, by name; nothing is kept if ``watched``."""
-    stand_in = twin(call.module, stock_class(call.module), call.state.pins)
-    shown = {}
-    for name in call.state.pins:
-        table = get_table(call.module, name)
+    module, state = call.module, call.state
+    stand_in = twin(module, stock_class(module), state.pins)
+    buffers, shown = stand_in._buffers, {}
+    for name in state.pins:
+        table = buffers[name] if name in buffers else get_table(module, name)
         if isinstance(table, torch.Tensor):
             own = table if type(table) is torch.Tensor else plain(table)
-            shown[name] = show(call.state, name, own, watched)
-            set_table(stand_in, name, shown[name])
+            shown[name] = one = show(state, name, own, watched)
+            if name in buffers:
+                buffers[name] = one
+            else:
+                set_table(stand_in, name, one)
     return stand_in, shown
 
 
@@ -239,8 +245,9 @@ def _adopt(
     """Keep what a forward has made of its tables: a longer one, for example, in full precision."""
     module, state = call.module, call.state
     made, written = {}, {}
+    buffers = stand_in._buffers
     for name in state.pins:
-        current = get_table(stand_in, name)
+        current: Any = buffers[name] if name in buffers else get_table(stand_in, name)
         is_shown = name in shown and current is shown[name]
         if is_shown and current._version == versions[name]:
             continue

@@ -9,10 +9,9 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,16 +188,24 @@ def twin(module: nn.Module, stock: type[nn.Module], tables: Iterable[str] | None
 
     """
     other: nn.Module = object.__new__(stock)  # a class's own __new__ may hand out an instance that lives
-    own = None if tables is None else {name.partition(".")[0] for name in tables if "." in name}
     attributes = vars(other)
     attributes.update(vars(module))
-    for name in tuple(attributes) if own is None else own and own & attributes.keys():
+    for name in tuple(attributes) if tables is None else _owners(tables) & attributes.keys():
         if type(attributes[name]) not in _PLAIN and name not in OF_TORCH:
-            attributes[name] = _apart(attributes[name], objects=own is not None)
-    attributes["_buffers"] = dict(module._buffers)
+            attributes[name] = _apart(attributes[name], objects=tables is not None)
+    attributes["_buffers"] = module._buffers.copy()
     for name in slots(module):
         object.__setattr__(other, name, getattr(module, name))
     return other
+
+
+def _owners(tables: Iterable[str]) -> set[str]:
+    """Names of the containers that hold any of these tables."""
+    owners = set()
+    for name in tables:
+        if "." in name:
+            owners.add(name.partition(".")[0])
+    return owners
 
 
 def slots(owner: Any) -> list[str]:
@@ -218,29 +225,26 @@ def _slots(cls: Any) -> tuple[str, ...]:
     )
 
 
-def take_back(module: nn.Module, other: nn.Module, tables: Iterable[str]) -> None:
-    """Take over what was assigned in a twin, except its tables."""
+def take_back(module: nn.Module, other: nn.Module, tables: Collection[str], before: dict[str, Any]) -> None:
+    """Take over what was assigned in a twin, which had the attributes ``before``, except its tables."""
     attributes, held = vars(module), vars(other)
-    before = attributes.copy()  # another thread may add an attribute
-    if list(before) == list(held):
-        changed = list(itertools.compress(held, map(operator.is_not, held.values(), before.values())))
-    else:
-        changed = [name for name, value in held.items() if before.get(name, other) is not value]
-    names = set(tables)
-    if changed != ["_buffers"]:
-        owners = {name.partition(".")[0] for name in names if is_inside(name)}
-        for name in changed:
-            value = held[name]
-            if name in owners and not isinstance(value, torch.Tensor):
-                inside = {n.partition(".")[2] for n in names if is_inside(n)}
-                _take_entries(attributes.get(name), value, inside)
-            elif name not in names and name != "_buffers":
+    owners = _owners(tables)
+    if list(held) != list(before) or not all(map(operator.is_, held.values(), before.values())):
+        for name, value in held.items():
+            if name == "_buffers" or name in tables or before.get(name, other) is value:
+                continue
+            if name not in owners or isinstance(value, torch.Tensor):
                 attributes[name] = value
+    for name in owners:
+        if not isinstance(value := held.get(name), torch.Tensor):
+            inside = {n.partition(".")[2] for n in tables if is_inside(n)}
+            _take_entries(attributes.get(name), value, inside)
     for name in slots(other):
         object.__setattr__(module, name, getattr(other, name))
+    buffers = module._buffers
     for name, buffer in other._buffers.items():
-        if name not in names and module._buffers.get(name, other) is not buffer:
-            module._buffers[name] = buffer
+        if name not in tables and buffers.get(name, other) is not buffer:
+            buffers[name] = buffer
 
 
 def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:

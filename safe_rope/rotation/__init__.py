@@ -121,7 +121,7 @@ def fp32_application(
                     recognised.try_again()
                     break
             if recognised.body is not None and not kwargs:
-                again = recognised.body.rotate_in_row(args) or recognised.body.rotate_again(args)
+                again = recognised.body.again(args)
                 if again is not None:
                     return again
         values = (*args, *kwargs.values())

@@ -75,6 +75,20 @@ class Body:
             and self.is_tuple
             and not self.gathers
         )
+        is_alone = (
+            {self._cos_at, self._sin_at} == {1, 2}
+            and self.form.pairs == self.form.out
+            and self.rest != "first"
+            and not self.is_tuple
+            and not self.gathers
+        )
+        self.again = self.rotate_again
+        """Return `rotate` of a call that is like an earlier one; None where nothing is known of it."""
+        if self._turns_halves:
+            self.again = self.rotate_in_row
+        elif is_alone:
+            self.again = self.rotate_alone
+        self._last_alone: Any = None
         self._plans: dict[Any, _few.Plan | Literal[False] | None] = {}  # False: they do not fit
         self._arranged: dict[Any, tuple[Tensor, Tensor, _few.Plan | None]] = {}
         self._by_kernel: set[Any] = set()  # what states and tables have in common that a kernel takes
@@ -240,26 +254,26 @@ class Body:
         return (self, written(), *map(id, args[self.states :]), *kinds)
 
     def rotate_in_row(self, args: tuple[Any, ...]) -> Any:
-        """Return `rotate` of q and k for a row, as long as they are like the last ones; None for other calls.
+        """Return `rotate_again`; of q and k for a row at once, as long as they are like the last ones.
 
         It is one function that reads little. From one layer to the next the processor's caches lose what
         Python reads, and one function more costs as much as an operator on one token.
         """
         if not self._turns_halves or len(args) != self._count or torch.is_grad_enabled():
-            return None
+            return self.rotate_again(args)
         q, k, cos, sin, *others = args
         if not (type(q) is type(k) is Tensor and type(cos) is type(sin) is CosSin):
-            return None
+            return self.rotate_again(args)
         row = cos.row
         if row is None or sin.row is not row or row.cos != id(cos) or sin is cos:
-            return None
+            return self.rotate_again(args)
         q_is, k_is = (q.shape, q.stride(), q.dtype, q.is_cpu), (k.shape, k.stride(), k.dtype, k.is_cpu)
         kinds = *q_is, *k_is, *map(id, others)
         last = row.ahead.last.get(self)
         if last is None or last[0] != kinds:
             last = self._first_in_row(args, kinds)
             if last is None:
-                return None
+                return self.rotate_again(args)
         _, rows, dim, sizes, is_outermost = last
         columns, partners = rows[row.at]
         together = torch.cat((q, k), dim)
@@ -281,6 +295,42 @@ class Body:
         rows = cos.row.ahead.spread(self.form, False)
         last = cos.row.ahead.last[self] = _Last(kinds, rows, plan.dim, plan.sizes, plan.is_outermost)
         return last
+
+    def rotate_alone(self, args: tuple[Any, ...]) -> Any:
+        """Return `rotate_again`; of one tensor at once, in one function as `rotate_in_row`."""
+        if len(args) != self._count or torch.is_grad_enabled():
+            return self.rotate_again(args)
+        x, cos, sin = args[0], args[self._cos_at], args[self._sin_at]
+        is_known = type(x) is Tensor and type(cos) is type(sin) is CosSin and cos.row is None
+        if not is_known or is_watched():
+            return self.rotate_again(args)
+        first, second = cos.table, sin.table
+        like = (
+            *(x.dtype, x.shape, x.stride(), x.is_cpu),
+            *(type(first), first.dtype, first.shape, first.is_cpu),
+            *(type(second), second.dtype, second.shape, second.is_cpu),
+            *map(id, args[3:]),
+        )
+        last = self._last_alone
+        if last is None or last[0] != like or last[1] != _bytes(first) or last[2] != _bytes(second):
+            again = self.rotate_again(args)
+            self._last_alone = self._first_alone(args, like)
+            return again
+        columns, partners, sources = last[3:]
+        raised = x.clone() if x.dtype == torch.float32 else x.float()
+        swapped = raised.roll(raised.shape[-1] // 2, -1) if sources is None else raised.gather(-1, sources)
+        return raised.mul_(columns).add_(swapped.mul_(partners)).to(x.dtype)
+
+    def _first_alone(self, args: tuple[Any, ...], like: tuple[Any, ...]) -> Any:
+        """Return what rotates calls that are ``like`` this one, which has been made; None where others do."""
+        x, cos, sin = args[0], args[self._cos_at], args[self._sin_at]
+        if cos.ready is None or cos.numel() > _LARGEST_COMPARED or type(cos.table) is not Tensor:
+            return None
+        columns, partners, plan, _ = cos.ready.get(self._noted(args, _kinds((x,))), (None,) * 4)
+        if type(plan) is not _few.Plan or plan.order is not None or plan.width is not None:
+            return None
+        sources = None if self.form.out == "half" else _few.sources(_few.swapped, x.shape)
+        return like, _bytes(cos.table), _bytes(sin.table), columns, partners, sources
 
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.

@@ -179,7 +179,7 @@ class CosSin(torch.Tensor):
         """Choose rows by a tensor of positions; else as in torch."""
         is_rows = type(index) is torch.Tensor and index.dtype == torch.int64 and index.dim()
         if is_rows and not self._is_followed():
-            return self._around(self.table[index])
+            return CosSin(self.table[index], self.nominal, self.faced, self.phase)
         return super().__getitem__(index)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
+from safe_rope.rotation import CosSin, fp32_application
 from safe_rope.rotation.kernels import Form, _few
 from safe_rope.rotation.kernels._form import PAIRS
 
@@ -70,3 +72,52 @@ def test_few_tokens_have_the_same_bits_with_and_without_a_gradient_in_any_mode(f
     (tracked,) = _few.turn((x.clone().requires_grad_(),), *arranged, form, plan)
     assert torch.equal(plain, inferred)
     assert torch.equal(plain, tracked)
+
+
+def _half(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _interleaved(x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+    sin, cos = (one[:, :, None, :].repeat_interleave(2, 3) for one in (sin, cos))
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin
+
+
+@pytest.mark.parametrize("stock", [_half, _interleaved])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_tensor_alone_has_its_bits_whatever_was_rotated_before(stock: Any, mode: Any) -> None:
+    torch.manual_seed(0)
+    names = [name for name in stock.__code__.co_varnames[: stock.__code__.co_argcount] if name != "x"]
+    apply = fp32_application(stock)
+    width = HEAD_DIM if stock is _half else HEAD_DIM // 2
+    table = torch.randn(16, 2 * width)
+
+    def tables(at: int, rows: torch.Tensor, *, swapped: bool = False) -> dict[str, torch.Tensor]:
+        both = CosSin(rows, torch.bfloat16)[torch.tensor([[at]])].split(width, -1)
+        return dict(zip(("cos", "sin"), both[::-1] if swapped else both, strict=True))
+
+    other, wide = torch.randn(16, 2 * width), torch.randn(1, 1, 4, 2 * HEAD_DIM)
+    states = [
+        torch.randn(1, 1, 4, HEAD_DIM).bfloat16(),
+        torch.randn(1, 1, 4, HEAD_DIM),
+        torch.randn(1, 1, 2, HEAD_DIM).half(),
+        wide[..., HEAD_DIM:].bfloat16(),
+        wide[..., :HEAD_DIM],
+    ]
+    calls = [
+        (x, at, rows, turn) for at in (3, 4) for rows in (table, other) for turn in (0, 1) for x in states
+    ]
+    with mode():
+        for x, at, rows, turn in 2 * [call for call in calls for _ in range(2)]:
+            given = tables(at, rows, swapped=bool(turn))
+            was = x.clone()
+            found = apply(x, *(given[name] for name in names))
+            true = stock(x.float(), *(given[name].table for name in names)).to(x.dtype)
+            assert torch.equal(found, true)
+            assert torch.equal(x, was)
+            # Tables that somebody has written to are others.
+            given["cos"].mul_(0.5)
+            found = apply(x, *(given[name] for name in names))
+            assert torch.equal(found, stock(x.float(), *(given[name].table for name in names)).to(x.dtype))

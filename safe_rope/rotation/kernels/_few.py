@@ -125,8 +125,8 @@ def _partners(x: Tensor, order: str) -> Tensor:
     if order == "half":
         return x.roll(x.shape[-1] // 2, -1)
     if _may_choose(x):
-        return x.gather(-1, _sources(_swapped, x.shape))
-    return _swapped(x)
+        return x.gather(-1, sources(swapped, x.shape))
+    return swapped(x)
 
 
 def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tensor]:
@@ -140,7 +140,7 @@ def _parts(together: Tensor, sizes: tuple[int, ...], dim: int) -> Sequence[Tenso
 def _paired_otherwise(x: Tensor, out: str) -> Tensor:
     """Return a copy of ``x``, whose pairs lie the other way, with pairs that lie as in ``out``."""
     place = _apart if out == "half" else _joined
-    return x.gather(-1, _sources(place, x.shape)) if _may_choose(x) else place(x)
+    return x.gather(-1, sources(place, x.shape)) if _may_choose(x) else place(x)
 
 
 def _may_choose(x: Tensor) -> bool:
@@ -149,13 +149,13 @@ def _may_choose(x: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _sources(place: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor:
+def sources(place: Callable[[Tensor], Tensor], shape: torch.Size) -> Tensor:
     """Return the index in its row of each element that ``place`` gives; it has memory for one row."""
     with torch.inference_mode(False):
         return place(originals.arange(shape[-1], dtype=torch.int64, device="cpu")).expand(shape)
 
 
-def _swapped(x: Tensor) -> Tensor:
+def swapped(x: Tensor) -> Tensor:
     return x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape)
 
 
