@@ -301,12 +301,12 @@ class Body:
         if len(args) != self._count or torch.is_grad_enabled():
             return self.rotate_again(args)
         x, cos, sin = args[0], args[self._cos_at], args[self._sin_at]
-        is_known = type(x) is Tensor and type(cos) is type(sin) is CosSin and cos.row is None
+        is_known = type(x) is Tensor and x.is_cpu and type(cos) is type(sin) is CosSin and cos.row is None
         if not is_known or is_watched():
             return self.rotate_again(args)
         first, second = cos.table, sin.table
         like = (
-            *(x.dtype, x.shape, x.stride(), x.is_cpu),
+            *(x.dtype, x.shape, x.stride()),
             *(type(first), first.dtype, first.shape, first.is_cpu),
             *(type(second), second.dtype, second.shape, second.is_cpu),
             *map(id, args[3:]),
