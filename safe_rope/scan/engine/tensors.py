@@ -55,6 +55,7 @@ CASTS = {
     "half": "float16", "bfloat16": "bfloat16",
 }  # fmt: skip
 JOINED = {"cat", "stack", "concat", "hstack", "vstack", "meshgrid", "broadcast_tensors"}
+TO_BITS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
 _OPERANDS = ("input", "self", "other", "exponent")  # by name, in their order
 OPERATORS: dict[str, ast.operator] = {
     "add": ast.Add(), "sub": ast.Sub(), "mul": ast.Mult(), "div": ast.Div(), "true_divide": ast.Div(),
@@ -99,6 +100,8 @@ def promote(operation: ast.operator, left: Value, right: Value) -> Value:
 
 def _promoted(operation: ast.operator, left: Value, right: Value) -> str:
     """Return the dtype of an operation of which at least one side is a tensor."""
+    if isinstance(operation, TO_BITS):
+        return "int"  # none but booleans and integers have bits
     if "complex" in (left.dtype, right.dtype):
         return "complex"
     sides = [side for side in (left, right) if side.sort == "tensor"]

@@ -20,11 +20,12 @@ from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules.rule import Rule
 
 _NO_POSITIONS = re.compile(
-    r"drop|dpr|rate|bins?\b|bins?_|bound|bucket|quantile|threshold|beta|sigma|noise|alpha|schedule|time_?step"
+    r"drop|dpr|rate|snr|bins?\b|bins?_|bound|bucket|quantile|threshold|beta|sigma|noise|alpha|schedule|time_?step"
     r"|decay|window|fade|weight|prob|lower|upper|level|temperature|guidance|mel\b|mel_|_mels?\b|hz\b|hz_|\bdt_|_dt\b"
     r"|audio|video|image\b|latent|sample\b|loss",
     re.IGNORECASE,
 )
+_WHERE = ("device", "dtype")  # whose tensors say nothing of the grid
 # The functions around that make something else than positions.
 _NO_ENCODING = re.compile(
     r"schedule|temperature|gauss|blur|mel(?:scale)?_|_mel|filter|_?fbanks?|fb_matrix|kernel|upsample"
@@ -65,15 +66,23 @@ def _is_ramp(file: File, call: Call) -> bool:
 
 
 def _is_read_back(site: Site) -> bool:
-    """Say whether the statement turns the grid into Python numbers."""
-    nodes = ast.walk(site.ancestors[0]) if site.ancestors else ()
-    return any(isinstance(node, ast.Attribute) and node.attr in ("item", "tolist") for node in nodes)
+    """Say whether the statement reads the grid back as Python numbers; bounds and counts may be read too."""
+    waiting: list[ast.AST] = list(site.ancestors[:1])
+    for node in waiting:  # which grows
+        if isinstance(node, ast.Attribute) and node.attr in ("item", "tolist"):
+            return True
+        others = node is site.node or (isinstance(node, ast.comprehension) and node not in site.ancestors)
+        waiting += [] if others else ast.iter_child_nodes(node)
+    return False
 
 
 def _words(site: Site) -> str:
-    """Return the names in the call and in the target of its statement."""
-    words = [node.id for node in ast.walk(site.node) if isinstance(node, ast.Name)]
-    words += [node.attr for node in ast.walk(site.node) if isinstance(node, ast.Attribute)]
+    """Return the names in the call, but for where it is made, and in the target of its statement."""
+    assert isinstance(site.node, ast.Call)
+    given = [*site.node.args, *(word.value for word in site.node.keywords if word.arg not in _WHERE)]
+    nodes = [inner for one in given for inner in ast.walk(one)]
+    words = [node.id for node in nodes if isinstance(node, ast.Name)]
+    words += [node.attr for node in nodes if isinstance(node, ast.Attribute)]
     words += [ast.unparse(target) for target in site.targets]
     words += [node.arg for node in site.ancestors if isinstance(node, ast.keyword) and node.arg]
     return " ".join(words)
@@ -91,6 +100,8 @@ RULE = Rule(
         "import torch\nx = torch.linspace(0.5, h - 0.5, h, dtype=torch.float32)\n",
         "import torch\ndpr = [x.item() for x in torch.linspace(0, config.drop_path_rate, n)]\n",
         "import torch\nx = torch.linspace(0, 1, n)\n",
+        "import torch\nrates = [float(x.item()) for x in torch.linspace(0, config.rate_end, n)]\n",
+        "import torch\nframes = torch.linspace(0, total - 1, n).round().tolist()\n",
         "import torch\niou = torch.linspace(0.5, 0.95, 10)\n",
         "import torch\ndef sample(begin, steps):\n    return torch.linspace(begin, 1, steps + 1)\n",
         "import torch\nboundaries = torch.linspace(0, 20, n)\n",
@@ -105,6 +116,11 @@ RULE = Rule(
         "import torch\nbands = torch.linspace(1.0, max_freq / 2, n)\n",
         "import torch\nfreqs = torch.logspace(0, 1, n, b)\n",
         "import torch\nedges = torch.linspace(0, n - 1, n)\n",
+        "import torch\ndef f(self, h):\n"
+        "    return torch.linspace(0, self.side - 1, h, device=self.pos_embed.weight.device)\n",
+        "import torch\ndef f(side, heights):\n"
+        "    return [torch.linspace(0, side - 1, int(h)) for h in heights.tolist()]\n",
+        "import torch\ndef f(side, h):\n    return torch.linspace(0, side.item() - 1, h)\n",
         "import torch\nx = torch.logspace(0, 4, n, dtype=torch.bfloat16)\n",
         "import torch\ndef f(n, log_max):\n    ramp = torch.linspace(0.0, 1.0, n)\n"
         "    return torch.exp(ramp * log_max)\n",

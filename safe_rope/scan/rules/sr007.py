@@ -77,6 +77,8 @@ RULE = Rule(
         "import torch\ndef f(x, n):\n    return x.new_ones(n, dtype=torch.float32).cumsum(0)\n",
         "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",
         "import torch\ndef f(n):\n    return torch.full((n,), 1).cumsum(0)\n",
+        "import torch\ndef f(attention_mask, ids, image):\n    mask = attention_mask.new_zeros(ids.shape)\n"
+        "    mask |= ids == image\n    return mask.cumsum(-1) - 1\n",
     ),
     INVALID=(
         "import torch\ndef f(ids, pad, x):\n    mask = ids.ne(pad).to(x.dtype)\n    return mask.cumsum(1)\n",
