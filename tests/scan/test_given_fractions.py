@@ -62,6 +62,11 @@ COMPUTED = {
     "an item that is asked for": "KEPT = {'a': 2.5}\nf(KEPT.get('a'))\n",
     "an item that is numbered": "t = [f(x) for _, x in enumerate([2.5, 4])]\n",
     "a mean": "import numpy as np\nf(np.mean([2, 3]))\n",
+    "an item of an array": "import numpy as np\nf(np.array([2.5])[0])\n",
+    "an item that is drawn": "import random\nf(random.choice([2.5]))\n",
+    "a key": "for k in {2.5: 1}:\n    f(k)\n",
+    "what a lambda makes": "for k in map(lambda x: x * 2.5, [3]):\n    f(k)\n",
+    "a part of a number": "import math\nf(math.modf(2.5)[1])\n",
 }
 
 
@@ -71,6 +76,21 @@ def test_what_the_file_computes_may_be_a_fraction(name: str) -> None:
     assert not safe(source)
     whole = source.replace("2.5", "4").replace("float\n", "int\n").replace("-> float", "-> int")
     assert safe(whole.replace("np.mean", "len"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "math.copysign(3, x)",
+        "math.fmod(x, 3)",
+        "math.ldexp(5, -1)",
+        "math.fsum(x)",
+        "np.float64(x)",
+        "operator.truediv(x, 2)",
+    ],
+)
+def test_what_gives_floats_gives_no_whole_number(call: str) -> None:
+    assert not safe(f"import math\nimport operator\nimport numpy as np\n{FUNCTION}f({call})\n")
 
 
 DECORATED = {

@@ -15,10 +15,14 @@ _MOST = 200  # expressions that one question looks at
 # Functions and methods that give what they are given, or a part of it.
 _PASS_ON = {
     "next", "iter", "min", "max", "list", "tuple", "set", "sorted", "reversed", "enumerate", "zip", "chain",
-    "product", "abs", "get", "pop", "items", "values", "copy",
+    "product", "abs", "get", "pop", "items", "values", "copy", "keys", "map", "reduce", "choice",
+    "array", "asarray", "modf", "frexp",
 }  # fmt: skip
-# Those of numpy, random and statistics that give fractions.
-_GIVES = {"mean", "median", "sqrt", "linspace", "uniform", "random", "true_divide"}
+# Those of numpy, random, statistics and operator that give fractions.
+_GIVES = {
+    "mean", "median", "sqrt", "linspace", "uniform", "random", "true_divide", "truediv", "float16", "float32",
+    "float64",
+}  # fmt: skip
 
 
 class _Inference(Protocol):
@@ -71,8 +75,10 @@ class Fractions:
                 some = [one]
             case ast.BoolOp(values=some) | ast.Tuple(elts=some) | ast.List(elts=some) | ast.Set(elts=some):
                 pass
-            case ast.Dict(values=some):
-                pass
+            case ast.Dict(keys=keys, values=values):
+                some = [*(key for key in keys if key is not None), *values]
+            case ast.Lambda(body=one):
+                some = [one]
             case ast.Name(id=name):
                 return self._bound(self._inference.names.bindings(name, place))
             case ast.Attribute(value=of, attr=name):

@@ -20,7 +20,10 @@ _INTEGER_CALLS = {
 _FLOAT_CALLS = {
     "float", "math.log", "math.log2", "math.log10", "math.exp", "math.sqrt", "math.sin", "math.cos",
     "math.tan", "math.atan", "math.atan2", "math.radians", "math.fabs", "math.tanh", "math.log1p",
-    "math.expm1", "math.pow",
+    "math.expm1", "math.pow", "math.acos", "math.acosh", "math.asin", "math.asinh", "math.atanh", "math.cbrt",
+    "math.copysign", "math.cosh", "math.degrees", "math.dist", "math.erf", "math.erfc", "math.exp2",
+    "math.fmod", "math.fsum", "math.gamma", "math.hypot", "math.ldexp", "math.lgamma", "math.nextafter",
+    "math.remainder", "math.sinh", "math.ulp",
 }  # fmt: skip
 _INTEGER_METHODS = {
     "size", "numel", "dim", "nelement", "index", "count", "bit_length", "stride", "get_seq_length",
