@@ -22,7 +22,8 @@ from safe_rope._protection.probe import full_state
 from safe_rope._protection.rewrite import ProtectedModule, pin_module, protect_module, state_of
 from safe_rope._protection.rotary import RotaryState
 from safe_rope._recognition.applications import Applications, around, of_pinned
-from safe_rope._recognition.explained import UNKNOWN, UNMADE, UNTOLD
+from safe_rope._recognition.conditions import forward_lowers
+from safe_rope._recognition.explained import IMPORTED_LOW, UNKNOWN, UNMADE, UNTOLD
 from safe_rope._recognition.holdings import get_table, nested
 from safe_rope._recognition.integers import move_back
 from safe_rope._recognition.numbers import rounded_numbers
@@ -186,6 +187,8 @@ def _prepare(
             return Unprotectable(module, UNTOLD)
         if not rotates:
             return None
+    if forward_lowers(stock_class(module)):
+        notes["forward"] = IMPORTED_LOW
     applied = None if options.apply == "stock" else of_pinned(module, reference.module, found, patch)
     adjust = patch.adjust if patch is not None else None
     return Protection(module, None, pins, applied, adjust, notes, reference)

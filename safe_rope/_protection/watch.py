@@ -228,7 +228,7 @@ class ConstructionWatch:
         arguments = arguments_in(module, frame)
         if arguments is None and has_no_constructor(type(module)):
             arguments = Arguments((), {})
-        building = _Building(arguments, Conditions.now(), thread=thread, number=number)
+        building = _Building(arguments, Conditions.now(type(module)), thread=thread, number=number)
         self._building[module] = building
         self._is_new = True
         wrap_call()

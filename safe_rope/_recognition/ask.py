@@ -119,6 +119,7 @@ def undisturbed() -> Iterator[None]:
         constructors.pristine(follow=False),
         torch.inference_mode(False),
         torch.no_grad(),
+        constructors.as_imported_from_torch(),
         random_states_kept(),  # in training some jitter their positions
     ):
         yield

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from safe_rope import constructors
 from safe_rope._base import torch_private
 from safe_rope._base.dtypes import LOW
+from safe_rope._base.methods import constructing, named_in, reached_by_forward
 from safe_rope._base.promotion import run_promoted
 from safe_rope.constructors._default_dtype import default_dtype
 
@@ -22,7 +25,8 @@ class Conditions(NamedTuple):
 
     ``lowered`` is zero.Init's dtype, None outside of it. With ``truthful`` a constructor that was called with
     a dtype gave that dtype, as a guard has it. ``spared`` names those that something left alone. ``device``
-    is where tensors were made that asked for none.
+    is where tensors were made that asked for none. ``imported``: its file holds constructors of an Init that
+    has ended, which have lowered what they made.
     """
 
     default: torch.dtype = torch.float32
@@ -30,11 +34,13 @@ class Conditions(NamedTuple):
     truthful: bool = True
     spared: tuple[str, ...] = ()
     device: str = "cpu"
+    imported: bool = False
 
     @property
     def plain(self) -> bool:
         """Whether nothing was in the way: what the constructor made is what its authors meant."""
-        return self.default not in LOW and self.lowered is None and self.device == "cpu"
+        lowered = self.lowered is not None or self.imported
+        return self.default not in LOW and not lowered and self.device == "cpu"
 
     def variants(self) -> Iterator[Conditions]:
         """Yield the conditions that cannot be told from these: transformers keeps zero.Init off arange."""
@@ -43,11 +49,12 @@ class Conditions(NamedTuple):
             yield self._replace(spared=(*self.spared, "arange"))
 
     @classmethod
-    def now(cls) -> Conditions:
-        """Return what a constructor that is called by this thread now runs under, with a guard open."""
+    def now(cls, module_class: type) -> Conditions:
+        """Return what a constructor of ``module_class`` runs under now in this thread, with a guard open."""
         lowered, spared, device = constructors.lowering()
         device = device or torch_private.default_device_type()
-        return cls(torch.get_default_dtype(), lowered, spared=spared, device=device)
+        imported = constructors.has_lowered() and _imports_lowering(module_class, constructing)
+        return cls(torch.get_default_dtype(), lowered, True, spared, device, imported)
 
     @classmethod
     def usual(cls) -> Iterator[Conditions]:
@@ -56,6 +63,16 @@ class Conditions(NamedTuple):
             yield cls(low)
             for default, spared in itertools.product((low, torch.float32), ((), ("arange",))):
                 yield cls(default, low, False, spared)
+
+
+def forward_lowers(cls: type) -> bool:
+    """Whether the forward of a class calls constructors that an Init has left in its file."""
+    return constructors.has_lowered() and _imports_lowering(cls, reached_by_forward)
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_lowering(cls: type, reached: Callable[[type], Iterable[FunctionType]]) -> bool:
+    return any(constructors.is_lowering(one) for function in reached(cls) for one in named_in(function))
 
 
 class _Lowering(TorchFunctionMode):

@@ -30,7 +30,8 @@ MADE_LOW = "its forward has made it anew in 16 bits, and it is as rounded as in 
 LOW_PHASES = "its phases were rounded before cos and sin, as in the stock model"
 NOT_COMPARED = "not compared with FP32"
 COMPUTED_LOW = "computed in low precision"
-AS_STOCK = (MADE_LOW, LOW_PHASES, NOT_COMPARED, COMPUTED_LOW)
+IMPORTED_LOW = "its file was imported inside of zero.Init, whose constructors it has kept and forward calls"
+AS_STOCK = (MADE_LOW, LOW_PHASES, NOT_COMPARED, COMPUTED_LOW, IMPORTED_LOW)
 """What a forward has shown of positions: they are no better than in the stock model."""
 _MANY = 1024
 """Values of which some are compared before all of them are."""

@@ -222,6 +222,8 @@ def _rebuild(
         if replay is not None:
             stack.enter_context(replay())
         stack.enter_context(provenance)
+        if replay is None:
+            stack.enter_context(constructors.as_imported_from_torch())
         args = tuple(_without_device(value) for value in args)
         kwargs = {name: _without_device(value) for name, value in kwargs.items()}
         if kwargs.get("device") is not None:

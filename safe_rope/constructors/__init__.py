@@ -5,7 +5,7 @@ functions that lower every floating result to the model's dtype; OnDevice does s
 `ConstructorGuard` is open, each has a second wrapper around it that honours an explicit ``dtype``; all else
 goes on to DeepSpeed's.
 
-Everything that is private to DeepSpeed and that safe_rope relies on is named in this file. DeepSpeed is
+Everything that is private to DeepSpeed and that safe_rope relies on is named in this package. DeepSpeed is
 found in ``sys.modules`` or waited for with a post-import hook; it is never imported from here.
 """
 
@@ -26,6 +26,7 @@ from safe_rope._base.torch_private import TRUE_NEW
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._base.version import installed
 from safe_rope.constructors import _shadow, _surroundings
+from safe_rope.constructors._imported import as_imported_from_torch, has_lowered, is_lowering
 from safe_rope.constructors._truthful import (
     CONSTRUCTORS,
     NOT_LOWERED,
@@ -40,7 +41,10 @@ from safe_rope.errors import IncompatibleVersionError
 __all__ = [
     "CONSTRUCTORS",
     "ConstructorGuard",
+    "as_imported_from_torch",
+    "has_lowered",
     "interception_active",
+    "is_lowering",
     "lowering",
     "pristine",
     "unpartitioned",

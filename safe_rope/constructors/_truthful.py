@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -27,6 +27,8 @@ class _ThreadState(threading.local):
 
 
 _thread = _ThreadState()
+_live: dict[str, Callable[..., Any]] = {}
+"""Our wrappers that stand in torch now, by the names of what they replace."""
 
 
 def is_deepspeeds(scope: dict[str, Any]) -> bool:
@@ -106,6 +108,22 @@ def _requested(dtype: Any) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
 
 
+def _asks_for_another(policy: _Policy | None, kwargs: dict[str, Any]) -> TypeGuard[_Policy]:
+    """Whether a call asks for another floating dtype than what stands under ours gives."""
+    out = kwargs.get("out")
+    # The dtype of an ``out`` was asked for when that was made.
+    dtype = _requested(out.dtype if isinstance(out, torch.Tensor) else kwargs.get("dtype"))
+    return policy is not None and dtype not in (None, policy.dtype)
+
+
+def _as_asked(plain: Callable[..., Any], policy: _Policy, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Call what honours a dtype, on the device where what stands under ours puts its results."""
+    if policy.device is not None and kwargs.get("out") is None and kwargs.get("device") is None:
+        kwargs["device"] = policy.device
+    result: torch.Tensor = plain(*args, **kwargs)
+    return result
+
+
 class Session:
     """Our wrappers around DeepSpeed's constructors, for as long as an Init or OnDevice has them in place."""
 
@@ -121,7 +139,9 @@ class Session:
         _surroundings.remember_device_constructors(name for owner, name, _ in targets if owner is torch)
         try:
             for owner, name, plain in targets:
-                self._installed.put(owner, name, self._wrap(name, getattr(owner, name), plain))
+                ours = self._wrap(name, getattr(owner, name), plain)
+                self._installed.put(owner, name, ours)
+                _live[name] = ours
             self._install_lazy_parameter()
         except BaseException:
             self.remove()
@@ -143,6 +163,7 @@ class Session:
     def remove(self) -> None:
         """Put back what ours covers."""
         self.live = False
+        _live.clear()
         self._installed.put_back()
         while self._modes:
             _shadow.stop(self._modes.pop())
@@ -155,7 +176,9 @@ class Session:
 
         @functools.wraps(inner)
         def constructor(*args: Any, **kwargs: Any) -> Any:
-            if not self.live or _thread.unguarded or _called_by_deepspeed():
+            if not self.live:
+                return imported(*args, **kwargs)
+            if _thread.unguarded or _called_by_deepspeed():
                 return inner(*args, **kwargs)
             policy, out = learned, kwargs.get("out")
             if _surroundings.thread.depth:
@@ -168,15 +191,22 @@ class Session:
                 ):
                     _shadow.mark(result, policy.dtype)
                 return result
-            # The dtype of an ``out`` was asked for when that was made.
-            dtype = _requested(out.dtype if isinstance(out, torch.Tensor) else kwargs.get("dtype"))
-            if policy is None or not self.truthful or dtype in (None, policy.dtype):
+            if not self.truthful or not _asks_for_another(policy, kwargs):
                 return inner(*args, **kwargs)
-            if policy.device is not None and out is None and kwargs.get("device") is None:
-                kwargs["device"] = policy.device
-            result = plain(*args, **kwargs)
+            result = _as_asked(plain, policy, args, kwargs)
             _shadow.mark(result, policy.dtype)
             return result
+
+        def imported(*args: Any, **kwargs: Any) -> Any:
+            # A file that was imported in the session has bound this name for good.
+            if _surroundings.thread.depth:
+                return true(*args, **kwargs)
+            if name in _live and _live[name] is not constructor:
+                return _live[name](*args, **kwargs)
+            is_over = (torch.Tensor.__new__ if name == "__new__" else getattr(torch, name)) is true
+            if is_over and _asks_for_another(learned, kwargs):
+                return _as_asked(plain, learned, args, kwargs)
+            return inner(*args, **kwargs)
 
         return constructor
 
