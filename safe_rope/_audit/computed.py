@@ -6,23 +6,20 @@ forward returns, which differences, logarithms and thresholds make of plain roun
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from safe_rope._audit.forward import isolated
 from safe_rope._base import bytecode, originals
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import filled_cells, signature_of
-from safe_rope._recognition.ask import UnansweredError, answering, undisturbed
+from safe_rope._recognition.ask import Bounded, UnansweredError, answering, undisturbed
 from safe_rope._recognition.holdings import OF_TORCH, attributes, entries, get_table, set_table
 from safe_rope._recognition.outside import OutOfReachError
 from safe_rope._recognition.provenance import Origin, Provenance
@@ -200,22 +197,6 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
     return phases.taken
 
 
-class _Bounded(TorchFunctionMode):
-    """Refuses an operation of tensors that are far too large together: no shape as these was meant."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        shapes = [one.shape for one in args if isinstance(one, Tensor)]
-        sizes: Iterable[int] = ()
-        if len(shapes) > 1:
-            with contextlib.suppress(RuntimeError):  # they are multiplied as matrices, or do not match
-                sizes = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-        if math.prod(sizes) > _MADE:
-            raise UnansweredError("what it is given makes too much together")
-        return func(*args, **(kwargs or {}))
-
-
 def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Provenance) -> Any:
     """Return what the forward of a copy of a module answers while somebody is ``watching``.
 
@@ -225,7 +206,7 @@ def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Pro
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            with answering("forward raised"), _Bounded(), watching:
+            with answering("forward raised"), Bounded(_MADE), watching:
                 return untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from safe_rope import constructors
 from safe_rope._base.functions import signature_of
@@ -26,6 +28,8 @@ _SAMPLE = 12
 """How many positions a module is asked for whose convention is not known."""
 _FEW = 1024
 """Parameters that a rotary module may have: some for each frequency, and no weights of a layer."""
+_TIMES, _ANY = 64, 2**22
+"""How many times the numbers of a table one operation may make that leads to it, or how many in any case."""
 
 
 class UnansweredError(Exception):
@@ -111,6 +115,26 @@ def answering(said: str) -> Iterator[None]:
         raise UnansweredError(f"{said} {type(error).__name__}: {error}") from error
 
 
+class Bounded(TorchFunctionMode):
+    """Refuses an operation of tensors that make more than ``most`` together: no shape as these was meant."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        shapes = [one.shape for one in args if isinstance(one, Tensor)]
+        sizes: Iterable[int] = ()
+        if len(shapes) > 1:
+            with contextlib.suppress(RuntimeError):  # they are multiplied as matrices, or do not match
+                sizes = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        if math.prod(sizes) > self._most:
+            raise UnansweredError("what it is given makes too much together")
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Have modules answer as on CPU in FP32 with nothing intercepted, and leave random states alone."""
@@ -194,8 +218,9 @@ def _made_alike(
 ) -> dict[str, Tensor]:
     """Return what each of some calls, one as good as another, makes of the same attributes."""
     results: list[dict[str, Tensor]] = []
+    most = max(_ANY, _TIMES * max(table.numel() for table in wanted.values()))
     for values in arguments:
-        with contextlib.suppress(UnansweredError):
+        with contextlib.suppress(UnansweredError), Bounded(most):
             asked = copied(reference)
             _called(asked, *values)
             held = {name: get_table(asked, name) for name in wanted}

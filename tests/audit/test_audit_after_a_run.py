@@ -202,3 +202,43 @@ def test_protecting_after_a_run_is_as_good_as_before(cls: type[nn.Module]) -> No
     longer = torch.randn(1, 900, WIDTH, dtype=torch.bfloat16)
     assert torch.equal(layer(longer), other(longer))
     assert safe_rope.audit(layer).verdict == "ok"
+
+
+class TurnsAsFlashAttentionDoes(nn.Module):
+    """Keeps cos and sin of the last length, and turns [batch, tokens, heads, width]."""
+
+    largest = 0
+
+    def __init__(self, dim: int = 16) -> None:
+        super().__init__()
+        rates = 10000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        self.register_buffer("inv_freq", rates, persistent=False)
+        self._length = 0
+        self._cos_cached: torch.Tensor | None = None
+        self._sin_cached: torch.Tensor | None = None
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if q.shape[1] > self._length or self._cos_cached is None:
+            self._length = q.shape[1]
+            phases = torch.outer(torch.arange(self._length, dtype=torch.float32), self.inv_freq.float())
+            self._cos_cached, self._sin_cached = phases.cos().to(q.dtype), phases.sin().to(q.dtype)
+        return self._turned(q), self._turned(k)
+
+    def _turned(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._cos_cached is not None
+        assert self._sin_cached is not None
+        cos, sin = (one[: x.shape[1], None].repeat(1, 1, 2) for one in (self._cos_cached, self._sin_cached))
+        turned = x * cos
+        type(self).largest = max(self.largest, turned.numel())
+        first, second = x.chunk(2, -1)
+        return turned + torch.cat((-second, first), -1) * sin
+
+
+def test_a_module_is_asked_for_its_cache_with_no_square_of_the_length() -> None:
+    module = TurnsAsFlashAttentionDoes().to(torch.bfloat16)
+    x = torch.zeros(1, 2048, 2, 16, dtype=torch.bfloat16)
+    module(x, x)
+    TurnsAsFlashAttentionDoes.largest = 0
+    report = safe_rope.audit(module)
+    assert report.verdict == "damaged"
+    assert TurnsAsFlashAttentionDoes.largest <= 2**22
