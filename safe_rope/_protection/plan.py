@@ -8,6 +8,7 @@ the module's computation stays, on tables that stay correct. Nothing is changed 
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -196,7 +197,9 @@ def _prepare(
 
 def _casts_otherwise(cls: type[nn.Module]) -> bool:
     """Whether a class overrides a cast, which may then reach what that of torch does not."""
-    return any(getattr(cls, name) is not getattr(nn.Module, name) for name in _CASTS)
+    return any(
+        inspect.unwrap(getattr(cls, name)) is not inspect.unwrap(getattr(nn.Module, name)) for name in _CASTS
+    )
 
 
 def _follows_an_unknown_rule(state: RotaryState, reference: nn.Module, true: dict[str, torch.Tensor]) -> bool:

@@ -38,6 +38,8 @@ from safe_rope.rotation import _installed
 from safe_rope.rotation._marks import marked
 from safe_rope.tables._rows import checked_once
 
+OF_SKIP_INIT = "_old_apply_of_skip_init_hook"
+"""The ``_apply`` that zero.Init puts back into a class, or into one derived from it, after a skip_init."""
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
 
 
@@ -175,6 +177,8 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
             "_safe_rope_stock": stock,
             "__init__": _initializer(stock),
             "forward": forward,
+            # A skip_init inside of zero.Init gives torch's to each class without one of its own.
+            **dict.fromkeys(("_apply", OF_SKIP_INIT), kind._apply),
         }
         if kind is PinnedPositions:
             for name, of_forward in bytecode.makers(stock).items():

@@ -22,6 +22,7 @@ from safe_rope._base.positions import is_watched
 from safe_rope._base.replaced import Replaced
 from safe_rope._base.torch_private import between_compilations, constant_in_graphs
 from safe_rope._base.uninterrupted import uninterrupted
+from safe_rope._protection.rewrite import OF_SKIP_INIT
 from safe_rope._recognition.rebuild import rebuilding
 from safe_rope.constructors._truthful import is_deepspeeds
 
@@ -215,7 +216,19 @@ def unwrap_call() -> None:
             _calls.put_back()
 
 
+def _take_back_apply() -> None:
+    """Give torch's ``_apply`` to the classes that a skip_init inside of zero.Init has left ours in."""
+    ours: Any = nn.Module._apply
+    left: Any = getattr(nn.Sigmoid, OF_SKIP_INIT, None)  # which has no ``_apply`` of its own
+    if left is not None and left is ours and left in _methods:
+        for cls in (nn.Module, *_subclasses(nn.Module)):
+            for name in ("_apply", OF_SKIP_INIT):
+                if vars(cls).get(name) is ours:
+                    setattr(cls, name, left.__wrapped__)
+
+
 def unwrap_methods() -> None:
     unwrap_call()
+    _take_back_apply()
     # A wrapper that somebody put around ours stays; ours then finds no watch and passes everything through.
     _methods.put_back(moved=_CONSTRUCTORS)
