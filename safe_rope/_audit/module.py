@@ -44,7 +44,7 @@ from safe_rope._audit.unused import (
     only_tells_its_dtype,
 )
 from safe_rope._base import changes
-from safe_rope._base.dtypes import LOW, dtype_name
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_kept, is_pinned, is_protected, state_of
@@ -57,6 +57,7 @@ from safe_rope._recognition.tables import (
     LAZY,
     UNREAD,
     is_frequency,
+    is_state,
     uninitialized,
     unreadable,
 )
@@ -398,6 +399,10 @@ class ModuleAuditor:
             said = self._wrong_in_itself(held.name, actual)
             if said is None:
                 self._is_of_another, certain, cause = True, False, cause._replace(said=CHANGED)
+        if self._may_be_set_since(held.name, actual, expected):
+            if low_dtype_of(actual) is None:
+                return
+            certain = False
         severity: Severity = "damaged" if certain else "unknown"
         if only_tells_its_dtype(held.name, stock_class(self.module), self.classes):
             is_kind = actual.dtype == expected.dtype
@@ -415,6 +420,12 @@ class ModuleAuditor:
             cos_error=found.absolute if held.finished else None,
             first_damaged_position=found.row if held.finished else None,
         )
+
+    def _may_be_set_since(self, name: str, actual: Tensor, expected: Tensor) -> bool:
+        """Whether a number is none that the constructor gives, and a method of the module may have set it."""
+        if expected.numel() != 1 or not is_state(self.module, name) or not bool(actual.isfinite().all()):
+            return False
+        return not (is_cast(actual, expected) or is_replayed(actual, name, self.reference))
 
     def _wrong_in_itself(self, name: str, table: Tensor) -> str | None:
         said = damaged_in_itself(name, table)

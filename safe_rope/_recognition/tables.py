@@ -111,7 +111,7 @@ def unreadable(module: nn.Module, held: Iterable[tuple[str, Any]] | None = None)
 
 def _may_be_a_base(module: nn.Module, name: str, value: torch.Tensor) -> bool:
     """Whether a number in a tensor is part of a formula: what keeps it only makes positions, or turns."""
-    if value.numel() != 1 or not value.is_floating_point() or is_state(module, name):
+    if value.numel() != 1 or not value.is_floating_point() or _is_moved(module, name):
         return False
     if is_inside(name) and counts(module):
         return _is_a_slope(module, name.partition(".")[0])
@@ -135,6 +135,11 @@ def _is_a_slope(module: nn.Module, name: str) -> bool:
 def is_state(module: nn.Module, name: str) -> bool:
     """Whether the methods of a module change what it holds by a name, such as a counter of its calls."""
     return name in changes.changed_when_called(_stock(module))
+
+
+def _is_moved(module: nn.Module, name: str) -> bool:
+    """Whether each forward may change what a module holds by a name; what another method sets stays set."""
+    return name in changes.changed_by_forward(_stock(module))
 
 
 def _stock(module: nn.Module) -> type:
@@ -341,7 +346,7 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     alone = only_makes_positions(module, _stock(module))
     scales = (alone or _only_rotates(module)) and origin is not Origin.NONE and "mask" not in name.lower()
     if scales and is_one_number(tensor):
-        return not is_state(module, name)
+        return not _is_moved(module, name)
     makes = alone or (named and may_be_turned(module, tensor))
     makes = makes or (bytecode.facts(_stock(module)).turns and are_phases(tensor, error_of(tensor)))
     return makes and has_values(tensor)

@@ -226,3 +226,33 @@ def test_rounded_frequencies_under_such_an_amplitude_are_damaged() -> None:
     rotary.cos_sin_cache = torch.cat((phases.cos(), phases.sin()), -1) * rotary.mscale
     rotary.mscale = 1.0  # as its argument was
     assert [module.verdict for module in safe_rope.audit(rotary).modules] == ["damaged"]
+
+
+class SetByAMethod(nn.Module):
+    """A factor in a tensor, which a method sets."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", BASE ** -(torch.arange(0, dim, 2) / dim), persistent=False)
+        self.register_buffer("strength", torch.tensor(1 / 3))
+
+    def rescale(self, factor: float) -> None:
+        self.strength.fill_(factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phase = torch.arange(x.shape[1])[:, None] * (self.inv_freq.float() * self.strength.float())
+        return phase.cos().to(x.dtype)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(0.3, "ok"), (2 / 7, "ok"), (0.25, "unknown")])
+def test_a_number_that_a_method_has_set_is_no_damage(factor: float, verdict: str) -> None:
+    """In FP32; one that 16 bits hold may be a rounded one."""
+    model = nn.Sequential(SetByAMethod())
+    model[0].rescale(factor)
+    assert safe_rope.audit(model).verdict == verdict
+    with safe_rope.guard():
+        guarded = nn.Sequential(SetByAMethod())
+    guarded.to(torch.bfloat16)[0].rescale(factor)
+    assert safe_rope.audit(guarded).verdict == verdict
+    assert float(guarded[0].strength) == pytest.approx(factor, rel=1e-7)
+    assert safe_rope.audit(nn.Sequential(SetByAMethod()).to(torch.bfloat16)).verdict == "damaged"

@@ -87,6 +87,42 @@ class ScaledByARowAt(nn.Module):
         return phase.cos().to(x.dtype), phase.sin().to(x.dtype)
 
 
+@style("scalar", inv_freq="inv_freq")
+class ScaleSetByAMethod(nn.Module):
+    """DroPE: a number that a trainer moves scales the rotation; the constructor has set it, too."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+        self.register_buffer("strength", torch.ones(()))
+        self.anneal(3, 7)
+
+    def anneal(self, step: int, steps: int) -> None:
+        self.strength.fill_(1 - step / steps)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        inv_freq = self.inv_freq.float() * self.strength.float()
+        return _rotated(torch.outer(torch.arange(x.shape[1]).float(), inv_freq), x)
+
+
+@style("scalar", inv_freq="inv_freq")
+class RowSetByAMethod(nn.Module):
+    """One number for each channel, all the same, that a method puts anew."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", _frequencies(dim), persistent=False)
+        self.register_buffer("strength", torch.ones(dim // 2), persistent=False)
+        self.rescale(1 / 3)
+
+    def rescale(self, factor: float) -> None:
+        self.strength = torch.full_like(self.strength, factor)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        inv_freq = self.inv_freq.float() * self.strength.float()
+        return _rotated(torch.outer(torch.arange(x.shape[1]).float(), inv_freq), x)
+
+
 class Phases(nn.Module):
     """Positions times frequencies, of which others take sines."""
 
