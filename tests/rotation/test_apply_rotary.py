@@ -132,11 +132,15 @@ def test_no_fp32_copy_of_all_of_q_is_made(layout: str) -> None:
     assert largest.bytes <= 2 * 4 * _eager._CPU_BLOCK < 4 * x.numel()
 
 
-def test_empty_and_single_tokens() -> None:
-    for length in (0, 1):
-        cos, sin = _tables(1, length)
-        q = torch.randn(1, 2, length, 16)
-        assert torch.equal(apply_rotary(q, q, cos, sin)[0], rotate(q, cos[:, None], sin[:, None]))
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_empty_and_single_tokens(layout: Any) -> None:
+    for batch, length in ((1, 0), (1, 1), (0, 3)):
+        cos, sin = _tables(batch, length)
+        q = torch.randn(batch, 2, length, 16, requires_grad=True)
+        expected = rotate(q, cos[:, None], sin[:, None], layout)
+        results = apply_rotary(q, q, cos, sin, layout)
+        assert all(torch.equal(rotated, expected) for rotated in results)
+        sum(rotated.sum() for rotated in results).backward()
 
 
 def test_in_place_writes_into_q_and_k() -> None:

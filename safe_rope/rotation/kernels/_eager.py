@@ -98,7 +98,10 @@ def _turned(
 
 def _elements(x: Tensor, order: str) -> tuple[Tensor, Tensor]:
     """View the first and the second elements of all pairs."""
-    first, second = x.chunk(2, -1) if order == "half" else x.view(*x.shape[:-1], -1, 2).unbind(-1)
+    if order == "half":
+        first, second = x.chunk(2, -1)
+    else:
+        first, second = x.view(*x.shape[:-1], x.shape[-1] // 2, 2).unbind(-1)  # no -1: there may be no rows
     return first, second
 
 
