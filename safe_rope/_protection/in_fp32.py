@@ -77,11 +77,11 @@ def run_in_fp32(call: Call, *, applied: bool) -> Any:
             runner.refuse(key)
         return run_once(call)
     returned: Any = None
-    is_refused = False
+    is_refused, is_try = False, learned is None and given is None
     try:
-        returned = on_twin(call, as_it_is, run)
+        returned = on_twin(call, as_it_is, run, is_try=is_try)
     except Exception:
-        if learned is not None or given is not None:
+        if not is_try:
             raise
         logger.info("%s raises in FP32 and as stock", type(call.module).__name__, exc_info=True)
         is_refused = True

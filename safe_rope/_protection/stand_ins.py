@@ -7,6 +7,7 @@ Nothing of a call is kept in the module. A call that needs other tables than the
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -23,8 +24,9 @@ from safe_rope._protection.calls import Call
 from safe_rope._protection.shown import warn_rounded
 from safe_rope._recognition.alone import copied_arguments, twin_alone
 from safe_rope._recognition.explained import is_cast
-from safe_rope._recognition.holdings import get_table, set_table, take_back, twin
+from safe_rope._recognition.holdings import get_table, held_by, set_table, take_back, twin
 from safe_rope._recognition.leads_back import Back, leads_back
+from safe_rope._recognition.point_back import point_back
 from safe_rope._recognition.reference import stock_class
 from safe_rope.rotation._cos_sin import CosSin, plain
 
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _CALLS = 64
 """How many kinds of calls a module's results are remembered for."""
+_OWN = 2
+"""References to a stand-in that are those of `on_twin`."""
 
 
 class Result(NamedTuple):
@@ -116,8 +120,13 @@ def _remember(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
 Show = Callable[[Any, str, torch.Tensor, bool], torch.Tensor]
 
 
-def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = None) -> Any:
-    """Run the call, or ``run``, on a twin of the module that has its tables as ``show`` gives them."""
+def on_twin(
+    call: Call, show: Show, run: Callable[[nn.Module], Any] | None = None, *, is_try: bool = False
+) -> Any:
+    """Run the call, or ``run``, on a twin of the module that has its tables as ``show`` gives them.
+
+    What it has assigned when it raises stays, but for a try, after which the call is run again.
+    """
     module, state, watched = call.module, call.state, call.watched
     runner = state.runner
     if (runner.back or runner.leads_back(module)) is not Back.NOT:
@@ -125,15 +134,33 @@ def on_twin(call: Call, show: Show, run: Callable[[nn.Module], Any] | None = Non
     can_run_again = not (watched or module._modules or module._parameters)
     before = _as_before(module, state) if can_run_again else None
     stand_in, shown = stand_in_for(call, show, watched)
-    attributes = vars(stand_in).copy()
+    held = held_by(stand_in, state.pins)
     versions = {} if watched else {name: table._version for name, table in shown.items()}
-    result = call.forward(stand_in, *call.args, **call.kwargs) if run is None else run(stand_in)
+    try:
+        result = call.forward(stand_in, *call.args, **call.kwargs) if run is None else run(stand_in)
+    except BaseException as error:
+        # After a KeyError the module may be run itself.
+        if not (is_try or isinstance(error, KeyError) or _has_other_tables(stand_in, shown, state)):
+            take_back(module, stand_in, state.pins, held)
+            _point_back(module, stand_in, runner)
+        raise
     if not watched:
         _adopt(call, stand_in, before, shown, versions)
-    elif any(get_table(stand_in, name) is not shown.get(name) for name in state.pins):
+    elif _has_other_tables(stand_in, shown, state):
         return result  # tables that are made under a transformation are not kept, nor what says that they are
-    take_back(module, stand_in, state.pins, attributes)
+    take_back(module, stand_in, state.pins, held)
+    if sys.getrefcount(stand_in) > _OWN:
+        _point_back(module, stand_in, runner)
     return result
+
+
+def _has_other_tables(stand_in: nn.Module, shown: dict[str, torch.Tensor], state: Any) -> bool:
+    return any(get_table(stand_in, name) is not shown.get(name) for name in state.pins)
+
+
+def _point_back(module: nn.Module, stand_in: nn.Module, runner: Runner) -> None:
+    if point_back(module, stand_in):
+        runner.back = None  # such as a method that the forward has chosen: it leads to the module now
 
 
 def _as_before(module: nn.Module, state: Any) -> nn.Module:

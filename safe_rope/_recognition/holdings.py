@@ -13,7 +13,7 @@ import operator
 import types
 from collections.abc import Collection, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -225,37 +225,70 @@ def _slots(cls: Any) -> tuple[str, ...]:
     )
 
 
-def take_back(module: nn.Module, other: nn.Module, tables: Collection[str], before: dict[str, Any]) -> None:
-    """Take over what was assigned in a twin, which had the attributes ``before``, except its tables."""
-    attributes, held = vars(module), vars(other)
-    owners = _owners(tables)
-    if list(held) != list(before) or not all(map(operator.is_, held.values(), before.values())):
-        for name, value in held.items():
-            if name == "_buffers" or name in tables or before.get(name, other) is value:
-                continue
-            if name not in owners or isinstance(value, torch.Tensor):
-                attributes[name] = value
-    for name in owners:
-        if not isinstance(value := held.get(name), torch.Tensor):
-            inside = {n.partition(".")[2] for n in tables if is_inside(n)}
-            _take_entries(attributes.get(name), value, inside)
-    for name in slots(other):
-        object.__setattr__(module, name, getattr(other, name))
-    buffers = module._buffers
-    for name, buffer in other._buffers.items():
-        if name not in tables and buffers.get(name, other) is not buffer:
-            buffers[name] = buffer
+class Held(NamedTuple):
+    """What a module holds: attributes, buffers, slots, and by name the containers that hold tables."""
+
+    attributes: dict[str, Any]
+    buffers: dict[str, Any]
+    slots: dict[str, Any]
+    containers: dict[str, Any]
 
 
-def _take_entries(real: Any, changed: Any, tables: set[str]) -> None:
+def held_by(module: nn.Module, tables: Iterable[str]) -> Held:
+    """Return what a module holds now, with copies of the containers that hold any of these tables."""
+    attributes, owners = vars(module).copy(), _owners(tables)
+    kind: Any = type(module)
+    filled = {name: getattr(module, name) for name in slots(module)} if _slots(kind) else {}
+    containers = {name: _apart(attributes.get(name), objects=True) for name in owners} if owners else {}
+    return Held(attributes, module._buffers.copy(), filled, containers)
+
+
+def take_back(module: nn.Module, other: nn.Module, tables: Collection[str], before: Held) -> None:
+    """Take over what was assigned or deleted in a twin, which held ``before``, except its tables."""
+    kind: Any = type(other)
+    held, buffers = vars(other), other._buffers
+    attributes, had, filled, containers = before
+    if list(held) != list(attributes) or not all(map(operator.is_, held.values(), attributes.values())):
+        _take(vars(module), held, attributes, {"_buffers", *tables, *containers})
+    if list(buffers) != list(had) or not all(map(operator.is_, buffers.values(), had.values())):
+        _take(module._buffers, buffers, had, tables)
+    for name, was in containers.items():
+        if isinstance(value := held.get(name), torch.Tensor):
+            vars(module)[name] = value
+        else:
+            inside = {n.partition(".")[2] for n in tables if n.partition(".")[0] == name}
+            _take_entries(module, name, value, was, inside)
+    for name in slots(other) if _slots(kind) else ():
+        if filled.get(name, other) is not (value := getattr(other, name)):
+            object.__setattr__(module, name, value)
+
+
+def _take(real: dict[Any, Any], held: dict[Any, Any], before: dict[Any, Any], apart: Collection[str]) -> None:
+    """Change a dictionary as another was changed that was as ``before``, except what is ``apart``."""
+    for key, value in held.items():
+        if str(key) not in apart and before.get(key, held) is not value:
+            real[key] = value
+    for key in before.keys() - held.keys():
+        if str(key) not in apart:
+            real.pop(key, None)
+
+
+def _take_entries(module: nn.Module, name: str, changed: Any, before: Any, tables: set[str]) -> None:
+    real: Any = vars(module).get(name)
     kind: Any = type(real)
     if isinstance(real, dict) and isinstance(changed, dict):
-        real.update({key: value for key, value in changed.items() if str(key) not in tables})
-    elif isinstance(real, list) and isinstance(changed, list):
-        real.extend(changed[len(real) :])
-    elif isinstance(real, SimpleNamespace) or _kind(kind) is _Kind.OBJECT:
+        _take(real, changed, before if isinstance(before, dict) else {}, tables)
+    elif isinstance(real, list | tuple) and isinstance(changed, list | tuple):
+        was = dict(_items(before))
         for key, value in _items(changed):
-            if key not in tables and getattr(real, key, changed) is not value:
+            if key not in tables and int(key) < len(real) and was.get(key, changed) is not value:
+                _put(module, name, key, value)
+        if isinstance(real, list):
+            real.extend(changed[len(before) :])
+    elif isinstance(real, SimpleNamespace) or _kind(kind) is _Kind.OBJECT:
+        was = dict(_items(before))
+        for key, value in _items(changed):
+            if key not in tables and was.get(key, changed) is not value:
                 object.__setattr__(real, key, value)
 
 
