@@ -35,8 +35,15 @@ logger = logging.getLogger(__name__)
 
 _CALLS = 64
 """How many kinds of calls a module's results are remembered for."""
-_OWN = 2
-"""References to a stand-in that are those of `on_twin`."""
+
+
+def _references_of_a_local() -> int:
+    local = object()
+    return sys.getrefcount(local)
+
+
+_OWN = _references_of_a_local()
+"""References to a stand-in that are those of `on_twin`: two, or one on a Python that lends locals."""
 
 
 class Result(NamedTuple):
