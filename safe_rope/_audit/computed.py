@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterator, Set
 from typing import Any, TypeVar
 
@@ -206,7 +207,8 @@ def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Pro
     try:
         with undisturbed(), (untouched := Untouched(stock_class(module), attributes(module), anew=True)):
             torch.manual_seed(seed)
-            with answering("forward raised"), Bounded(_MADE), watching:
+            with answering("forward raised"), Bounded(_MADE), warnings.catch_warnings(), watching:
+                warnings.simplefilter("ignore")  # nobody has called it so
                 return untouched.run(functools.partial(module.forward, **arguments))
     except OutOfReachError as error:
         raise UnansweredError(str(error)) from error

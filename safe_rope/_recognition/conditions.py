@@ -53,7 +53,8 @@ class Conditions(NamedTuple):
         """Return what a constructor of ``module_class`` runs under now in this thread, with a guard open."""
         lowered, spared, device = constructors.lowering()
         device = device or torch_private.default_device_type()
-        imported = constructors.has_lowered() and _imports_lowering(module_class, constructing)
+        # `has_lowered`; each module that is built asks.
+        imported = hasattr(torch.Tensor, constructors.LEFT) and _imports_lowering(module_class, constructing)
         return cls(torch.get_default_dtype(), lowered, True, spared, device, imported)
 
     @classmethod

@@ -26,7 +26,7 @@ from safe_rope._base.torch_private import TRUE_NEW
 from safe_rope._base.uninterrupted import uninterrupted
 from safe_rope._base.version import installed
 from safe_rope.constructors import _shadow, _surroundings
-from safe_rope.constructors._imported import as_imported_from_torch, has_lowered, is_lowering
+from safe_rope.constructors._imported import LEFT, as_imported_from_torch, has_lowered, is_lowering
 from safe_rope.constructors._truthful import (
     CONSTRUCTORS,
     NOT_LOWERED,
@@ -40,6 +40,7 @@ from safe_rope.errors import IncompatibleVersionError
 
 __all__ = [
     "CONSTRUCTORS",
+    "LEFT",
     "ConstructorGuard",
     "as_imported_from_torch",
     "has_lowered",

@@ -19,13 +19,13 @@ from safe_rope.constructors._truthful import CONSTRUCTORS, is_deepspeeds
 
 _NAME = "wrapped_fn"
 """What DeepSpeed calls each function that it puts in a constructor's place."""
-_LEFT = "__old_new__"
+LEFT = "__old_new__"
 """What DeepSpeed leaves on ``torch.Tensor`` from the first Init on."""
 
 
 def has_lowered() -> bool:
     """Whether an Init or an OnDevice has ever been open in this process."""
-    return hasattr(torch.Tensor, _LEFT)
+    return hasattr(torch.Tensor, LEFT)
 
 
 def is_lowering(value: Any) -> bool:

@@ -59,6 +59,53 @@ def test_an_audit_changes_nothing(rope_type: str, protected: bool, used: int) ->
     assert len(report.modules[0].rows) == 10
 
 
+class Growing(nn.Module):
+    """Rotates by rows for a few positions, made anew for more when they are asked for."""
+
+    def __init__(self, rows: int = 4) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 1e4 ** (torch.arange(0, 8, 2).float() / 8), persistent=False)
+        self.grow(rows)
+
+    def grow(self, rows: int) -> None:
+        self.rows = rows
+        t = torch.arange(rows, device=self.inv_freq.device, dtype=self.inv_freq.dtype)
+        phases = torch.outer(t, self.inv_freq).repeat(1, 2)
+        self.register_buffer("cos_cached", phases.cos(), persistent=False)
+        self.register_buffer("sin_cached", phases.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2] > self.rows:
+            self.grow(x.shape[-2])
+        rows = slice(x.shape[-2])
+        return x * self.cos_cached[rows].to(x.dtype) + x.roll(4, -1) * self.sin_cached[rows].to(x.dtype)
+
+
+class Rotates(nn.Module):
+    """A layer whose child rotates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk, self.rope = nn.Linear(16, 32), Growing()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qk(x).chunk(2, -1))
+        length = x.shape[1]
+        position = torch.arange(length, device=x.device)
+        far = (position[None, :] - position[:, None]).to(q.dtype)
+        return (self.rope(q) @ self.rope(k).transpose(-1, -2) + far).softmax(-1)
+
+
+def test_what_an_audit_asks_a_copy_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    """The model's own call rounds no phase."""
+    with safe_rope.guard():
+        model = nn.Sequential(nn.Linear(16, 16), Rotates())
+    model.bfloat16()
+    assert safe_rope.audit(model).ok
+    model(torch.zeros(1, 6, 16, dtype=torch.bfloat16))
+    assert [warning for warning in recwarn if issubclass(warning.category, safe_rope.PrecisionWarning)] == []
+
+
 def test_an_audit_leaves_the_application_and_its_count_alone() -> None:
     model = build()
     safe_rope.protect(model)
