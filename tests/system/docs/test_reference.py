@@ -22,7 +22,7 @@ from safe_rope.scan import RULES
 PAGE = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 BETWEEN_ROOMS: dict[str, set[str]] = {
     "autocast": {"in_place_of_deepspeeds"},
-    "constructors": {"CONSTRUCTORS"},
+    "constructors": {"CONSTRUCTORS", "LEFT", "as_imported_from_torch", "has_lowered", "is_lowering"},
     "frequencies": {"Bits"},
     "rotation": {"CosSin", "fp32_application", "is_marked", "marked", "plain", "round_results"},
     "scan": {
