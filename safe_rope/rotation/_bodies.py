@@ -68,7 +68,7 @@ class Body:
         known = {*self.names[: self.states], "cos", "sin", "position_ids", "unsqueeze_dim"}
         self._others = [at for at, name in enumerate(self.names) if name not in known]
         self._unsqueeze_at = self.names.index("unsqueeze_dim") if "unsqueeze_dim" in self.names else None
-        self._turns_halves = (
+        turns_halves = (
             self.names[2:4] == ("cos", "sin")
             and self.form.pairs == self.form.out == "half"
             and self.rest != "first"
@@ -84,7 +84,7 @@ class Body:
         )
         self.again = self.rotate_again
         """Return `rotate` of a call that is like an earlier one; None where nothing is known of it."""
-        if self._turns_halves:
+        if turns_halves:
             self.again = self.rotate_in_row
         elif is_alone:
             self.again = self.rotate_alone
@@ -259,7 +259,7 @@ class Body:
         It is one function that reads little. From one layer to the next the processor's caches lose what
         Python reads, and one function more costs as much as an operator on one token.
         """
-        if not self._turns_halves or len(args) != self._count or torch.is_grad_enabled():
+        if len(args) != self._count or torch.is_grad_enabled():
             return self.rotate_again(args)
         q, k, cos, sin, *others = args
         if not (type(q) is type(k) is Tensor and type(cos) is type(sin) is CosSin):
