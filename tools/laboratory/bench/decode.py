@@ -257,6 +257,8 @@ def deepened(config: Any, layers: int) -> Any:
     for name, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == 2 and name.endswith(("_types", "_rope_layers")):
             setattr(config, name, value * (layers // 2))
+        elif name == "kv_source_layers" and value == [0, 1]:  # whose keys and values each layer reads
+            setattr(config, name, list(range(layers)))
         elif hasattr(value, "attribute_map"):  # a model of several has a configuration for each
             setattr(config, name, deepened(value, layers))
     if getattr(config, "is_heterogeneous", False):
