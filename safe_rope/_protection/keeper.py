@@ -100,6 +100,8 @@ class Keeper:
         self.attributes: dict[str, Any] = {}
         # Tables that its own forward makes, and has not yet: only a call says on which device.
         self.awaited: set[str] = set()
+        # Tables that somebody has set since it was protected; a set of its own after each change.
+        self.adopted: frozenset[str] = frozenset()
         self._placed: dict[str, Placed] = {}
         self._count = -1  # how many tables there were when all of them were right
 

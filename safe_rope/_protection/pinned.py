@@ -141,6 +141,7 @@ class PinnedState(Keeper):
             self.marked[name] = CosSin(table, self.nominal[name])
 
     def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
+        self.adopted |= {name}
         pin = self.pins[name]
         # A copy that nobody else writes to, where the table is: a copy to the CPU would stop a device.
         with torch.inference_mode(False), torch.no_grad():

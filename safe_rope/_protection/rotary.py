@@ -395,6 +395,7 @@ class RotaryState(Keeper):
                 yield from formula
 
     def adopt(self, module: nn.Module, name: str, values: torch.Tensor) -> None:
+        self.adopted |= {name}
         for frequencies in self.sets.values():
             own = name.removeprefix(frequencies.prefix)
             if own not in ("inv_freq", "original_inv_freq"):

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.registrations import on_buffer, on_module
 from safe_rope._base.torch_private import between_compilations
 from safe_rope._base.uninterrupted import uninterrupted
+from safe_rope._protection.adopted import is_small, judge_adopted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
@@ -118,6 +119,8 @@ class ConstructionWatch:
         self._states: dict[Hashable, _Known] = {}
         self._seen = ByIdentity[nn.Module, None]()
         self._refused = ByIdentity[nn.Module, str]()
+        # What parents may still set, of what was built where that is lowered; how it was built.
+        self._settable = ByIdentity[nn.Module, _Building]()
         self._asked = ByIdentity[nn.Module, None]()
         self._parents = ByIdentity[nn.Module, tuple[weakref.ref[nn.Module], str]]()
         # As they were when they were last told: what outlives its model keeps its name.
@@ -144,6 +147,7 @@ class ConstructionWatch:
             self.catch_up()
             self._look_again()
             settle(self._seen)
+            self._judge_adopted(set(_under_construction(sys._getframe(1))), threads=True)
             for module in self._seen:
                 state_of(module).replays = None
         finally:
@@ -161,6 +165,7 @@ class ConstructionWatch:
             self._nothing_yet.clear()
             self._owners.clear()
             self._building.clear()
+            self._settable.clear()
             self._reruns = Reruns()
             self._states.clear()
 
@@ -195,6 +200,7 @@ class ConstructionWatch:
         seen = [module for module in self._seen if among is None or id(module) in among]
         settle(module for module in seen if not isinstance(module, ProtectedModule))
         if is_read:
+            self._judge_adopted(unfinished)
             return
         if used is None:
             self._is_new &= bool(unfinished)
@@ -207,6 +213,7 @@ class ConstructionWatch:
             if module in self._refused and module not in self._asked and self._owner_of(module) is not None:
                 self._asked[module] = None
                 self._consider(module, self._owners.get(module), looked=True)
+        self._judge_adopted(unfinished)
         with watches_lock:
             if not any(watch._building for watch in watches):
                 unwrap_call()
@@ -216,6 +223,7 @@ class ConstructionWatch:
         if watch_of_this_thread() is self:
             self.catch_up()
             settle(self._seen)
+            self._judge_adopted(set(_under_construction(sys._getframe(1))))
             for owner in {*self._owners, *self._parents}:
                 for module in owner.children():
                     if type(module) is nn.Module:  # it may have got its buffers since it was registered
@@ -239,6 +247,9 @@ class ConstructionWatch:
         """Remember that ``module`` is a copy, which no constructor has built."""
         if not isinstance(module, ProtectedModule) or _is_pinned_to_nothing(module):
             self._nothing_yet[module] = _Building()
+        building = _Building(conditions=Conditions.now(stock_class(module)), thread=threading.get_ident())
+        if isinstance(module, ProtectedModule) and building.counts_low:
+            self._settable[module] = building
         for name, child in module._modules.items():  # registered in the original alone
             if child is not None and child not in self._parents:
                 self._parents[child] = weakref.ref(module), name
@@ -334,6 +345,8 @@ class ConstructionWatch:
             if isinstance(result, Protection):
                 result.carry_out()
                 self._see(module)  # by now another thread may close what this watches
+                if building.counts_low:
+                    self._settable[module] = building
                 if _is_pinned_to_nothing(module):
                     self._nothing_yet[module] = building
         except UnsupportedModelError as error:
@@ -404,6 +417,50 @@ class ConstructionWatch:
         if arguments is None and building.thread is None:  # a copy
             arguments = infer_arguments(owner, stock_class(owner))
         return None if arguments is None else (owner, ".".join(names), building, arguments)
+
+    def _judge_adopted(self, unfinished: Container[nn.Module], *, threads: bool = False) -> None:
+        """Look at what parents have set in modules since those were protected; not while they still may."""
+        for module in self._settable:
+            owners = [owner for owner, _ in self._owners_above(module)]
+            building = self._settable.get(module)
+            is_ours = building is not None and (threads or building.thread == threading.get_ident())
+            if not is_ours or any(owner in unfinished for owner in owners):
+                continue
+            self._settable.pop(module, None)
+            if isinstance(module, ProtectedModule):
+                state_of(module).restore(module)
+                own = self._rerun(module, building, "")
+                judge_adopted(module, own, self._references_above(module))
+
+    def _owners_above(self, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the modules above that are not torch's, and the paths from them, the nearest first."""
+        path, current = "", module
+        while current in self._parents:
+            parent, name = self._parents[current]
+            if (above := parent()) is None:
+                return
+            path, current = f"{name}.{path}".removesuffix("."), above
+            if not is_torchs(current):
+                yield current, path
+
+    def _references_above(self, module: nn.Module) -> Iterator[Reference | None]:
+        for owner, path in self._owners_above(module):
+            building = self._owners.get(owner) or self._nothing_yet.get(owner) or self._building.get(owner)
+            reference = self._rerun(owner, building, path) if is_small(owner) else None
+            rebuilt = None if reference is None else reference.rebuilt
+            if rebuilt is None or not corresponds(rebuilt, path, module):
+                yield None
+                return
+            yield reference
+
+    def _rerun(self, owner: nn.Module, building: _Building | None, path: str) -> Reference | None:
+        """What the constructor of ``owner`` makes at ``path``; None where it cannot be run again."""
+        arguments = None if building is None else building.arguments
+        if building is None or arguments is None:
+            return None
+        key = key_of(type(owner), arguments, building.conditions)
+        again = self._reruns.of(owner, arguments, building.conditions, key)
+        return Reference(again, path) if again.rebuilt is not None and again.made(owner) else None
 
     def _reference_by_its_owner(self, module: nn.Module) -> Reference | None:
         """What the constructor of the module's owner puts into it."""

@@ -132,6 +132,14 @@ class Again:
         return self._replays[device]
 
     @functools.cached_property
+    def as_stock(self) -> Again:
+        """It, to be replayed as it runs without a guard: a dtype that is asked for is lowered, too."""
+        stock = copy.copy(self)
+        stock._conditions = tuple(one._replace(truthful=False) for one in self._conditions)
+        stock._replays = {}
+        return stock
+
+    @functools.cached_property
     def in_float64(self) -> Rebuilt | None:
         """What the constructor makes with float64 as the default dtype, None where it raises."""
         try:
