@@ -58,7 +58,7 @@ class ByIdentity(MutableMapping[Key, Value]):
         found = self._held.get(id(key))
         if found is None or found[0]() is not key:
             return default
-        del self._held[id(key)]
+        self._held.pop(id(key), None)  # another thread may have cleared it meanwhile
         return found[1]
 
     def setdefault(self, key: Key, default: Value) -> Value:
