@@ -160,7 +160,7 @@ class _ThreadMode(threading.local):
 _thread = _ThreadMode()
 _lock = threading.RLock()
 _scopes = 0
-_parameter = Replaced()
+_replaced = Replaced()
 
 
 def start() -> _ShadowMode:
@@ -178,6 +178,7 @@ def start() -> _ShadowMode:
         _scopes += 1
         if _scopes == 1:
             _wrap_parameter()
+            _wrap_set_and_swap()
         return mode
 
 
@@ -193,7 +194,7 @@ def stop(mode: _ShadowMode) -> None:
                 _thread.mode = None
         if _scopes == 0:
             _marks.clear()
-            _parameter.put_back()
+            _replaced.put_back()
 
 
 def tracking() -> bool:
@@ -222,7 +223,7 @@ def _take_off_stack(mode: _ShadowMode) -> bool:
     return any(other is mode for other in modes)
 
 
-# ---- nn.Parameter --------------------------------------------------------------------------------------
+# ---- nn.Parameter, set_ and swap_tensors ---------------------------------------------------------------
 
 
 def _wrap_parameter() -> None:
@@ -237,7 +238,38 @@ def _wrap_parameter() -> None:
         return inner(cls, *args, **kwargs)
 
     # A wrapper that somebody puts around ours stays; ours then finds no marks and passes everything through.
-    _parameter.put(torch.nn.Parameter, "__new__", staticmethod(new))
+    _replaced.put(torch.nn.Parameter, "__new__", staticmethod(new))
+
+
+def _wrap_set_and_swap() -> None:
+    """Let tensors be set to others and swapped that may be without a guard; no mode is told of either."""
+    inner, set_ = torch.utils.swap_tensors, torch.Tensor.set_
+
+    @functools.wraps(set_)
+    def set_data(tensor: torch.Tensor, *source: Any, **kwargs: Any) -> torch.Tensor:
+        if len(source) == 1 and not kwargs and isinstance(source[0], torch.Tensor):
+            is_refused = source[0].dtype != tensor.dtype
+            if is_refused and _dtype_without_guard(source[0]) == _dtype_without_guard(tensor):
+                _set_data(SET_DATA, tensor, source[0])
+                return tensor
+        return set_(tensor, *source, **kwargs)
+
+    @functools.wraps(inner)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        shadows = [shadow_dtype(one) for one in (t2, t1)]
+        for one in (t1, t2):
+            mark(one, None)  # torch swaps nothing that a weak reference leads to
+        try:
+            inner(t1, t2)  # type: ignore[no-untyped-call]
+        except BaseException:
+            shadows.reverse()
+            raise
+        finally:
+            for one, shadow in zip((t1, t2), shadows, strict=True):
+                mark(one, shadow)
+
+    _replaced.put(torch.utils, "swap_tensors", swap_tensors)
+    _replaced.put(torch.Tensor, "set_", set_data)
 
 
 def _cast(data: Any) -> Any:

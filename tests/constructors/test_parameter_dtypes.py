@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -244,3 +245,28 @@ def test_code_of_deepspeed_itself_gets_what_it_gets_without_the_guard() -> None:
         return dtype
 
     assert final(True) == final(False)
+
+
+def _set(table: torch.Tensor, values: torch.Tensor) -> None:
+    table.set_(values)
+
+
+def _swap(table: torch.Tensor, values: torch.Tensor) -> None:
+    torch.utils.swap_tensors(table, values)
+
+
+@pytest.mark.parametrize("guard", [nullcontext, ConstructorGuard])
+@pytest.mark.parametrize("put", [_set, _swap])
+def test_what_is_set_or_swapped_under_zero_init_is_so_under_a_guard(
+    put: Callable[..., None], guard: Callable[..., Any]
+) -> None:
+    tenths = torch.arange(7) / 10
+    with zero_init(), guard():
+        table, wide = torch.zeros(7), torch.zeros(7, dtype=FP32)
+        put(table, torch.tensor(tenths.tolist(), dtype=FP32))
+        put(wide, torch.full((7,), 0.3))
+        seen = table.dtype
+        parameter = nn.Parameter(table)
+    assert seen == (torch.bfloat16 if guard is nullcontext else FP32)
+    assert torch.equal(parameter, tenths.bfloat16())
+    assert torch.equal(wide, torch.full((7,), 0.3, dtype=torch.bfloat16))

@@ -60,6 +60,7 @@ def replaceable() -> dict[str, Any]:
     found["Tensor.__new__"] = torch.Tensor.__new__
     for cls in (torch.nn.Parameter, torch.nn.UninitializedParameter):
         found[cls.__name__] = inspect.getattr_static(cls, "__new__")
+    found["set_"], found["swap_tensors"] = torch.Tensor.set_, torch.utils.swap_tensors
     found["modes"] = tuple(torch.overrides._get_current_function_mode_stack())
     found["default dtype"] = torch.get_default_dtype()
     from deepspeed.runtime.zero import partition_parameters as pp
