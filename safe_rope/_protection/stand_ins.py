@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -156,7 +157,7 @@ def on_twin(
     elif _has_other_tables(stand_in, shown, state):
         return result  # tables that are made under a transformation are not kept, nor what says that they are
     take_back(module, stand_in, state.pins, held)
-    if sys.getrefcount(stand_in) > _OWN:
+    if sys.getrefcount(stand_in) > _OWN or weakref.getweakrefcount(stand_in):
         _point_back(module, stand_in, runner)
     return result
 

@@ -215,6 +215,11 @@ def slots(owner: Any) -> list[str]:
     return [name for name in names if hasattr(owner, name)] if names else []
 
 
+def has_slots(cls: Any) -> bool:
+    """Whether a class has ``__slots__``, or one of those that it is derived from."""
+    return bool(_slots(cls))
+
+
 @functools.lru_cache(maxsize=4096)
 def _slots(cls: Any) -> tuple[str, ...]:
     return tuple(

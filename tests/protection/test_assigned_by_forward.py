@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -156,12 +157,60 @@ def _from_a_dictionary(kept: Any, x: torch.Tensor) -> Any:
     return kept["compute"](x)
 
 
+class InASlot:
+    """Has the module, and no dictionary."""
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return self.module.compute(x)
+
+
+def _by_default(module: Any) -> Any:
+    def compute(x: torch.Tensor, of: Any = module, *, other: Any = module) -> Any:
+        return other.compute(of.compute(x))
+
+    return compute
+
+
+def _in_a_set(module: Any) -> Any:
+    module.kept["compute"] = {module.compute}
+    return functools.partial(_from_a_set, module.kept)
+
+
+def _from_a_set(kept: Any, x: torch.Tensor) -> Any:
+    (compute,) = kept["compute"]
+    return compute(x)
+
+
+def _weakly(module: Any) -> Any:
+    module.kept["compute"] = weakref.WeakMethod(module.compute)
+    return functools.partial(_from_a_weak_method, module.kept)
+
+
+def _from_a_weak_method(kept: Any, x: torch.Tensor) -> Any:
+    return kept["compute"]()(x)
+
+
+def _by_a_hook(module: Any) -> Any:
+    module.register_forward_hook(lambda _, args, result: module.compute(*args))
+    return torch.clone
+
+
 CHOICES = {
     "method": lambda module: module.compute,
     "partial": lambda module: functools.partial(module.compute),
     "closure": lambda module: lambda x: module.compute(x),
     "object": Inside,
     "dictionary": _in_a_dictionary,
+    "slot": InASlot,
+    "default": _by_default,
+    "set": _in_a_set,
+    "weak method": _weakly,
+    "hook": _by_a_hook,
 }
 
 
