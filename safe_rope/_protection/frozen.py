@@ -173,7 +173,8 @@ def random_tables(module: nn.Module) -> Iterator[Frozen]:
         child = module._modules.get(name)
         if isinstance(child, nn.Linear):
             for path, one in _frozen(child.named_parameters(name, recurse=False)):
-                is_zero = not one.is_meta and not bool(one.detach().any())  # whatever rounds it
+                here: torch.Tensor = getattr(one, "ds_tensor", one)  # this rank's, under ZeRO-3
+                is_zero = not here.is_meta and not bool(here.detach().any())  # whatever rounds it
                 if not (is_zero or _turns_by(module, one)):
                     yield Frozen(module, path, _LEFT, False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.zero_init import zero_init
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -379,6 +380,15 @@ def test_random_frequencies_in_a_frozen_linear_layer_are_named_and_unknown_once_
     assert report.verdict == "unknown"
     assert {finding.what for finding in report.findings} == {"proj.weight", "proj.bias"}
     assert len(safe_rope.protect(model).left) == 2
+
+
+@pytest.mark.contract
+@pytest.mark.usefixtures("deepspeed_group")
+def test_random_frequencies_that_zero_init_has_partitioned_are_named_and_unknown() -> None:
+    with safe_rope.guard() as session, zero_init():
+        model = nn.Sequential(FourierEmbedding(16))
+    assert {"proj.weight", "proj.bias"} == {entry.reason.split()[0] for entry in session.report.left}
+    assert {finding.what for finding in safe_rope.audit(model).findings} == {"proj.weight", "proj.bias"}
 
 
 def test_a_linear_layer_that_is_trained_is_not_named() -> None:
