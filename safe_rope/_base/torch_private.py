@@ -51,6 +51,7 @@ try:
     SPLIT: Any = torch._C.TensorBase.split
     """The binding behind ``torch.Tensor.split``, which looks at its arguments in Python."""
     _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
+    _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
     _dispatch_modes: Callable[[], list[Any]] = _get_current_dispatch_mode_stack
     count_dispatch_modes = torch._C._len_torch_dispatch_stack
     _count_function_modes = torch._C._len_torch_function_stack
@@ -184,6 +185,13 @@ def forget_compiled(function: Callable[..., Any]) -> None:
     """Take away from a wrapper what tells Dynamo to compile, or to leave alone, what it wraps instead."""
     for name in [name for name in vars(function) if name.startswith("_torchdynamo")]:
         delattr(function, name)
+
+
+def is_recorded() -> bool:
+    """Whether torch.jit.trace or make_fx records plain tensors."""
+    if tracing_state() is not None:
+        return True
+    return any(getattr(mode, "_mode_key", None) == _PROXY for mode in _dispatch_modes())
 
 
 def is_exporting() -> bool:

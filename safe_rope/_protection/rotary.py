@@ -248,8 +248,9 @@ class RotaryState(Keeper):
         is_long = length > trained_length(module, layer_type, spec)
         if not torch.compiler.is_compiling():
             self._read_long_factors(module, layer_type)
-        if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
-            # Asking which set applies would stop the device: both are looked up, one is chosen.
+        if is_watched() or position_ids.device.type != "cpu":
+            # Asking which set applies would stop the device, and nobody can ask what is recorded or
+            # transformed: both are looked up, one is chosen.
             long = _fractions.lookup(frequencies.long_table, position_ids)
             short = _fractions.lookup(frequencies.original_table, position_ids)
             return torch.where(is_long, long[0], short[0]), torch.where(is_long, long[1], short[1])

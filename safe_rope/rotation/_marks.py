@@ -1,6 +1,7 @@
 """How cos and sin are marked on their way: as `CosSin`, by an attribute in an export, or by their dtype.
 
-A table of an export has the dtype of the stock model; its attribute holds the exact one.
+A table of an export, or of what torch.jit.trace or make_fx records, has the dtype of the stock model; its
+attribute holds the exact one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
         return tensor.to(nominal)  # what a transform wraps cannot be computed with below it, where marks are
     if nominal is not None and not in_graph and has_tangent(tensor):
         return tensor.to(nominal)
-    if _is_exported():
-        # The graph is the whole model, and returns plain tensors. No operator hands an attribute on: who
-        # takes a part of a table, or multiplies by it, has what the stock model has.
+    if _is_exported() or (not in_graph and torch_private.is_recorded()):
+        # The graph is the whole model, of plain tensors; a trace has a `CosSin` as a constant. No operator
+        # hands an attribute on: who takes a part of a table, or multiplies by it, has what stock has.
         if nominal is not None and nominal != tensor.dtype:
             shown, table = tensor.to(nominal), tensor
         else:

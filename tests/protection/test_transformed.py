@@ -299,3 +299,56 @@ def test_an_object_that_a_graph_cannot_look_into_is_told_of() -> None:
     torch._dynamo.reset()
     with pytest.warns(PrecisionWarning, match="Wrapped computes from tables"):
         torch.compile(guarded(ReturnsAnObject), backend="eager")(X)
+
+
+class Multiplies(nn.Module):
+    """Multiplies by what a rotary module of transformers returns, or returns it."""
+
+    def __init__(self, rope: dict[str, Any], is_bare: bool) -> None:
+        super().__init__()
+        from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3RotaryEmbedding
+
+        config = Phi3Config(
+            hidden_size=64,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+            original_max_position_embeddings=32,
+            rope_parameters={"rope_theta": 10000.0, **rope},
+        )
+        self.rotary = Phi3RotaryEmbedding(config)
+        self.is_bare = is_bare
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> Any:
+        cos, sin = self.rotary(x, positions)
+        return torch.stack((cos, sin)) if self.is_bare else torch.cat((x * cos, x * sin), dim=-1)
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "longrope": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0 + i / 10 for i in range(8)],
+        "long_factor": [2.0 + i / 2 for i in range(8)],
+    },
+}
+RECORDED: dict[str, Callable[..., Any]] = {
+    "jit.trace": lambda model, *given: torch.jit.trace(model, given, check_trace=False),
+    "make_fx": lambda model, *given: make_fx(model)(*given),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("is_bare", [False, True], ids=["multiplies", "bare"])
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("way", RECORDED)
+def test_what_is_recorded_follows_positions(way: str, rope: str, is_bare: bool) -> None:
+    x, positions = X[:, :10, :DIM], torch.arange(10)[None]
+    with safe_rope.guard():
+        model = Multiplies(ROPES[rope], is_bare)
+    recorded = RECORDED[way](model.bfloat16(), x, positions)
+    true = Multiplies(ROPES[rope], is_bare)
+    for asked in (positions, positions + 50, positions + 3):  # the second is beyond the trained length
+        result, expected = recorded(x, asked), true(x.float(), asked)
+        assert result.dtype == torch.bfloat16
+        assert (result.float() - expected).abs().max() <= 2**-7 * expected.abs().max()
