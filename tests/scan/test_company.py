@@ -88,6 +88,52 @@ MIXED = {
         f"{DEF}return M(n).f(n)\n"
         for layer in ("self.proj", "getattr(self, 'proj')", "self.proj.forward")
     },
+    **{
+        f"one object of several classes: {head}": f"class B:\n    def __init__(self, n: int):\n"
+        f"        self.t, self.w = {COUNT}, torch.ones(n)\n{head}\n"
+        f"    def f(self):\n        return self.t @ self.w\n{foot}{DEF}return M(n).f()\n"
+        for head, foot in (
+            ("class A:", "class M(B, A):\n    pass\n"),
+            ("C = B\nclass M(C):", ""),
+            ("from typing import Generic, TypeVar\nT = TypeVar('T')\nclass M(B, Generic[T]):", ""),
+            ("class M(type('D', (B,), {})):", ""),
+            ("class A:", "class M(B):\n    f = A.f\n"),
+        )
+    },
+    **{
+        f"a method of several classes: {head}": "class B:\n    def t(self, n: int):\n"
+        f"        return {COUNT}\n{head}\n    def f(self, n):\n"
+        f"        return self.{name}(n) @ torch.ones(n)\n{foot}{DEF}return M().f(n)\n"
+        for head, name, foot in (
+            ("class A:", "t", "class M(B, A):\n    pass\n"),
+            ("    s = t\nclass M(B):", "s", ""),
+        )
+    },
+    "a property of several classes": f"class B:\n    n = 4\n    @property\n    def t(self):\n"
+    "        return torch.arange(4, dtype=torch.float32)\n    @t.setter\n    def t(self, t):\n        pass\n"
+    f"class A:\n    def f(self, n):\n        return self.t @ torch.ones(n)\nclass M(B, A):\n    pass\n"
+    f"{DEF}return M().f(n)\n",
+    **{
+        f"a method of a derived class: {body}": "class B:\n    def __init__(self, n: int):\n"
+        f"        self.t = self.put({COUNT})\n    def put(self, t):\n        return t\n"
+        f"class M(B):\n    {body}\n{DEF}return M(n).t\n"
+        for body in ("def put(self, t): return t @ torch.ones(4)", "put = lambda _, t: t @ torch.ones(4)")
+    },
+    **{
+        f"a constructor of a base: {base}": "class B:\n    def __init__(self, t):\n"
+        f"        self.t = t @ torch.ones(4)\n{name}class M({base}):\n    def __init__(self, n: int):\n"
+        f"        super().__init__({COUNT})\n{DEF}return M(n).t\n"
+        for base, name in (("B", ""), ("C", "C = B\n"))
+    },
+    "an item by a tuple": f"{DEF}d = {{}}\n    d[n, m] = {COUNT}\n    return d[n, m] @ torch.ones(n)\n",
+    "items by a slice": f"{DEF}d = [n]\n    d[0:1] = [{COUNT}]\n    return d[0] @ torch.ones(n)\n",
+    **{
+        f"items by {index}": f"{DEF}x = next(iter([torch.zeros(n)]))\n    i = torch.arange(n)\n"
+        f"    x[{index}] = {COUNT}\n    return x\n"
+        for index in ("i", "x == 0", "~(x > 0)")
+    },
+    "items of the default dtype": f"{DEF}x = torch.zeros(n, dtype=torch.get_default_dtype())\n"
+    f"    x[torch.arange(n)] = {COUNT}\n    return x\n",
 }
 OWN = "class M(torch.nn.Module):\n    def __init__(self, n: int):\n        super().__init__()\n"
 NOT_FOLLOWED = {

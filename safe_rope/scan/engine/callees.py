@@ -103,7 +103,7 @@ class Callees:
         return all(
             isinstance(item, ast.Slice | ast.Constant) or self._inference.value(item, place).sort == "number"
             for item in items
-        )
+        ) and not any(isinstance(one, ast.Compare) for item in items for one in ast.walk(item))  # a mask
 
     def receiver(self, call: Call, place: Place) -> list[Operand]:
         """Return what a call is a method of, or what is called where no name says it."""
@@ -122,32 +122,35 @@ class Callees:
         return False
 
     def _method(self, function: ast.Attribute, place: Place) -> bool | None:
-        match function.value:
-            case ast.Name(id=of) if of in _OWN:
-                own = True
-            case ast.Call(func=ast.Name(id="super")):
-                own = True
-            case _:
-                own = False
+        above = ast.unparse(function.value).startswith("super(")
         name = function.attr
-        if not own:
+        if not above and getattr(function.value, "id", "") not in _OWN:
             if name.strip("_") in ANY_DTYPES or name in KEEPERS or name.startswith("new_"):
                 return True
             return False if name.strip("_") in ONE_DTYPE else None
         if name in KEEPERS and not self._names.attributes(name, place):
             return True
-        return self._follows(name, self._methods(name, place))
+        return self._follows(name, self._methods(name, place, above=above))
 
-    def _methods(self, name: str, place: Place) -> list[Scope]:
-        """Return the methods of a name of the class around, or of the nearest of its bases that has any."""
+    def _methods(self, name: str, place: Place, *, above: bool = False) -> list[Scope]:
+        """Return the methods of a name in the file, none where the class around may have another's.
+
+        A class that derives from it may have that of any. It has one itself or by its first bases, by these
+        alone where ``above``.
+        """
+        if any(name in one.bindings for one in self._walk.classes.values()):
+            return []  # one of them has something else by that name
+        methods = [one for one in self._walk.functions.get(name, ()) if one.parent is one.owner is not None]
+        owners = {id(one.owner) for one in methods}
         owner = place.scope.owner
         for _ in range(_DEPTH):
-            methods = [one for one in self._walk.functions.get(name, ()) if one.parent is owner]
-            if owner is None or methods:
-                return methods if owner is not None else []
-            bases = [self._walk.classes[base] for base in owner.bases if base in self._walk.classes]
-            owner = bases[0] if bases else None
-        return []
+            if owner is None or (id(owner) in owners and not above):
+                break
+            base = owner.node.bases[:1]  # type: ignore[attr-defined]
+            owner, above = self._walk.classes.get(getattr(base[0], "id", "")) if base else None, False
+        else:
+            owner = None
+        return [] if owner is None else methods
 
     def _own(self, function: ast.expr, name: str) -> bool | None:
         if getattr(function, "id", "") != name:

@@ -90,8 +90,6 @@ class Reach:
         self._reached: dict[int, frozenset[int] | None] = {}
         self._readers: dict[str, dict[_Bound | None, list[ast.Name]]] = {}
         self._sums: dict[str, dict[_Bound | None, list[tuple[ast.AugAssign, _Bound]]]] = {}
-        self._read_in: dict[str, list[tuple[ast.Attribute, Scope | None]]] = {}
-        self._above_classes: dict[int, set[str]] = {}
 
     def operations(self, value: int) -> frozenset[int] | None:
         """Return the operations of one dtype that a value reaches, by id; None where one may be unseen."""
@@ -200,9 +198,9 @@ class Reach:
             case ast.Name(id=name):
                 self._variable(name, {(id(place.scope), place.order)}, way)
                 if place.scope.kind == "class":
-                    self._attribute(name, place.scope, way)
+                    self._attribute(name, way)
             case ast.Attribute(value=ast.Name(id=of), attr=name) if of in _OWN:
-                self._attribute(name, place.scope.owner, way)
+                self._attribute(name, way)
             case ast.Tuple(elts=some) | ast.List(elts=some):
                 values: list[ast.AST] = [part] * len(some)
                 if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(some):
@@ -213,9 +211,10 @@ class Reach:
             case ast.Starred(value=inner):
                 self._bound(inner, value, part, way)
             case ast.Subscript(value=held, slice=index):
-                if self._inference.value(held, place).sort == "tensor" or _is_part(index):
+                is_tensor = self._inference.value(held, place).sort == "tensor"
+                if is_tensor or _may_be_part(index) or self._inference.value(index, place).sort == "tensor":
                     self._indexed(target, way)
-                else:
+                if not is_tensor and not _is_part(index):
                     self._put(held, way)
             case _:
                 raise OpenError
@@ -239,7 +238,7 @@ class Reach:
                     raise OpenError
                 self._variable(name, {(id(one.place.scope), one.place.order) for one in bindings}, way)
             case ast.Attribute(value=ast.Name(id=of), attr=name) if of in _OWN:
-                self._attribute(name, place.scope.owner, way)
+                self._attribute(name, way)
             case _:
                 raise OpenError
 
@@ -294,27 +293,30 @@ class Reach:
         many = {None} if len(bindings) > 64 else set()
         return many | {(id(one.place.scope), one.place.order) for one in bindings}
 
-    def _attribute(self, name: ast.expr | str, owner: Scope | None, way: _Way) -> None:
-        """Follow where an attribute of a class is read, also by its name as a string, or a computed one."""
+    def _attribute(self, name: ast.expr | str, way: _Way) -> None:
+        """Follow where an attribute of any object is read, also by its name as a string, or a computed one.
+
+        Of whose object it is nothing shows: a class that derives from two hands the attributes of one to the
+        methods of the other.
+        """
         named = Named(name)
-        if not way.once((named.pattern, id(owner))):
+        if not way.once(named.pattern):
             return
         tree = self._tree
         if tree.computes or not _ALL_NAMES.isdisjoint(tree.loads):
             raise OpenError
         if any(one in tree.attributes for one in _ALL_ATTRIBUTES):
             raise OpenError
-        way.waiting += self._attribute_reads(named, owner)
+        way.waiting += self._attribute_reads(named)
         for statement in self._tree.augmented:
             if named.may_be(getattr(statement.target, "attr", "")) and isinstance(statement.op, ast.MatMult):
                 way.operations.add(id(statement))
 
-    def _attribute_reads(self, named: Named, owner: Scope | None) -> list[ast.expr]:
+    def _attribute_reads(self, named: Named) -> list[ast.expr]:
         reads: list[ast.expr] = [
             node
             for name in ([named.part] if named.literal else filter(named.may_be, self._tree.attributes))
-            for node, of in self._reads_in(name)
-            if self._related(owner, of)
+            for node in self._tree.attributes.get(name, ())
         ]
         for constant in self._tree.naming(named):
             match self._tree.parents[id(constant)]:
@@ -330,32 +332,6 @@ class Reach:
         computed = self._tree.computed
         return reads + [call for call, one in computed if not named.literal or one.may_be(named.part)]
 
-    def _reads_in(self, name: str) -> list[tuple[ast.Attribute, Scope | None]]:
-        """Return where an attribute is read, and of which class's objects where that is shown."""
-        if name not in self._read_in:
-            self._read_in[name] = [
-                (node, self._tree.place(node).scope.owner if getattr(node.value, "id", "") in _OWN else None)
-                for node in self._tree.attributes.get(name, ())
-            ]
-        return self._read_in[name]
-
-    def _related(self, one: Scope | None, other: Scope | None) -> bool:
-        """Say whether of two classes one derives from the other, or may."""
-        if one is None or other is None or one is other:
-            return True
-        return one.name in self._above_class(other) or other.name in self._above_class(one)
-
-    def _above_class(self, owner: Scope) -> set[str]:
-        if id(owner) not in self._above_classes:
-            names = self._above_classes[id(owner)] = set()
-            waiting = [*owner.bases]
-            while waiting:
-                base = waiting.pop()
-                if base not in names:
-                    names.add(base)
-                    waiting += self._walk.classes[base].bases if base in self._walk.classes else []
-        return self._above_classes[id(owner)]
-
     # What is called.
 
     def _returned(self, scope: Scope, way: _Way) -> None:
@@ -369,8 +345,12 @@ class Reach:
         if not way.once(id(scope)):
             return
         owner = scope.parent if scope.parent is not None and scope.parent.kind == "class" else None
-        loads: list[ast.expr] = [*self._tree.loads.get(scope.name, ())]
-        references = loads if owner is None else self._attribute_reads(Named(scope.name), owner)
+        references: list[ast.expr] = [*self._tree.loads.get(scope.name, ())]
+        if owner is not None:
+            # The body of the class has it by its plain name, and ``@f.setter`` calls none.
+            own = [load for load in references if self._tree.place(load).scope is owner]
+            named = [load for load in own if not isinstance(self._tree.parents[id(load)], ast.Attribute)]
+            references = named + self._attribute_reads(Named(scope.name))
         if decorators & {"property", "cached_property"}:
             way.waiting += references
             return
@@ -389,6 +369,8 @@ class Reach:
                 self._called(parent, way)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 place = self._tree.place(parent)
+                if place.scope.kind == "class":  # from now on an attribute, too
+                    raise OpenError
                 for load in self._reading(name, {(id(place.scope), place.order)}):
                     self._called(load, way)
             case ast.Compare():
@@ -428,12 +410,12 @@ class Reach:
             way.waiting.append(call)
             return
         if made.function == "setattr":
-            self._attribute(call.args[1], None, way)
+            self._attribute(call.args[1], way)
             return
         if not torch and isinstance(function, ast.Attribute):
             of = getattr(function.value, "id", "")
             if name in ("register_buffer", "register_parameter") and call.args:
-                self._attribute(call.args[0], place.scope.owner if of in _OWN else None, way)
+                self._attribute(call.args[0], way)
                 return
             if name in KEEPERS:
                 self._put(function.value, way)
@@ -482,4 +464,10 @@ def _last(node: ast.expr) -> str:
 
 def _is_part(index: ast.expr) -> bool:
     """Say whether only a tensor takes such an index."""
-    return isinstance(index, ast.Tuple | ast.Slice)
+    items = index.elts if isinstance(index, ast.Tuple) else []
+    return any(isinstance(item, ast.Slice) or getattr(item, "value", "") in (None, ...) for item in items)
+
+
+def _may_be_part(index: ast.expr) -> bool:
+    """Say whether an index may be a tensor's: a list takes a slice, too, and a dictionary a tuple."""
+    return isinstance(index, ast.Tuple | ast.Slice | ast.Compare | ast.UnaryOp)

@@ -6,7 +6,7 @@ import ast
 import math
 import re
 
-from safe_rope.scan.engine import ASKED, Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
+from safe_rope.scan.engine import ASKED, PINNED, Argument, Call, Edit, File, Fix, Place, Step, Value, tensors
 
 # Up to here every whole number is a float32; beyond, arange rounds otherwise than a cast does.
 _EXACT = 2**24
@@ -106,7 +106,8 @@ def _in_int64(file: File, call: Call, place: Place, *, keep: bool = True) -> tup
         dtype, kept = _append(file, call, f"dtype={integer}"), not file.changes_default
     else:
         start, stop = file.source.start(given.value), file.source.end(given.value)
-        dtype, kept = edit(file, start, stop, integer), keep and not file.of(given).assumed
+        of = file.of(given)  # what is cast to the default dtype is not float32 whatever that is
+        dtype, kept = edit(file, start, stop, integer), keep and not of.assumed and of.dtype in PINNED
     return [dtype, edit(file, end, end, f".to({target})")], kept and not file.intercepts
 
 
