@@ -16,6 +16,7 @@ import torch
 from safe_rope.autocast import _deepspeed
 from safe_rope.errors import ConfigError
 
+_FILLS = "get_gradient_for_reduction", "_fill_param_grad_accum_attribute", "bit16_groups"
 _NEEDS = "reduce_ipg_grads", "ipg_buckets", "bit16_groups", "dp_process_group", "get_param_id"
 _BYTES = 7  # of the digest, so that it and its negative are int64
 
@@ -26,8 +27,8 @@ def send_all(optimizer: Any) -> None:
     That is zeros for parameters that this rank has not used, which others may have. With overlap_comm it is
     the gradients, too, of those that only earlier micro-batches have used: DeepSpeed forgets them.
     """
-    needs = "reduce_gradients", "get_gradient_for_reduction", "_fill_param_grad_accum_attribute"
-    if any(not hasattr(optimizer, name) for name in (*needs, "params_already_reduced", *_NEEDS)):
+    needs = "reduce_gradients", "params_already_reduced"
+    if any(not hasattr(optimizer, name) for name in (*needs, *_FILLS, *_NEEDS)):
         return
 
     def reduce_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,12 +45,34 @@ def send_all(optimizer: Any) -> None:
     _deepspeed.around(optimizer, "reduce_gradients", reduce_gradients)
 
 
-def _send(optimizer: Any, parameter: torch.nn.Parameter, group: int) -> None:
-    """Give ``parameter`` a gradient, if it has none, and send it, if the optimizer does not later."""
+def send_all_coalesced(engine: Any) -> None:
+    """Let a ZeRO 1 or 2 ``engine`` send zeros, too, at the end of its ``coalesce_grad_reduction``.
+
+    It sends in one order, past ``reduce_gradients``, what then has a gradient on this rank.
+    """
+    name, optimizer = "_flush_coalesced_reduction_zero12", engine.optimizer
+    if not hasattr(engine, name) or any(not hasattr(optimizer, needed) for needed in _FILLS):
+        return
+
+    def flush(original: Any, *args: Any, **kwargs: Any) -> Any:
+        for parameter in (p for group in optimizer.bit16_groups for p in group if p.requires_grad):
+            _fill(optimizer, parameter)
+        return original(*args, **kwargs)
+
+    _deepspeed.around(engine, name, flush)
+
+
+def _fill(optimizer: Any, parameter: torch.nn.Parameter) -> None:
+    """Give ``parameter`` a gradient, if it has none."""
     if optimizer.get_gradient_for_reduction(parameter) is None:
         parameter.grad = torch.zeros_like(parameter)
         if optimizer.use_grad_accum_attribute:
             optimizer._fill_param_grad_accum_attribute(parameter)
+
+
+def _send(optimizer: Any, parameter: torch.nn.Parameter, group: int) -> None:
+    """Give ``parameter`` a gradient, if it has none, and send it, if the optimizer does not later."""
+    _fill(optimizer, parameter)
     if optimizer.overlap_comm:
         optimizer.setup_buckets()
         optimizer.reduce_ready_partitions_and_remove_grads(parameter, group)

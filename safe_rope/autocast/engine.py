@@ -204,6 +204,8 @@ def _with_autocast(
     _deepspeed.reduce_in(engine.optimizer, reduce_dtype)
     if settings.stage == 1:
         arrival.send_all(engine.optimizer)
+    if settings.stage in (1, 2):
+        arrival.send_all_coalesced(engine)
     _gather_low(engine, safe, settings, low_precision_gather)
     if dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):
         from safe_rope.autocast import loss_scale  # of DeepSpeed's classes

@@ -328,7 +328,7 @@ def test_an_engine_is_built_where_the_process_group_of_the_last_one_is_destroyed
         assert any("process group is destroyed" in text for text in seen["said"])
 
 
-def test_at_zero_1_each_rank_may_use_other_parameters(tmp_path: Path) -> None:
+def test_each_rank_may_use_other_parameters_at_zero_1_and_where_it_reduces_once(tmp_path: Path) -> None:
     if not _deepspeed.has_autocast() or releases.faults(_deepspeed.release(), 1, 1):
         pytest.skip("this DeepSpeed has no torch_autocast at ZeRO 1")
     for errors in two_ranks.run("autocast/unused.py", [], tmp_path, 300):

@@ -1,7 +1,11 @@
-"""On a rank: steps in which each rank uses other parameters, by an engine at ZeRO 1 and by DDP."""
+"""On a rank: steps in which each rank uses other parameters, by an engine and by DDP.
+
+The engine is at ZeRO 1, or reduces once for all micro-batches of a step, at ZeRO 1 and 2.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -50,19 +54,26 @@ def by_ddp(data: list[list[tuple[torch.Tensor, list[int]]]]) -> dict[str, torch.
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def by_engine(data: list[list[tuple[torch.Tensor, list[int]]]]) -> dict[str, torch.Tensor]:
+def by_engine(
+    data: list[list[tuple[torch.Tensor, list[int]]]], stage: int = 1, coalesced: bool = False
+) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param
 
     model = Experts()
-    case = parity.Case("", "bfloat16", 1, len(data[0]), False, reduce="fp32")
+    accumulation = 1 if coalesced else len(data[0])
+    case = parity.Case("", "bfloat16", stage, accumulation, False, overlap=stage == 2, reduce="fp32")
     inputs: dict[str, Any] = {"x": data[0][0][0], "chosen": [0, 1]}
     optimizer = parity.new_optimizer(model)
     engine = safe_rope.initialize(
         model=model, optimizer=optimizer, config=case.config(), example_inputs=inputs
     )[0]
     for step in data:
-        for x, way in step:
-            engine.backward(engine(x, way))
+        with engine.coalesce_grad_reduction() if coalesced else contextlib.nullcontext():
+            for x, way in step:
+                engine.backward(engine(x, way) / (len(step) if coalesced else 1))
+                if not coalesced:
+                    engine.step()
+        if coalesced:
             engine.step()
     weights = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
     engine.destroy()
@@ -70,11 +81,19 @@ def by_engine(data: list[list[tuple[torch.Tensor, list[int]]]]) -> dict[str, tor
 
 
 def main(result: Path) -> None:
+    import deepspeed
+
     join()
     data = batches(torch.distributed.get_rank(), parity.accumulation(1))
     start = {name: p.detach() for name, p in Experts().named_parameters()}
-    truth, found = by_ddp(data), by_engine(data)
-    errors = {n: float((found[n] - truth[n]).norm() / (truth[n] - start[n]).norm()) for n in truth}
+    truth, ways = by_ddp(data), {"": by_engine(data)}
+    if hasattr(deepspeed.DeepSpeedEngine, "coalesce_grad_reduction"):
+        ways |= {f"coalesced, ZeRO {stage}: ": by_engine(data, stage, coalesced=True) for stage in (1, 2)}
+    errors = {
+        way + n: float((found[n] - truth[n]).norm() / (truth[n] - start[n]).norm())
+        for way, found in ways.items()
+        for n in truth
+    }
     print(errors)
     result.write_text(json.dumps(errors), encoding="utf-8")
 
