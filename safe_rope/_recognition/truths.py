@@ -171,10 +171,10 @@ def _lost_beside(
 ) -> Iterator[tuple[str, tuple[torch.Tensor | None, bool]]]:
     """Yield what a module has lost beside its tables: integers, as an index into one of those, and numbers.
 
-    Integers that are counted, and a number, as an amplitude, have values. So do numbers that are in no file
-    and not drawn, as a mask. What is drawn, and is in no file, has none. A number that the methods change has
-    those of a file, where it is in one. Where a module has no weights and takes sines, a number is what these
-    are made of or multiplied by, also before it is lost.
+    Integers that are counted, and a number, as an amplitude, have values. So do numbers and truths that are
+    in no file and not drawn, as a mask. What is drawn, and is in no file, has none. A number that the methods
+    change has those of a file, where it is in one. Where a module has no weights and takes sines, a number is
+    what these are made of or multiplied by, also before it is lost.
     """
     if reference.rebuilt is None or reference.module is None:
         return
@@ -192,12 +192,13 @@ def _lost_beside(
             if is_meant and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
                 yield name, (made, True)
             continue
-        if value.is_meta and value.is_floating_point():
-            in_no_file = name in module._non_persistent_buffers_set and not is_state(module, name)
-            if in_no_file and _is_few(made) and not origin & (Origin.RANDOM | Origin.EMPTY):
-                yield name, (made.to(value.dtype), True)
+        if not value.is_meta or value.is_complex():
             continue
-        if not value.is_meta or value.dtype not in INTEGERS:
+        in_no_file = name in module._non_persistent_buffers_set and not is_state(module, name)
+        if in_no_file and _is_few(made) and not origin & (Origin.RANDOM | Origin.EMPTY):
+            yield name, (made.to(value.dtype), True)
+            continue
+        if value.dtype not in INTEGERS:
             continue
         is_counted = has_position_name(name) and origin & Origin.COUNTED
         if is_drawn(module, name, origin):

@@ -149,6 +149,36 @@ def test_what_a_parent_sets_beside_frequencies_on_meta_has_the_dtype_that_it_was
         assert layer(torch.ones(8, dtype=BF16)).dtype == BF16
 
 
+class Anchored(nn.Module):
+    """Frequencies beside an anchor of positions, an order of channels and a causal mask, in no file."""
+
+    def __init__(self, length: int = 64) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", frequencies(), persistent=False)
+        self.register_buffer("anchor", torch.tensor([2**26]), persistent=False)
+        self.register_buffer("perm", torch.tensor([*range(0, 16, 2), *range(1, 16, 2)]), persistent=False)
+        self.register_buffer("causal", torch.ones(length, length, dtype=torch.bool).tril(), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        phases = (positions - self.anchor)[:, None].float() * self.inv_freq[self.perm].float()
+        return torch.where(self.causal[: len(positions), :16], phases.cos(), 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_integers_and_truths_beside_frequencies_and_in_no_file_come_back_from_meta(
+    dtype: torch.dtype,
+) -> None:
+    positions = torch.arange(2**26, 2**26 + 40)
+    with safe_rope.guard(), torch.device("meta"):
+        model: Any = built(Anchored)
+    model.to_empty(device="cpu").to(dtype)
+    part = model["part"]
+    assert part.anchor.dtype == part.perm.dtype == torch.int64
+    assert part.causal.dtype == torch.bool
+    assert torch.equal(part(positions), Anchored()(positions))
+    assert safe_rope.audit(model).ok
+
+
 def test_an_amplitude_that_is_no_number_is_damage_and_named() -> None:
     model: Any = built(Turned)
     model["part"].prefactor.fill_(torch.nan)
