@@ -169,7 +169,7 @@ def _makes_waves(module: nn.Module) -> bool:
     return bytecode.facts(_stock(module)).makes_waves and next(module.parameters(), None) is None
 
 
-def _is_turned(module: nn.Module, name: str) -> bool:
+def is_turned_when_multiplied(module: nn.Module, name: str) -> bool:
     """Whether a module takes sines of products with what it holds by a name, whatever that says."""
     return name in turned_when_multiplied(_stock(module))
 
@@ -206,7 +206,10 @@ def may_hold_positions(module: nn.Module) -> bool:
     if keeps_nothing(module):
         return False
     held = list(entries(module))
-    if any(not is_no_position(name) or _is_turned(module, name) for name, _ in own_tensors(module, held)):
+    if any(
+        not is_no_position(name) or is_turned_when_multiplied(module, name)
+        for name, _ in own_tensors(module, held)
+    ):
         return True
     return bool(made_later(module) or uninitialized(module) or unreadable(module, held))
 
@@ -329,7 +332,9 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
     if origin & Origin.RANDOM or tensor.is_meta or tensor.numel() < 2:
         return False
     if is_no_position(name):
-        is_turned = bool(origin & Origin.COUNTED) and _is_turned(module, name) and has_values(tensor)
+        is_turned = (
+            bool(origin & Origin.COUNTED) and is_turned_when_multiplied(module, name) and has_values(tensor)
+        )
         return is_turned and not is_state(module, name)
     if tensor.is_floating_point() and counts(module):
         listed = bool(origin & Origin.LITERAL) and are_slopes(tensor)
@@ -354,7 +359,9 @@ def is_table_of(module: nn.Module, name: str, tensor: torch.Tensor, origin: Orig
 
 def _is_buffer_turned(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether ``module`` takes sines of products with a buffer that 16 bits do not hold, in any order."""
-    is_there = name in module._buffers and tensor.is_floating_point() and _is_turned(module, name)
+    is_there = (
+        name in module._buffers and tensor.is_floating_point() and is_turned_when_multiplied(module, name)
+    )
     return is_there and not is_state(module, name) and low_dtype_of(tensor.detach()) is None
 
 
@@ -400,7 +407,7 @@ def is_no_position(name: str) -> bool:
 
 def is_multiplied_and_turned(module: nn.Module, name: str, tensor: torch.Tensor) -> bool:
     """Whether ``module`` takes sines of products with a buffer that may hold frequencies, or nothing yet."""
-    if name not in module._buffers or not _is_turned(module, name):
+    if name not in module._buffers or not is_turned_when_multiplied(module, name):
         return False
     is_empty = tensor.is_meta or bool(tensor.isnan().any())
     return not is_no_position(name) and (is_empty or rises_or_falls(tensor, fewest=FEWEST_ROWS))

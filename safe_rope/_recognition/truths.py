@@ -29,6 +29,7 @@ from safe_rope._recognition.tables import (
     is_no_position,
     is_state,
     is_table_of,
+    is_turned_when_multiplied,
     made_later,
     only_turns,
     own_tensors,
@@ -173,8 +174,8 @@ def _lost_beside(
 
     Integers that are counted, and a number, as an amplitude, have values. So do numbers and truths that are
     in no file and not drawn, as a mask. What is drawn, and is in no file, has none. A number that the methods
-    change has those of a file, where it is in one. Where a module has no weights and takes sines, a number is
-    what these are made of or multiplied by, also before it is lost.
+    change has those of a file, where it is in one. Where a module takes sines of products with a number, or
+    has no weights and takes sines, these are made of it, also before it is lost.
     """
     if reference.rebuilt is None or reference.module is None:
         return
@@ -187,7 +188,8 @@ def _lost_beside(
             changes = is_state(module, name)
             in_no_file = name in module._non_persistent_buffers_set
             is_meant = value.is_meta and (in_no_file or not changes)
-            is_turned = origin is not Origin.NONE and only_turns(module)  # `torch.FloatTensor` fills nothing
+            is_turned = only_turns(module) or is_turned_when_multiplied(module, name)
+            is_turned &= origin is not Origin.NONE  # `torch.FloatTensor` fills nothing
             is_meant |= not (changes or value.is_meta) and (bool(value.isnan()) or is_turned)
             if is_meant and not origin & (Origin.RANDOM | Origin.EMPTY) and _is_real(made):
                 yield name, (made, True)

@@ -5,6 +5,7 @@ The truth is the unguarded model in FP32.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from typing import Any
@@ -147,6 +148,52 @@ def test_what_a_parent_sets_beside_frequencies_on_meta_has_the_dtype_that_it_was
     model.to_empty(device="cpu")
     for layer in model.layers:
         assert layer(torch.ones(8, dtype=BF16)).dtype == BF16
+
+
+class Shifted(nn.Module):
+    """Positions less a number, in a module with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(32, 32)
+        self.register_buffer("inv_freq", frequencies(), persistent=False)
+        self.register_buffer("shift", torch.tensor(100.3), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        phases = (position_ids.float() - self.shift.float())[..., None] * self.inv_freq.float()
+        cos, sin = phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+        first, second = self.query(x + 1).chunk(2, -1)
+        return first * cos - second * sin, first * sin + second * cos
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+def test_a_number_that_positions_are_shifted_by_beside_weights_is_not_rounded(way: str) -> None:
+    if way == "guard":
+        with safe_rope.guard():
+            model: Any = built(Shifted)
+        model.to(BF16)
+    else:
+        model = built(Shifted).to(BF16)
+        safe_rope.protect(model)
+    part = model["part"]
+    assert float(part.shift) == float(torch.tensor(100.3))
+    stock = Shifted()
+    stock.load_state_dict(part.state_dict())
+    for made, true in zip(part(X.to(BF16), POSITIONS), stock(X, POSITIONS), strict=True):
+        assert made.dtype == BF16
+        assert float((made - true).abs().max()) < 0.02
+    assert safe_rope.audit(model).ok
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+def test_another_number_that_somebody_shifts_positions_by_stays(way: str) -> None:
+    with safe_rope.guard() if way == "guard" else contextlib.nullcontext():
+        model: Any = built(Shifted)
+    model["part"].shift.fill_(50.7)
+    if way == "protect":
+        safe_rope.protect(model)
+    model.to(BF16)
+    assert float(model["part"].shift) == float(torch.tensor(50.7))
 
 
 class Anchored(nn.Module):
