@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from safe_rope.scan.engine.names import Argument, Call, Names
+from safe_rope.scan.engine.tree import Tree
 
 FUNCTIONS = """
 def f{0}(n: int):
@@ -40,6 +41,13 @@ def g{0}(call):
 @g{0}
 def f{0}(n: int):
     return torch.arange(n, dtype=torch.float32)
+"""
+
+RING = """
+def f{0}(n: int, k: int):
+    if k:
+        return f{1}(n, k - 1)
+    return torch.arange(n, dtype=torch.float32) * 2.0
 """
 
 REPEATED = """
@@ -162,5 +170,15 @@ def test_a_call_with_many_arguments_is_read_once(
     monkeypatch.setattr(Argument, "__init__", counted(Argument.__init__, counts))
     given = "torch.arange(n, dtype=torch.float32), "
     texts = [f"import torch\ndef f(n: int):\n    return g({given * n})\n" for n in (100, 300)]
+    few, many = (asked(project, scan, text, counts) for text in texts)
+    assert 0 < many <= 4 * few
+
+
+def test_what_follows_a_value_in_a_ring_of_functions_is_looked_at_once(
+    project: Path, scan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Tree, "place", counted(Tree.place, counts))
+    texts = ["import torch\n" + "".join(RING.format(i, (i + 1) % n) for i in range(n)) for n in (40, 120)]
     few, many = (asked(project, scan, text, counts) for text in texts)
     assert 0 < many <= 4 * few

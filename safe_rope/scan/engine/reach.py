@@ -59,7 +59,7 @@ _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass
 class _Way:
-    """What is still to be followed of one value, and what was found."""
+    """What is still to be followed after one node, and what was found."""
 
     waiting: list[ast.AST] = field(default_factory=list)
     seen: set[object] = field(default_factory=set)
@@ -88,25 +88,40 @@ class Reach:
         self._names = inference.names
         self._callees = callees
         self._reached: dict[int, frozenset[int] | None] = {}
+        self._steps: dict[int, _Way | None] = {}
         self._readers: dict[str, dict[_Bound | None, list[ast.Name]]] = {}
         self._sums: dict[str, dict[_Bound | None, list[tuple[ast.AugAssign, _Bound]]]] = {}
 
     def operations(self, value: int) -> frozenset[int] | None:
         """Return the operations of one dtype that a value reaches, by id; None where one may be unseen."""
         if value not in self._reached:
+            self._reached[value] = self._all(self._tree.node(value))
+        return self._reached[value]
+
+    def _all(self, start: ast.AST) -> frozenset[int] | None:
+        seen, waiting, operations = {id(start)}, [start], set[int]()
+        while waiting:
+            step = self._step(waiting.pop())
+            if step is None or len(seen) > _MOST:
+                return None
+            operations |= step.operations
+            new = [node for node in step.waiting if id(node) not in seen]
+            seen.update(map(id, new))
+            waiting += new
+        return frozenset(operations)
+
+    def _step(self, node: ast.AST) -> _Way | None:
+        """Return what follows a node, which is the same on every way; None where something may be unseen."""
+        if id(node) not in self._steps:
             way = _Way()
             try:
-                way.waiting.append(self._tree.node(value))
-                while way.waiting:
-                    node = way.waiting.pop()
-                    if way.once(id(node)):
-                        self._above(node, way)
-                    if len(way.seen) > _MOST:
-                        raise OpenError
-                self._reached[value] = frozenset(way.operations)
+                self._above(node, way)
             except OpenError:
-                self._reached[value] = None
-        return self._reached[value]
+                self._steps[id(node)] = None
+            else:
+                way.seen.clear()
+                self._steps[id(node)] = way
+        return self._steps[id(node)]
 
     @property
     def _tree(self) -> Tree:
