@@ -6,14 +6,14 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from safe_rope._base.files import write_atomically
-from safe_rope.errors import SafeRopeError
+from safe_rope.errors import ConfigError, SafeRopeError
 from safe_rope.scan import (
     DEFAULT_FILE,
     FORMATS,
@@ -148,6 +148,7 @@ class _Run:
         options = self.options
         baseline = self._baseline()
         targets = session.collect(options.paths, options.packages, self.settings)
+        self._spare(targets.settings)
         if options.show_settings or options.show_files:
             first = next(iter(targets.settings.values()), self.settings(os.curdir))
             _write(
@@ -187,6 +188,14 @@ class _Run:
             _errors(errors)
             return 2 if errors else 0
         return self._finish(selection, results, errors)
+
+    def _spare(self, sources: Iterable[str]) -> None:
+        """Refuse, before anything is scanned, an output that would replace what is to be scanned."""
+        baseline = self.options.write_baseline and (self.options.baseline or DEFAULT_FILE)
+        outputs = {"--output-file": self.options.output_file, "--baseline": baseline}
+        for option, file in outputs.items():
+            if file and os.path.realpath(file) in map(os.path.realpath, sources):
+                raise ConfigError(f"{option} {file}: that is a file to scan; name another file")
 
     def stdin(self) -> int:
         """Scan stdin; return the exit status."""

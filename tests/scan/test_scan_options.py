@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from click.testing import CliRunner
 from scan_examples import BAD, CALL, CLEAN, FIXED, INHERITED
 
@@ -113,3 +114,18 @@ def test_what_counts_and_what_is_scanned_can_be_shown(project: Path, scan) -> No
 def test_every_rule_is_explained_at_once() -> None:
     shown = CliRunner().invoke(cli, ["rule", "--all"]).stdout
     assert all(f"{rule.id} {rule.name} " in shown for rule in RULES.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--output-file", "a.py"), ("--output-file", "link"), ("--write-baseline", "--baseline", "pkg/../a.py")],
+)
+@pytest.mark.parametrize("path", ["a.py", "."])
+def test_no_output_replaces_what_is_scanned(project: Path, scan, path: str, options: tuple[str, ...]) -> None:
+    (project / "pkg").mkdir()
+    (project / "a.py").write_text(BAD)
+    (project / "link").symlink_to("a.py")
+    result = scan(path, *options)
+    assert result.exit_code == 2
+    assert "that is a file to scan" in result.stderr
+    assert (project / "a.py").read_text() == BAD
