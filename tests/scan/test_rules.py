@@ -98,6 +98,15 @@ def test_a_class_is_told_once_of_its_inverse_frequencies() -> None:
     assert [finding.line for finding in found] == [4, 8]
 
 
+def test_a_class_that_may_learn_its_inverse_frequencies_is_told_of_the_buffer() -> None:
+    head = "import torch\nclass A(torch.nn.Module):\n    def __init__(self, inv_freq, learned):\n"
+    learned = "        if learned:\n            self.inv_freq = torch.nn.Parameter(inv_freq)\n"
+    kept = "        if not learned:\n            self.register_buffer('inv_freq', inv_freq)\n"
+    for body, line in ((learned + kept, 7), (kept + learned, 5)):
+        (finding,) = scan(head + body, "SR008")
+        assert (finding.line, finding.severity) == (line, "warning")
+
+
 def test_severity_follows_the_place_of_the_call() -> None:
     call = "torch.arange(n, dtype=torch.float32)"
     for head, severity in (

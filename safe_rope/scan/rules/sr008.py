@@ -3,7 +3,7 @@
 `module.to(torch.bfloat16)`, `module.half()` and DeepSpeed's engine cast every floating buffer and parameter.
 `inv_freq` in bfloat16 is off by up to 0.4 %, and no later `.float()` brings it back.
 
-A class is reported once, at the first of them.
+A class is reported once, at the first of those that weigh most.
 
 There is no edit that is right for every model: keep the frequencies where casts do not reach them, or build
 them again, in float32, when they are used.

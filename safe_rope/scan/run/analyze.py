@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import get_args
 
 from safe_rope.scan.engine import (
     PINNED,
@@ -16,6 +17,7 @@ from safe_rope.scan.engine import (
     File,
     Finding,
     Scope,
+    Severity,
     Site,
     Source,
     Walk,
@@ -30,6 +32,7 @@ from safe_rope.scan.rules.rule import Rule
 
 # Below this size a file is always parsed, so that a broken one is told from one without findings.
 _SMALL = 512
+_SEVERITIES = get_args(Severity)  # the worst first
 _GENERATED = re.compile(rb"automatically generated from (\S*modular_\w+\.py)")
 
 
@@ -101,21 +104,26 @@ def _run(file: File, rules: Iterable[Rule]) -> list[Finding]:
             by_function.setdefault(function, []).append(rule)
     found: list[tuple[Finding, int]] = []
     changed: set[int] = set()  # what a fix gives another dtype than it has in FP32
-    reported: set[tuple[str, Scope | None]] = set()
+    reported: dict[tuple[str, Scope], int] = {}
     for site in file.walk.sites:
         name, call = _what(file, site, by_function)
         for rule in by_function.get(name, ()):
             report = rule.check(file, site, call)
-            if report is not None and (rule.id, owner := site.place.scope.owner) not in reported:
-                cast = report.cast or report.node
-                one = file.finding(rule.id, report)
-                if one.fix is not None and (_is_shown(site) or _is_late(file, site)):
-                    one = replace(one, fix=replace(one.fix, safe=False))
-                found.append((one, id(cast)))
-                if file.value(cast, site.place).dtype not in {*PINNED, "default", "int"}:
-                    changed.add(id(cast))
-                if rule.once_per_class and owner is not None:
-                    reported.add((rule.id, owner))
+            if report is None:
+                continue
+            cast = report.cast or report.node
+            one = file.finding(rule.id, report)
+            if one.fix is not None and (_is_shown(site) or _is_late(file, site)):
+                one = replace(one, fix=replace(one.fix, safe=False))
+            if rule.once_per_class and (owner := site.place.scope.owner) is not None:
+                at = reported.setdefault((rule.id, owner), len(found))
+                if at < len(found):
+                    if _SEVERITIES.index(one.severity) < _SEVERITIES.index(found[at][0].severity):
+                        found[at] = one, id(cast)
+                    continue
+            found.append((one, id(cast)))
+            if file.value(cast, site.place).dtype not in {*PINNED, "default", "int"}:
+                changed.add(id(cast))
     if not found:
         return []
     callees = Callees(file.walk, file.inference)
