@@ -26,6 +26,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     summed = value.sort == "tensor" or "dtype" in call.keywords
     if not summed or not value.whole or value.is_int:
         return None
+    if _is_filled(file, operand):
+        return None
     lowered = (file.dtype(call) or value).lowerable
     if not lowered and ("dtype" in call.keywords or not _is_made(file, operand)):
         return None
@@ -47,6 +49,19 @@ def _is_made(file: File, operand: Argument) -> bool:
         and file.names.qualify(one.func, where) in made
         and not file.names.is_early(one.func, where)
         for one, where in nodes
+    )
+
+
+def _is_filled(file: File, operand: Argument) -> bool:
+    """Say whether items of a variable are set to what is not known to be whole: it is no mask."""
+    uses = file.flow.uses(operand.place.scope, getattr(operand.value, "id", ""))
+    return any(
+        isinstance(target, ast.Subscript)
+        and target.value is node
+        and isinstance(statement, ast.Assign | ast.AugAssign)
+        and target is not statement.value
+        and not file.value(statement.value, place).whole
+        for node, (*_, statement, target), place in (use for use in uses if len(use[1]) > 1)
     )
 
 
@@ -77,6 +92,8 @@ RULE = Rule(
         "import torch\ndef f(x, n):\n    return x.new_ones(n, dtype=torch.float32).cumsum(0)\n",
         "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",
         "import torch\ndef f(n):\n    return torch.full((n,), 1).cumsum(0)\n",
+        "import torch\ndef f(f0, rate):\n    steps = torch.zeros(9, f0.size(-1))\n    for i in range(9):\n"
+        "        steps[i : i + 1] = f0 * (i + 1) / rate\n    return torch.cumsum(steps, dim=-1) % 1\n",
         "import torch\ndef f(attention_mask, ids, image):\n    mask = attention_mask.new_zeros(ids.shape)\n"
         "    mask |= ids == image\n    return mask.cumsum(-1) - 1\n",
     ),
@@ -94,5 +111,7 @@ RULE = Rule(
         "    return torch.cumsum(duration, -1)\n",
         "import torch\ndef f(attention_mask, x):\n    return attention_mask.cumsum(-1, dtype=x.dtype) - 1\n",
         "import torch\ndef f(n):\n    return torch.full((n,), 1.0).cumsum(0)\n",
+        "import torch\ndef f(x, lengths):\n    seen = torch.zeros(x.shape[0], 9999)\n"
+        "    for i, n in enumerate(lengths):\n        seen[i, :n] = 1\n    return seen.cumsum(-1)\n",
     ),
 )
