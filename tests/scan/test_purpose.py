@@ -226,6 +226,36 @@ NOT_POSITIONS = {
                 return ((x >= self.grid[:, :-1]) & (x < self.grid[:, 1:])).to(x.dtype)""",
 }
 POSITIONS = {
+    "an attribute that setattr sets": """
+        class Model(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                setattr(self, "inv_freq", 1.0 / 1e4 ** (torch.arange(0, d, 2, dtype=torch.float32) / d))""",
+    "an attribute that setattr names and forward turns": """
+        class Model(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                setattr(self, "w", 1.0 / 1e4 ** (torch.arange(0, d, 2, dtype=torch.float32) / d))
+            def forward(self, x):
+                return torch.cos(x[..., None] * self.w)""",
+    "buffers of numbered names": """
+        class Model(nn.Module):
+            def __init__(self, sizes):
+                super().__init__()
+                for i, d in enumerate(sizes):
+                    self.register_buffer(f"pos_embed_{i}", torch.arange(d, dtype=torch.float32) / d)""",
+    "an attribute of the class": """
+        class Model(nn.Module):
+            exponents = torch.arange(0, 64, 2, dtype=torch.float32) / 64
+            def __init__(self):
+                super().__init__()
+                self.inv_freq = 1e4 ** -self.exponents""",
+    "a tuple of a generator": """
+        class Model(nn.Module):
+            def __init__(self, dims):
+                super().__init__()
+                parts = tuple(1e4 ** -(torch.arange(0, d, 2, dtype=torch.float32) / d) for d in dims)
+                self.inv_freq = torch.cat(parts)""",
     "rotary embedding": """
         class Rotary(nn.Module):
             def __init__(self, dim, base):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -39,8 +40,11 @@ _VIEWS = (
     tensors.KEPT
     | tensors.JOINED
     | _CASTS
-    | {"cartesian_prod", "rearrange", "repeat", "ravel", "Buffer", "Parameter"}
+    | {"cartesian_prod", "rearrange", "repeat", "ravel", "Buffer", "Parameter", "list", "tuple"}
 )
+# What keeps the values under a name, which stands before them, and where they stand.
+_SETTERS = {"register_buffer": 1, "setattr": 2}
+_NO_WORDS = re.compile(r"\W+")
 _WRITES = {"copy", "append", "extend", "insert"}
 
 
@@ -222,10 +226,11 @@ class Purpose:
             if method or call.args[0] is current or not self._is_base(call.args[0], current, place):
                 return []
             return replace(state, kept=False, linear=False, frequency=True) if state.linear else []
-        if name == "register_buffer" and len(call.args) > 1:
-            if isinstance(call.args[0], ast.Constant):
-                return self._kept_as(str(call.args[0].value), place, state)
-            return [True] if is_position(ast.unparse(call.args[0])) else []
+        if name in _SETTERS and len(call.args) > _SETTERS[name]:
+            named = call.args[_SETTERS[name] - 1]
+            if isinstance(named, ast.Constant):
+                return self._kept_as(str(named.value), place, state)
+            return [True] if is_position(_NO_WORDS.sub("_", ast.unparse(named))) else []
         others = [argument for argument in call.args if argument is not current]
         if method and isinstance(call.func, ast.Attribute) and name in _PRODUCTS:
             others = [*call.args]
@@ -303,6 +308,8 @@ class Purpose:
                 if is_position(name):
                     yield True
                     return
+                if place.scope.kind == "class":
+                    yield from self._kept_as(name, place, state)
                 later = self._flow.reached(place, name, value)
                 yield from (_Use(*use, state) for use in later)
                 if not later:
