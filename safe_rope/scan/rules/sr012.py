@@ -5,7 +5,8 @@ casts. Long factors of LongRoPE, slopes or a scaling kept as such a tensor come 
 Keep Python floats, or build the tensor where it is used.
 
 A warning is the base of inverse frequencies as such a tensor: `exp(arange * -log(torch.tensor(10000.0)))`. In
-bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are.
+bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are. A base that bfloat16 holds,
+and that only powers are taken of, is no finding.
 
 An error is a tensor of powers that Python computes, `[base ** (-i / d) for i in range(0, d, 2)]`, where they
 are frequencies or slopes of positions. Raise to an int64 `arange` that is cast to float32 instead. It is a
@@ -26,6 +27,8 @@ from safe_rope.scan.rules.rule import Rule
 _FACTORS = re.compile(
     r"(?:\w+_)?(?:factors?|scale|scaling|slopes?|freqs?|theta|timescales?)(?:_\w+)?", re.IGNORECASE
 )
+_DEPTH = 2  # of variables
+_POWERS = ("torch.pow", "torch.float_power")
 _ROTARY = re.compile(r"rope|rotary|alibi|freq|sinus|yarn|ntk|pos(?:ition)?_?emb", re.IGNORECASE)
 
 
@@ -33,8 +36,10 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a factor of a rotary or ALiBi table, or the base of frequencies, that is made as a tensor."""
     if call is None or not call.function.startswith("torch."):
         return None
-    if call.function in ("torch.tensor", "torch.full") and (grid := _raised(file, site)) is not None:
-        return _base(file, site, call, grid)
+    if call.function in ("torch.tensor", "torch.full"):
+        raised = _raised(file, site.node, site.ancestors, site.place)
+        if raised is not None:
+            return _base(file, site, call, *raised)
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
@@ -84,6 +89,10 @@ def _is_power(file: File, node: ast.AST, item: str, place: Place) -> bool:
             numbers = [base, *(one.right for one in quotients)]
             exact = all(_is_power_of_two(file, one, place) for one in numbers)
             return any(getattr(part, "id", "") == item for part in parts) and not exact
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="exp"), args=[exponent]):
+            parts = [*ast.walk(exponent)]
+            squared = any(isinstance(part, ast.Pow) for part in parts)  # as a Gaussian's is
+            return not squared and sum(getattr(part, "id", "") == item for part in parts) == 1
     return False
 
 
@@ -107,17 +116,21 @@ def _powers(file: File, site: Site, call: Call, dtype: Value | None) -> Report |
     )
 
 
-def _base(file: File, site: Site, call: Call, grid: Site) -> Report | None:
+def _base(file: File, site: Site, call: Call, grid: Site, logarithm: bool) -> Report | None:
     given = call.argument(*((1, "fill_value") if call.function == "torch.full" else (0, "data")))
     value = None if given is None else file.of(given)
     if value is None or value.sort not in ("number", "unknown"):
         return None
-    if value.constant is None:
+    number = value.constant
+    exact = number is not None and (not value.floating or messages.in_bfloat16(number) == number)
+    if exact and not logarithm:
+        return None  # what it is raised to decides the dtype
+    if number is None:
         becomes = "rounds it to 8 bits"
-    elif value.floating:
-        becomes = f"makes {value.constant:g} {messages.in_bfloat16(value.constant):g}"
+    elif exact:
+        becomes = f"rounds what is computed of {number:g}"
     else:
-        becomes = f"rounds what is computed of {value.constant:g}"
+        becomes = f"makes {number:g} {messages.in_bfloat16(number):g}"
     severity = file.severity("warning", site, shown=file.is_shown(grid))
     message = (
         f"the base of frequencies as a tensor: zero.Init or the default dtype {becomes}; keep a Python float"
@@ -125,33 +138,48 @@ def _base(file: File, site: Site, call: Call, grid: Site) -> Report | None:
     return Report(call.node, severity, message)
 
 
-def _raised(file: File, site: Site) -> Site | None:
-    """Return the count that the tensor is raised to, or that its logarithm scales in an exponent."""
-    current: ast.AST = site.node
+def _raised(
+    file: File,
+    current: ast.AST,
+    ancestors: tuple[ast.AST, ...],
+    place: Place,
+    logarithm: bool = False,
+    depth: int = 0,
+) -> tuple[Site, bool] | None:
+    """Return the count that a tensor is raised to, or that its logarithm scales, and whether that is it."""
     grid: Site | None = None
-    logarithm = False
-    for parent in reversed(site.ancestors):
+    for parent in reversed(ancestors):
         match parent:
-            case ast.Attribute(attr="log" | "exp" | "item" | "float") | ast.UnaryOp():
+            case ast.Attribute(attr="log" | "exp" | "item" | "float" | "pow") | ast.UnaryOp():
                 logarithm = logarithm or getattr(parent, "attr", "") == "log"
+            case ast.Call(func=ast.Attribute(attr="pow") as function, args=[exponent]) if function is current:
+                found = _count(file, exponent, place)
+                return None if found is None else (found, logarithm)
             case ast.Call(func=function) if function is current:
                 pass
             case ast.Call(func=function):
-                name = file.names.qualify(function, site.place)
+                name = file.names.qualify(function, place)
                 if name == "torch.exp" and grid is not None:
-                    return grid
+                    return grid, logarithm
+                if name in _POWERS and len(parent.args) == 2 and parent.args[0] is current:
+                    found = _count(file, parent.args[1], place)
+                    return None if found is None else (found, logarithm)
                 if name != "torch.log":
                     return None
                 logarithm = True
             case ast.BinOp(left=left, op=operator, right=right) if logarithm or isinstance(operator, ast.Pow):
-                found = _count(file, right if left is current else left, site.place)
+                found = _count(file, right if left is current else left, place)
                 if isinstance(operator, ast.Pow):
-                    return found if left is current else None
+                    return (found, logarithm) if found and left is current else None
                 grid = found or grid
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if grid is None and depth < _DEPTH:
+                uses = file.flow.reached(place, name, value)
+                ways = (_raised(file, *use, logarithm, depth + 1) for use in uses)
+                return next((way for way in ways if way is not None), None)
             case _:
                 return None
         if isinstance(parent, ast.Attribute) and parent.attr == "exp" and grid is not None:
-            return grid
+            return grid, logarithm
         current = parent
     return None
 
@@ -199,6 +227,10 @@ RULE = Rule(
         "        self.bands = torch.tensor([2.0 ** i for i in range(d)])\n",
         "import torch\nclass RelativePositions(torch.nn.Module):\n    def __init__(self, window):\n"
         "        self.strides = torch.tensor([window ** i for i in range(3)])\n",
+        "import math, torch\nclass RelativePositions(torch.nn.Module):\n    def __init__(self, n, s):\n"
+        "        self.window = torch.tensor([math.exp(-(i - n) ** 2 / s) for i in range(n)])\n",
+        "import torch\ndef inv_freqs(d):\n"
+        "    return torch.tensor(512.0) ** -(torch.arange(0, d, 2).float() / d)\n",
         "import torch\nheads = 8\ndef alibi():\n"
         "    return torch.tensor([2 ** (-8 * (i + 1) / heads) for i in range(heads)])\n",
         "import torch\ndef rope_init(n):\n    factors = torch.tensor([1, 2], dtype=torch.int64)\n"
@@ -216,6 +248,16 @@ RULE = Rule(
         "    return torch.tensor(10000.0) ** -(torch.arange(0, d, 2).float() / d)\n",
         "import torch\ndef inv_freqs(d):\n"
         "    return torch.exp(-torch.log(torch.tensor(10000)).item() * torch.arange(d).float() / d)\n",
+        "import torch\ndef inv_freqs(d):\n"
+        "    return 1 / torch.pow(torch.tensor(10000.0), torch.arange(0, d, 2).float() / d)\n",
+        "import torch\ndef inv_freqs(d):\n    base = torch.tensor(10000.0)\n"
+        "    return 1 / base ** (torch.arange(0, d, 2).float() / d)\n",
+        "import torch\ndef inv_freqs(d):\n    step = torch.log(torch.tensor(512.0)) / d\n"
+        "    return torch.exp(torch.arange(0, d, 2).float() * -step)\n",
+        "import torch\ndef inv_freqs(d):\n"
+        "    return torch.tensor(10000.0).pow(-torch.arange(0, d, 2).float() / d)\n",
+        "import math, torch\ndef inv_freqs(d, base):\n"
+        "    return torch.tensor([math.exp(-math.log(base) * i / d) for i in range(0, d, 2)])\n",
         "import torch\ndef compute_rope_parameters(config):\n"
         "    ext_factors = torch.tensor(config.long_factor, dtype=torch.float32)\n    return ext_factors\n",
     ),
