@@ -6,6 +6,7 @@ forward returns, which differences, logarithms and thresholds make of plain roun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import types
@@ -125,6 +126,15 @@ def by_names(module: nn.Module, measure: Callable[[bool], T]) -> T:
         if not _told_by_name(_required(module)):
             raise
     return measure(False)
+
+
+def ways(module: nn.Module) -> Iterator[tuple[Any, int]]:
+    """Yield the ways to call the forward of a module; none where nobody knows its arguments.
+
+    Each is a function of the dtype to compute in, beside how many places it has.
+    """
+    with contextlib.suppress(UnansweredError):
+        yield from _arguments(module, by_name=True)
 
 
 def _error_of(module: nn.Module, dtype: torch.dtype, by_name: bool) -> float | None:

@@ -21,6 +21,7 @@ from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAud
 from safe_rope._audit.torchs import add_rounded
 from safe_rope._audit.wrappers import compute_dtypes, pending_casts, unwrapped
 from safe_rope._base.text import class_name
+from safe_rope._base.torch_private import is_compiled
 from safe_rope._base.uninterrupted import run_waiting
 from safe_rope._protection.frozen import frozen_positions, random_tables, unkept_tables
 from safe_rope._protection.plan import concerns
@@ -95,7 +96,9 @@ def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditRepo
                 if _is_audited(module):
                     found = references[id(root)].find(within), find(module), casts.get(module), classes
                     auditor = ModuleAuditor(report, whole, module, *found)
-                    auditor.dtypes = compute_dtypes((*_up_from(module, above), *reversed(around)))
+                    chain = (*_up_from(module, above), *reversed(around))
+                    auditor.dtypes = compute_dtypes(chain)
+                    auditor.is_compiled = any(map(is_compiled, chain))
                     auditor.wrappers = list(_wrappers(module, above))
                     auditor.run(asked)
                 else:

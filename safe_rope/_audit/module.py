@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, 
 from safe_rope._audit.embedding import EmbeddingAuditor
 from safe_rope._audit.forward import call, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
+from safe_rope._audit.kept import shown_by_calls
 from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
@@ -49,7 +50,7 @@ from safe_rope._base.text import class_name
 from safe_rope._protection.frozen import frozen_positions
 from safe_rope._protection.rewrite import is_kept, is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
-from safe_rope._recognition.explained import AS_STOCK, DRAWN, UNMADE, UNTOLD, is_cast
+from safe_rope._recognition.explained import UNMADE, UNTOLD, is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, own_class, stock_class
 from safe_rope._recognition.specs import Convention, calling_convention, layer_types
@@ -78,6 +79,7 @@ class ModuleAuditor:
         patch: what covers it, or None.
         classes: those of the model's modules.
         dtypes: those that its activations may have, the smallest first.
+        is_compiled: whether it, or what holds it, is compiled.
         result: the module's entry in the report, which has it if there is something to measure.
         findings: what was found about this module so far.
         wrappers: modules without weights that stand around it and take positions as it does.
@@ -104,6 +106,7 @@ class ModuleAuditor:
         self.patch = patch
         self.classes = classes
         self.dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+        self.is_compiled = False
         self.findings: list[Finding] = []
         self.wrappers: list[nn.Module] = []
         self._may_be_of_another = self._is_of_another = keeps_another(self.module, reference.module)
@@ -128,7 +131,7 @@ class ModuleAuditor:
         left = untold_tables(self.module, self.reference)
         untold = {name: said for name, said in left if name not in tables}
         told = told_by_forward(self)
-        noted = dict(self._told_by_forward())
+        noted = dict(shown_by_calls(self.module, self.dtypes[0], self.is_compiled))
         built = self.reference.module
         if convention is not None and built is not None and built is not self.module:
             noted.update(fill_as_loaded(self.module, built, tables))
@@ -207,13 +210,6 @@ class ModuleAuditor:
         )
 
     # ------------------------------------------------------------------ what is measured
-
-    def _told_by_forward(self) -> Iterator[tuple[str, str]]:
-        """Yield what a kept module's forward has shown that is as in the stock model."""
-        if is_kept(self.module):
-            for name, note in state_of(self.module).notes.items():
-                if note in AS_STOCK or note == DRAWN:
-                    yield name, note
 
     def _audit_embedding(
         self, layer_type: str | None, asked: list[int] | None, convention: Convention, tables: dict[str, Held]

@@ -392,8 +392,14 @@ def mark_static(tensor: torch.Tensor, dim: int) -> None:
 
 # ---- wrappers and FSDP ---------------------------------------------------------------------------------
 
+
 WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Children under which torch's own wrappers keep the module; a name that no wrapper has is never met."""
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether ``torch.compile`` wraps a module, or its own ``compile`` has put a graph before its forward."""
+    return WRAPPED[0] in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 PARAMETRIZED = "torch.nn.utils.parametrize"

@@ -245,6 +245,14 @@ def _is_ready(state: Any, names: Any) -> bool:
 # ---- in a graph ----------------------------------------------------------------------------------------
 
 
+def rounded_in_graphs(module: Any) -> list[str]:
+    """Names of the frequencies of a pinned module that a graph computes from as the stock model does."""
+    state = module._safe_rope
+    if state.how is not None or state.rotates("forward") or not _does_more(module):
+        return []
+    return [name for name, pin in state.pins.items() if state.nominal[name] in LOW and not pin.finished]
+
+
 def _run_in_graph(call: Call) -> Any:
     """Run a call while Dynamo traces it (`safe_rope._protection.in_graphs`)."""
     module, state = call.module, call.state
