@@ -189,3 +189,14 @@ def test_a_dtype_of_a_dict_that_may_change_is_not(change: str) -> None:
 def test_a_number_that_no_float_holds_stops_nothing(bound: str) -> None:
     counts = f"a = {bound} ** torch.arange(9, dtype=torch.float32)\n"
     assert len(found(counts + f"t = torch.arange({bound}, dtype=torch.float32)\n")) == 2
+
+
+@pytest.mark.parametrize("powers", ["(-1.0) ** {}", "torch.pow(-1, {})", "(-1) ** {} * x", "1.0 ** {}"])
+def test_signs_are_no_frequencies(powers: str) -> None:
+    def said(count: int) -> list[str]:
+        source = f"import torch\ns = {powers.format(f'torch.arange({count}, dtype=torch.float32)')}\n"
+        return [finding.message for finding in analyze(source.encode(), "model.py", ["SR001"])]
+
+    assert said(200) == []  # BF16 holds each of them
+    (message,) = said(2000)
+    assert "1,999 rounds to 2,000" in message

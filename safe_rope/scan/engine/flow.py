@@ -263,9 +263,12 @@ class Flow:
         self, operation: ast.operator, other_node: ast.expr, place: Place, goal: Goal, *, on_left: bool
     ) -> _Outcome:
         """Return what an operation with another operand does to the values on its left or right."""
-        if goal == "raised":
-            return _ARITHMETIC if isinstance(operation, ast.Pow) and not on_left else None
         other = self._inference.value(other_node, place)
+        raised = isinstance(operation, ast.Pow) and not on_left
+        if goal in ("raised", "scaled") and raised and other.constant in (1, -1):
+            return _END  # signs, which no dtype rounds
+        if goal == "raised":
+            return _ARITHMETIC if raised else None
         if goal == "scaled":
             by_fraction = other.is_float or (other.sort == "number" and not other.whole)
             scaled = isinstance(operation, ast.Div | ast.Pow) or (
