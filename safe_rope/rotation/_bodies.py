@@ -37,6 +37,7 @@ class _Last(NamedTuple):
     dim: int
     sizes: tuple[int, ...]
     is_outermost: bool
+    partners_at: Tensor | None
 
 
 @dataclass(eq=False)
@@ -274,11 +275,11 @@ class Body:
             last = self._first_in_row(args, kinds)
             if last is None:
                 return self.rotate_again(args)
-        _, rows, dim, sizes, is_outermost = last
+        _, rows, dim, sizes, is_outermost, at = last
         columns, partners = rows[row.at]
         together = torch.cat((q, k), dim)
         raised = together.float()
-        swapped = raised.roll(raised.shape[-1] // 2, -1)
+        swapped = raised.roll(raised.shape[-1] // 2, -1) if at is None else raised.gather(-1, at)
         raised.mul_(columns).add_(swapped.mul_(partners))
         if is_outermost:
             whole = raised if raised is together else together.copy_(raised)
@@ -293,7 +294,9 @@ class Body:
         if not plan or plan.order is not None or plan.width is not None or not cos.row.is_of(cos, sin):
             return None
         rows = cos.row.ahead.spread(self.form, False)
-        last = cos.row.ahead.last[self] = _Last(kinds, rows, plan.dim, plan.sizes, plan.is_outermost)
+        together = (*q.shape[: plan.dim], sum(plan.sizes), *q.shape[plan.dim + 1 :])
+        at = _few.partners_at(torch.Size(together), self.form.out)
+        last = cos.row.ahead.last[self] = _Last(kinds, rows, plan.dim, plan.sizes, plan.is_outermost, at)
         return last
 
     def rotate_alone(self, args: tuple[Any, ...]) -> Any:
@@ -316,9 +319,9 @@ class Body:
             again = self.rotate_again(args)
             self._last_alone = self._first_alone(args, like)
             return again
-        columns, partners, sources = last[3:]
+        columns, partners, at = last[3:]
         raised = x.clone() if x.dtype == torch.float32 else x.float()
-        swapped = raised.roll(raised.shape[-1] // 2, -1) if sources is None else raised.gather(-1, sources)
+        swapped = raised.roll(raised.shape[-1] // 2, -1) if at is None else raised.gather(-1, at)
         return raised.mul_(columns).add_(swapped.mul_(partners)).to(x.dtype)
 
     def _first_alone(self, args: tuple[Any, ...], like: tuple[Any, ...]) -> Any:
@@ -329,8 +332,8 @@ class Body:
         columns, partners, plan, _ = cos.ready.get(self._noted(args, _kinds((x,))), (None,) * 4)
         if type(plan) is not _few.Plan or plan.order is not None or plan.width is not None:
             return None
-        sources = None if self.form.out == "half" else _few.sources(_few.swapped, x.shape)
-        return like, _bytes(cos.table), _bytes(sin.table), columns, partners, sources
+        partners_at = _few.partners_at(x.shape, self.form.out)
+        return like, _bytes(cos.table), _bytes(sin.table), columns, partners, partners_at
 
     def rotate_again(self, args: tuple[Any, ...]) -> Any:
         """Return `rotate` of a call with the tables of an earlier one; None where nothing is known of it.
