@@ -17,6 +17,7 @@ from safe_rope._protection.calls import Call
 from safe_rope._recognition.explained import LOW_PHASES
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.provenance import Origin, Provenance
+from safe_rope._recognition.tables import is_turned_when_multiplied
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
@@ -54,6 +55,7 @@ class _Products(Provenance):
         self._owner, self._device, self._runner = call.state.owner, call.device, call.state.runner
         self._notes = call.state.notes
         self._multiplies, self._counts, self._coarse = multiplies, counts, torch.bfloat16
+        self._turns = all(is_turned_when_multiplied(call.module, name) for name in frequencies)
         for name in frequencies:
             table = get_table(call.module, name)
             if isinstance(table, torch.Tensor):
@@ -88,12 +90,18 @@ class _Products(Provenance):
         return result
 
     def _look_at_counts(self, operands: list[torch.Tensor]) -> None:
-        """Warn where one of ``operands`` is a frequency, and another a count beyond what its dtype holds."""
+        """Warn where one of ``operands`` is a frequency, and another a count beyond what its dtype holds.
+
+        Powers of exponents are no phase for `CosSin`: they are rounded to 16 bits where they meet any count.
+        """
         origins = [self.origin(tensor) for tensor in operands]
         if not any(origin & Origin.KEPT and not origin & Origin.FINISHED for origin in origins):
             return
+        are_powers = self._turns and any(map(self._are_powers, operands))
         for tensor, origin in zip(operands, origins, strict=True):
-            if not (_is_coarse(tensor, origin) or origin & Origin.COARSE) or origin & Origin.KEPT:
+            is_rounding = are_powers and _is_low_count(tensor, origin)
+            is_rounding |= _is_coarse(tensor, origin) or bool(origin & Origin.COARSE)
+            if not is_rounding or origin & Origin.KEPT:
                 continue
             dtype = tensor.dtype if tensor.dtype in LOW else self._coarse
             self._counts, self._runner.counted = False, -1
@@ -107,6 +115,11 @@ class _Products(Provenance):
             )
             return
 
+    def _are_powers(self, tensor: torch.Tensor) -> bool:
+        origin = super().origin(tensor)
+        is_followed = isinstance(tensor, CosSin) and tensor.phase is None and tensor.nominal in LOW
+        return is_followed and bool(origin & Origin.KEPT) and not origin & Origin.FINISHED
+
 
 def _is_of_a_layer(name: str, args: Any) -> bool:
     """Whether a product is that of a layer of weights, whose input is rounded as any activation is."""
@@ -115,8 +128,12 @@ def _is_of_a_layer(name: str, args: Any) -> bool:
 
 def _is_coarse(tensor: torch.Tensor, origin: Origin) -> bool:
     """Whether a tensor holds more counts than its dtype tells apart."""
+    return _is_low_count(tensor, origin) and tensor.numel() > _last_counted(tensor.dtype)
+
+
+def _is_low_count(tensor: torch.Tensor, origin: Origin) -> bool:
     is_count = bool(origin & Origin.COUNTED) and not origin & (Origin.KEPT | Origin.FINISHED)
-    return is_count and tensor.dtype in LOW and tensor.numel() > _last_counted(tensor.dtype)
+    return is_count and tensor.dtype in LOW and tensor.numel() > 1
 
 
 def _last_counted(dtype: torch.dtype) -> int:

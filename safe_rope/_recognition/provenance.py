@@ -47,6 +47,9 @@ class Origin(enum.Flag):
     """From counts that are no table's: made by an operation, given, or there before."""
 
 
+_OF_VALUES = Origin.GIVEN | Origin.EMPTY | Origin.KEPT
+"""What comes with values that are read, and not with a dtype or a shape."""
+
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided"}
 _COUNTED = {"arange", "linspace", "logspace", "range", "cumsum", "cumprod", "triu_indices", "tril_indices"}
 _RUNNING = {"cumsum", "cumprod", "cumsum_", "cumprod_"}
@@ -56,7 +59,7 @@ _RANDOM = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "r
            "normal_", "uniform_", "bernoulli", "bernoulli_", "multinomial", "trunc_normal_", "exponential_",
            "cauchy_", "log_normal_", "geometric_", "random_"}  # fmt: skip
 _FINISHING = {"sin", "cos", "sin_", "cos_", "sinc", "polar", "log", "log2", "log10", "log1p", "tanh",
-              "sigmoid", "sign"}  # fmt: skip
+              "sigmoid", "sign", "matrix_exp", "linalg_matrix_exp"}  # fmt: skip
 
 _UNDOING = {"exp", "exp_", "exp2", "exp2_", "angle", "atan2", "atan2_", "arctan2", "arctan2_", "atan",
             "arctan", "acos", "arccos", "asin", "arcsin"}  # fmt: skip
@@ -133,10 +136,10 @@ class Provenance(TorchFunctionMode):
             self._known.pop(id(args[0]), None)
         for tensor in tensors_in((args, kwargs)):
             origin |= self.origin(tensor)
-        if origin & (Origin.GIVEN | Origin.EMPTY):
+        if origin & _OF_VALUES:
             read = functools.reduce(operator.or_, map(self.origin, _read(name, args, kwargs)), _source(name))
             read &= ~Origin.GIVEN if _is_truth(result) else read
-            origin &= read | ~(Origin.GIVEN | Origin.EMPTY)
+            origin &= read | ~_OF_VALUES
         if self._foreign and any(map(self._is_foreign, tensors_in((args, kwargs)))):
             origin |= self._foreign
         if name in _UNDOING and isinstance(result, torch.Tensor):

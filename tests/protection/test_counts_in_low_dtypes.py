@@ -279,3 +279,29 @@ def test_masks_and_states_are_as_in_stock(cls: type[nn.Module]) -> None:
         assert torch.equal(guarded(x), stock(x))
     assert not session.report.protected
     assert safe_rope.audit(Model(cls())).ok
+
+
+class OfATrainedBase(nn.Module):
+    """Takes powers of a trained base, and counts in their dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("exponents", -torch.arange(16).float() / 16 * math.log(1e4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rates = torch.exp(self.exponents * self.scale.float())
+        return torch.outer(torch.arange(x.shape[1]).type_as(rates), rates).cos().to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.contract
+def test_powers_that_meet_counts_in_their_dtype_are_named(dtype: torch.dtype) -> None:
+    with safe_rope.guard():
+        model = Model(OfATrainedBase())
+    model.to(dtype)
+    with torch.no_grad(), pytest.warns(PrecisionWarning, match=f"counted in {dtype}.*phases are rounded"):
+        made = model.part(X.to(dtype))
+    with torch.no_grad():
+        assert (made.float() - OfATrainedBase()(X)).abs().max() > 0.05
+    assert "phases" in str(safe_rope.audit(model))
