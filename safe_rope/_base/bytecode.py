@@ -40,8 +40,8 @@ _TO_INTEGERS = {
 }
 """Attributes of torch and its tensors that may make integers of other numbers."""
 _LISTED = {"tensor", "as_tensor", "LongTensor", "IntTensor"}
-_SINES = {"sin", "cos", "polar"}
-_WAVES = {"sin", "cos", "polar", "exp", "outer", "einsum", "pow"}
+_SINES = {"sin", "cos", "polar", "matrix_exp"}
+_WAVES = {*_SINES, "exp", "outer", "einsum", "pow"}
 PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot", "linear"}
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}
 
@@ -257,7 +257,7 @@ def _facts(cls: Any) -> Facts:
         makes_waves=makes_waves,
         makes_own_waves=makes_waves and (for_itself is own or _make_waves(for_itself)),
         turns_counts=bool(later & _COUNTING) and _take_waves(later, by_forward),
-        rotates={"sin", "cos"} <= names or "polar" in names or _has_phasors(methods),
+        rotates={"sin", "cos"} <= names or bool(names & {"polar", "matrix_exp"}) or _has_phasors(methods),
         counts_when_called=bool(later & (_COUNTING - {"range"})),
     )
 

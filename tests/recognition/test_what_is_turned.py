@@ -503,3 +503,36 @@ class KeepsAProduct(TimeEncoding):
 
 def test_what_a_property_has_made_is_turned_by_a_method_of_it() -> None:
     assert "speeds" in turned_when_multiplied(KeepsAProduct)
+
+
+class Exponential(nn.Module):
+    """Rotations are exponentials of matrices, [row, row] with the speeds of pairs beside the diagonal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        speeds = 100.0 ** -(torch.arange(4).float() / 4)
+        blocks = [torch.tensor([[0.0, -one], [one, 0.0]]) for one in speeds.tolist()]
+        self.register_buffer("skew", torch.block_diag(*blocks), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        times = torch.arange(x.shape[1])[:, None, None].float()
+        return torch.linalg.matrix_exp(times * self.skew.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("way", ["guard", "protect"])
+@pytest.mark.contract
+def test_what_exponentials_of_matrices_are_taken_of_is_exact(way: str) -> None:
+    assert turned_when_multiplied(Exponential) == {"skew"}
+    x = torch.zeros(1, 600, 8)
+    true = Exponential()(x)
+    with safe_rope.guard():
+        model = nn.Sequential(nn.Linear(2, 2), Exponential())
+    if way == "protect":
+        model = nn.Sequential(nn.Linear(2, 2), Exponential()).to(BF16)
+        assert safe_rope.audit(model).damaged
+        safe_rope.protect(model)
+    made = model.to(BF16)[1](x.to(BF16))
+    assert made.dtype == BF16
+    assert (made.float() - true).abs().max() <= 2**-8
+    assert (Exponential().to(BF16)(x.to(BF16)).float() - true).abs().max() > 0.04
+    assert safe_rope.audit(model).ok
