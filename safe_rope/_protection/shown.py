@@ -28,6 +28,8 @@ STATE = "_safe_rope"
 """The attribute in which a protected module keeps its state."""
 _MACHINERY = ("torch.", "deepspeed.", "accelerate.", "safetensors.")
 """What carries tensors about and computes nothing with them."""
+_COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
+"""Names of code that Python runs in a frame of its own within a function."""
 
 
 class _ThreadState(threading.local):
@@ -256,6 +258,8 @@ def _is_from(frame: Any, packages: tuple[str, ...]) -> bool:
 
 def _is_code_of_a_module(frame: Any, module: Any) -> bool:
     """Whether a method runs, or a function that somebody has put into ``module`` for its forward."""
+    while frame.f_code.co_name in _COMPREHENSIONS and frame.f_back is not None:
+        frame = frame.f_back  # what goes through it
     code, first = frame.f_code, first_argument(frame)
     if "forward" in vars(module):
         held = (frame.f_locals.get(name) for name in code.co_freevars)

@@ -112,3 +112,25 @@ def test_a_part_on_meta_has_the_setting_that_it_was_built_with(monkeypatch: pyte
         model = Pair(make, lambda _: make())
     for result in model.to_empty(device="cpu")(X):
         assert torch.equal(result, true)
+
+
+class OfAllHolders(nn.Module):
+    """Takes a part of what each holder has in one expression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phase = torch.outer(torch.arange(0.0, LENGTH), rates())
+        self.holders = nn.ModuleList([Rates(phase.cos()), Rates(phase.sin())])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = (holder.w[: x.shape[1]].to(x.dtype) for holder in self.holders)
+        return x.to(cos.dtype) * cos.repeat(1, 2) + x * sin.repeat(1, 2)
+
+
+def test_what_a_generator_reads_of_a_holder_has_the_dtype_that_it_asks_for() -> None:
+    x = torch.randn(1, LENGTH, DIM, generator=torch.Generator().manual_seed(0))
+    with safe_rope.guard():
+        model = OfAllHolders()
+    made = model.bfloat16()(x.bfloat16())
+    assert made.dtype == OfAllHolders().bfloat16()(x.bfloat16()).dtype
+    assert (made.float() - OfAllHolders()(x.bfloat16().float())).abs().max() <= 2**-5
