@@ -54,7 +54,8 @@ def command(context: click.Context, /, a: str, b: str, **options: Any) -> None:
     Each is a device (cpu, cuda:0), a dtype (bf16: the model cast to it), or a model (a checkpoint folder or a
     config.json). It can also be a dump that safe-rope audit --dump wrote, here or elsewhere. Without
     --tolerance and --ulp, the tables may differ by what FP32 arithmetic explains: 2**-20 of a phase. Angles
-    are known modulo a full turn. The lengths of the pairs count as well, relative to what they are.
+    are known modulo a full turn. The lengths of the pairs count as well, relative to what they are. Which
+    channels make a pair, halves or neighbours, is not compared.
 
     Exit status: 0 within the tolerance, 1 beyond it or something has no counterpart, 2 an error.
     """

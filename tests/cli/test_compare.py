@@ -179,6 +179,26 @@ def test_phases_of_rounded_frequencies_are_different(tmp_path: Path) -> None:
     assert difference(tmp_path, right, computed)["first_beyond"] is None
 
 
+@pytest.mark.parametrize("base", [1e4, 5e5])
+@pytest.mark.parametrize("off", [1.0 + 1e-5, 1.001])
+def test_slow_frequencies_may_differ_by_what_their_own_phases_explain(
+    base: float, off: float, tmp_path: Path
+) -> None:
+    positions, inv_freq = torch.arange(4096), base ** -(torch.arange(32, dtype=torch.float64) / 32)
+    other = inv_freq.clone()
+    other[20:] *= off
+    one, two, computed = (
+        {"positions": positions, "cos": phases.cos().float(), "sin": phases.sin().float()}
+        for phases in (
+            torch.outer(positions.double(), inv_freq),
+            torch.outer(positions.double(), other),
+            torch.outer(positions.float(), inv_freq.float()),
+        )
+    )
+    assert difference(tmp_path, one, two)["first_beyond"] is not None
+    assert difference(tmp_path, one, computed)["first_beyond"] is None
+
+
 @pytest.mark.parametrize(
     ("asked", "count", "first"),
     [({}, 64, 40), ({"positions": (3, 50, 99)}, 2, 50), ({"longest": 40}, 40, None)],

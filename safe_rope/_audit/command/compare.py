@@ -159,13 +159,15 @@ def _difference(
     cos, sin = one["cos"][in_one], one["sin"][in_one]
     other_cos, other_sin = other["cos"][in_other], other["sin"][in_other]
     turned = angle_between(other_cos.double(), other_sin.double(), cos.double(), sin.double())
-    off = turned.abs().nan_to_num(nan=torch.pi).amax(dim=-1)  # what is no number counts as pi
+    angles = turned.abs().nan_to_num(nan=torch.pi)  # what is no number counts as pi
+    off = angles.amax(dim=-1)
     steps = torch.maximum(_ulps(cos, other_cos), _ulps(sin, other_sin))
     allowed = TOLERANCE * common.double().clamp(min=1.0)
+    each = TOLERANCE * torch.maximum(_phases(one, common), _phases(other, common)).clamp(min=1.0)
     if request["tolerance"] is not None:
-        allowed = torch.full_like(allowed, request["tolerance"])
+        allowed, each = (torch.full_like(bound, request["tolerance"]) for bound in (allowed, each))
     # The angle alone is blind to what both are multiplied by, as attention scaling is.
-    beyond = torch.maximum(off, _scaled(cos, sin, other_cos, other_sin, common)) > allowed
+    beyond = (angles > each).any(dim=-1) | (_scaled(cos, sin, other_cos, other_sin, common) > allowed)
     if request["ulp"] is not None:
         beyond = steps > request["ulp"] if request["tolerance"] is None else beyond | (steps > request["ulp"])
     worst = int(off.argmax())
@@ -182,6 +184,18 @@ def _difference(
             {"position": int(common[i]), "radians": float(off[i]), "ulp": float(steps[i])} for i in shown
         ],
     }
+
+
+def _phases(side: dict[str, Tensor], positions: Tensor) -> Tensor:
+    """How far each pair has turned at positions, as position 1 says it, at most; float64 ``[n, pairs]``.
+
+    Where it tells no frequencies, each is 1: none that falls from there is a frequency less whole turns.
+    """
+    first = side["positions"] == 1
+    slopes = torch.atan2(side["sin"][first].double(), side["cos"][first].double())[:1]
+    is_told = len(slopes) > 0 and bool((slopes >= 0).all() and (slopes.diff() <= 0).all())
+    slopes = slopes.clamp(max=1.0) if is_told else torch.ones(1, side["cos"].shape[-1], dtype=torch.float64)
+    return positions.double()[:, None] * slopes
 
 
 def _scaled(cos: Tensor, sin: Tensor, other_cos: Tensor, other_sin: Tensor, positions: Tensor) -> Tensor:
