@@ -41,7 +41,7 @@ def _computed_low(auditor: ModuleAuditor, model_dtype: torch.dtype) -> list[Find
     if dtype is None or not computed.may_be_asked(module):
         return None
     try:
-        error = computed.error_of(module, dtype)
+        error, certain = computed.error_of(module, dtype)
     except UnansweredError as problem:
         if not _may_compute(module) or any(True for _ in own_tensors(module)):
             return None
@@ -50,7 +50,9 @@ def _computed_low(auditor: ModuleAuditor, model_dtype: torch.dtype) -> list[Find
     if not error:
         return None if error is None else []
     said = "its forward computes positions in low precision"
-    return [auditor.finding("forward", "damaged", said, "forward", dtype, cos_error=error)]
+    said = said if certain else f"{said}, by weights that are trained"
+    severity: Severity = "damaged" if certain else "unknown"
+    return [auditor.finding("forward", severity, said, "forward", dtype, cos_error=error)]
 
 
 def _may_compute(module: nn.Module) -> bool:

@@ -46,6 +46,8 @@ _ENDS = re.compile(
 _COUNTS = ("pos", "ids", "time", "index")
 _ROUNDINGS = 1.5
 """In units of a 16-bit dtype at 1: what rounding the sines would do as well."""
+_OF_WEIGHTS = 32.0
+"""In the same units: what rounding phases of some turns does as well, as any of a layer's numbers."""
 _MOST = 2**22
 """Weights that may stand beside what counts."""
 _CALLS = 8
@@ -74,20 +76,21 @@ def may_be_asked(module: nn.Module) -> bool:
 
 
 class _Phases(Provenance):
-    """Notes what sines and cosines are taken of, where that is made of counts, and of no trained weights."""
+    """Notes what sines and cosines are taken of that is made of counts; apart, if of trained weights too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[Tensor] = []
+        self.learned: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         phase = _phase(getattr(func, "__name__", ""), args, kwargs or {})
         origin = Origin.NONE if phase is None else self.origin(phase)
-        if phase is not None and origin & _COUNTED and not origin & Origin.GIVEN:
-            values = phase.detach()
-            self.taken.append((values.imag if values.is_complex() else values).to("cpu", copy=True))
+        if phase is not None and origin & _COUNTED:
+            values, noted = phase.detach(), self.learned if origin & Origin.GIVEN else self.taken
+            noted.append((values.imag if values.is_complex() else values).to("cpu", copy=True))
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -103,10 +106,11 @@ def _phase(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
     return given if given.is_complex() or (given.is_floating_point() and "exp" not in name) else None
 
 
-def error_of(module: nn.Module, dtype: torch.dtype) -> float | None:
-    """How far the phases of a module are off, on the circle of radius 1; 0 where one rounding explains it.
+def error_of(module: nn.Module, dtype: torch.dtype) -> tuple[float | None, bool]:
+    """How far the phases of a module are off, on the circle of radius 1, and whether that is certain.
 
-    None where no counts reach sines, or not the same ones in each call.
+    0 where one rounding explains it. It is not certain of phases of trained weights, which are looked at
+    where others are right. None where no counts reach sines, or not the same ones in each call.
 
     Raises:
         UnansweredError: nobody knows how to ask it.
@@ -137,8 +141,8 @@ def ways(module: nn.Module) -> Iterator[tuple[Any, int]]:
         yield from _arguments(module, by_name=True)
 
 
-def _error_of(module: nn.Module, dtype: torch.dtype, by_name: bool) -> float | None:
-    problem, told = UnansweredError("its forward takes arguments that nobody knows"), None
+def _error_of(module: nn.Module, dtype: torch.dtype, by_name: bool) -> tuple[float | None, bool]:
+    problem, told, learned = UnansweredError("its forward takes arguments that nobody knows"), None, 0.0
     # A shape that fits by chance may leave few places, or the first alone: it shows no harm, and others may.
     answered = 0
     for arguments, count in _arguments(module, by_name):
@@ -151,18 +155,26 @@ def _error_of(module: nn.Module, dtype: torch.dtype, by_name: bool) -> float | N
             if isinstance(error.__cause__, RecursionError):
                 break  # which takes long, and other arguments end no recursion
             continue
-        shapes = [[one.shape for one in taken] for taken in (true, low, again)]
-        if not true or shapes[0] != shapes[1] or shapes[1] != shapes[2]:
-            return told
-        if not all(map(torch.equal, low, again)):
-            return told
-        worst = max(map(_distance, low, true))
-        told, answered = worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0, answered + 1
-        if told or max(int(one.count_nonzero()) for one in true) > count // 2 or answered == _CALLS:
-            return told
-    if told is None:
+        of_weights = _worst(low.learned, again.learned, true.learned) or 0.0
+        if of_weights > _OF_WEIGHTS * torch.finfo(dtype).eps:
+            learned = max(learned, of_weights)
+        worst, answered = _worst(low.taken, again.taken, true.taken), answered + 1
+        if worst is not None:
+            told = worst if worst > _ROUNDINGS * torch.finfo(dtype).eps else 0.0
+        most = max((int(one.count_nonzero()) for one in (*true.taken, *true.learned)), default=count)
+        if worst is None or told or learned or most > count // 2 or answered == _CALLS:
+            break
+    if not answered:
         raise problem
-    return told
+    return (learned, False) if learned and not told else (told, True)
+
+
+def _worst(low: list[Tensor], again: list[Tensor], true: list[Tensor]) -> float | None:
+    """How far phases are off at most; None where there are none, or not the same in each call."""
+    shapes = [[one.shape for one in taken] for taken in (true, low, again)]
+    if not true or shapes[0] != shapes[1] or shapes[1] != shapes[2] or not all(map(torch.equal, low, again)):
+        return None
+    return max(map(_distance, low, true))
 
 
 def _distance(low: Tensor, true: Tensor) -> float:
@@ -197,7 +209,7 @@ def _holds_a_module(value: Any, parts: Set[nn.Module]) -> bool:
     return is_held or (isinstance(bound, nn.Module) and bound not in parts)
 
 
-def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Tensor]:
+def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> _Phases:
     phases = _Phases()
     for parameter in module.parameters():
         phases.note(parameter, Origin.GIVEN)
@@ -205,7 +217,7 @@ def _phases(module: nn.Module, arguments: dict[str, Any], seed: int) -> list[Ten
         if isinstance(value, Tensor) and value.dtype == torch.int64:
             phases.note(value, Origin.STEPS)
     asked(module, arguments, seed, phases)
-    return phases.taken
+    return phases
 
 
 def asked(module: nn.Module, arguments: dict[str, Any], seed: int, watching: Provenance) -> Any:
