@@ -1,26 +1,29 @@
-"""Integers that a constructor makes for whoever looks them up, where other numbers stand now."""
+"""Integers that a constructor makes for whoever looks them up, and numbers, where others stand now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, worst
+from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import dtype_name
 from safe_rope._base.text import class_name
+from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.integers import integers, is_counted, is_from_zero, is_moved, made_for
+from safe_rope._recognition.provenance import Origin
 from safe_rope._recognition.reference import Reference, own_class, stock_class
+from safe_rope._recognition.tables import is_library_module, is_readable, is_state
 
 _FARTHEST = 2**27
 """The bits of most floating numbers, read as an integer, are more."""
 _LOW = "computed in 16 bits (constructor intercepted or default dtype)"
 _AVERAGED = "some of its integers are off by one, as a moving average that is truncated leaves them"
 _SAID = (
-    "its constructor makes other integers there: memory that was never filled "
+    "its constructor makes other numbers there: memory that was never filled "
     "(made on the meta device, then to_empty), or somebody's intent"
 )
 
@@ -30,7 +33,8 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
 
     Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they are what
     fresh memory holds; or stand in no order, where all that their constructor was given is known. So are all
-    of which some are one too near to zero. ``find`` returns what the constructor makes.
+    of which some are one too near to zero, rows of others, and single numbers in no file.
+    ``find`` returns what the constructor makes.
     """
     stock: Any = stock_class(module)
     held = {
@@ -38,6 +42,7 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
         for name, value in integers(module)
         if _is_unfilled(module, name, value) or (bytecode.may_count(stock) and not is_from_zero(value))
     }
+    held.update(_numbers(module))
     reference = find() if held else Reference(None)
     built = reference.module
     if built is None or built is module:
@@ -49,20 +54,63 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
         made = made_for(name, value, reference)
         if made is None or (path, name) in known or torch.equal(value.cpu(), made.to(value.dtype)):
             continue
-        counted = is_counted(reference.origin(name))
-        if is_moved(name, value, reference):
-            finding = Finding(path, kind, name, "damaged", _LOW, dtype_name(value.dtype), where="constructor")
+        origin = reference.origin(name)
+        counted = is_counted(origin) and not value.is_floating_point()
+        kept = name not in module._non_persistent_buffers_set
+        severity: Severity = "unknown"
+        where: Where | None = None
+        if counted and is_moved(name, value, reference):
+            said, severity, where = _LOW, "damaged", "constructor"
         elif counted and _is_truncated(value, made):
-            finding = Finding(path, kind, name, "unknown", _AVERAGED, dtype_name(value.dtype))
-        elif name in module._non_persistent_buffers_set and _is_lost(value, made, counted and is_complete):
-            finding = Finding(path, kind, name, "unknown", _SAID, dtype_name(value.dtype))
+            said = _AVERAGED
+        elif _is_another(value, made, origin, is_complete=is_complete, is_kept=kept):
+            said = _SAID
         else:
             continue
+        finding = Finding(path, kind, name, severity, said, dtype_name(value.dtype), where=where)
         report.findings.append(finding)
         entry = next((one for one in report.modules if one.path == path), None)
         if entry is None:
             report.modules.append(entry := ModuleAudit(path, kind, None, False))
         entry.verdict = worst((entry.verdict, finding.severity))
+
+
+def _numbers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the single numbers in no file of a module that counts when it is called, and changes none."""
+    stock: Any = stock_class(module)
+    if is_library_module(module) or not bytecode.facts(stock).counts_when_called:
+        return
+    for name in sorted(module._non_persistent_buffers_set):
+        value = module._buffers.get(name)
+        if type(value) is not Tensor or value.is_meta or not is_readable(value) or value.numel() != 1:
+            continue
+        if value.is_floating_point() and not is_state(module, name):
+            yield name, value
+
+
+def _is_another(value: Tensor, made: Tensor, origin: Origin, *, is_complete: bool, is_kept: bool) -> bool:
+    """Whether what a module holds has no other source than its constructor, which makes something else.
+
+    ``is_complete``: all that the constructor was given is known. ``is_kept``: a checkpoint holds it.
+    """
+    if value.is_floating_point():
+        is_drawn = bool(origin & (Origin.RANDOM | Origin.EMPTY))
+        return is_complete and not is_drawn and not is_cast(value.cpu(), made)
+    is_told = is_counted(origin) and is_complete
+    if is_kept or (is_told and _are_other_rows(value, made)):
+        return is_told and _are_other_rows(value, made)
+    return _is_lost(value, made, is_told) or (is_complete and _is_hashing(made, origin))
+
+
+def _are_other_rows(value: Tensor, made: Tensor) -> bool:
+    """Whether integers in rows and columns are others than made, and not all by one number."""
+    off = value.cpu().long() - made.long()
+    return value.squeeze().dim() > 1 and bool((off != off.reshape(-1)[0]).any())
+
+
+def _is_hashing(made: Tensor, origin: Origin) -> bool:
+    """Whether integers are written in a constructor and too large for places, as the primes of a hash."""
+    return bool(origin & Origin.LITERAL) and not origin & Origin.RANDOM and int(made.max()) > _FARTHEST
 
 
 def _is_truncated(value: Tensor, made: Tensor) -> bool:
