@@ -200,6 +200,49 @@ NOT_FOLLOWED = {
         f"{DEF}layer, x = torch.nn.Linear(n, n), torch.ones(n)\n    layer.to(x.dtype)\n    return {net}\n"
         for net in ("layer(P(n)(x))", "torch.nn.Sequential(P(n), layer)(x)")
     },
+    **{
+        f"an attribute: {read}": f"import functools\n{OWN}        self.w = {COUNT}\n"
+        f"{DEF}{read} @ torch.ones(n)\n"
+        for read in (
+            "match M(n):\n        case M(w=t):\n            return t",
+            "M.__match_args__ = ('w',)\n    match M(n):\n        case M(t):\n            return t",
+            "return [*map(getattr, [M(n)], ['w'])][0]",
+            "return functools.reduce(getattr, ['w'], M(n))",
+        )
+    },
+    **{
+        f"a function by its name: {call}": f"def count(n: int):\n    return {COUNT}\n"
+        f"{DEF}return {call}(n) @ torch.ones(n)\n"
+        for call in ("globals()['count']",)
+    },
+    **{
+        f"an object: {use}": f"class K(list):\n    def {name}(self, *a):\n"
+        "        kept.append(a[-1] @ torch.ones(4))\n"
+        f"{DEF}global kept\n    kept, k, t = [], K(), {COUNT}\n    {use}\n    return kept[0]\n"
+        for use, name in (
+            ("k + t", "__add__"),
+            ("k < t", "__lt__"),
+            ("t in k", "__contains__"),
+            ("k[t]", "__getitem__"),
+            ("k.append(t)", "append"),
+            ("k[0] = t", "__setitem__"),
+        )
+    },
+    **{
+        f"a class that sets: {how}": f"class K:\n    def __init__(self, n: int):\n"
+        f"        self.w = {COUNT}\n    {how}\n"
+        "        self.__class__.kept = v @ torch.ones(4)\n"
+        f"{DEF}return K(n).kept\n"
+        for how in (
+            "def __setattr__(self, k, v):",
+            "w = property()\n    @w.setter\n    def w(self, v):",
+        )
+    },
+    "a key": f"{DEF}return max([{COUNT}], key=lambda t: t @ torch.ones(n))\n",
+    "a type that is compared": f"{DEF}t, w = {COUNT}, torch.ones(n)\n    if t.type() != w.type():\n"
+    "        raise RuntimeError\n    return t\n",
+    "bits": f"{DEF}t, w = {COUNT}, torch.ones(n)\n    t.view(torch.uint8).numel() == w.nbytes or 1 / 0\n"
+    "    return t\n",
     "dtypes that are compared": f"{DEF}t, w = {COUNT}, torch.ones(n)\n    if t.dtype != w.dtype:\n"
     "        raise RuntimeError\n    return t\n",
 }

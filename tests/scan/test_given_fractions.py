@@ -33,6 +33,45 @@ HELD = {
 }
 
 
+# Each gives an ``int`` a fraction that the scanner does not see as one, and that no whole number replaces.
+UNSEEN = {
+    "what another function computes": "import struct\nf(struct.unpack('f', x)[0])\n",
+    "what a text says": "import json\nf(json.loads('2.5'))\n",
+    "a field of a named tuple": "A = namedtuple('A', 'n')\nf(A(2.5).n)\n",
+    "a field of a namespace": "c = SimpleNamespace(n=2.5)\nf(c.n)\n",
+    "a field of a made class": "A = make_dataclass('A', ['n'])\nf(A(2.5).n)\n",
+    "a default of a field": "f(fields(A)[0].default)\n",
+    "a pattern": "match 2.5:\n    case x:\n        f(x)\n",
+    "a context": "with nullcontext(2.5) as x:\n    f(x)\n",
+    "a count": "import itertools\nfor x in itertools.count(2.5):\n    f(x)\n",
+    "a function for reduce": "f(functools.reduce(operator.truediv, [5, 2]))\n",
+    "a property that says int": "class A:\n    @property\n    def k(self) -> int:\n        return 5 / 2\n"
+    "f(A().k)\n",
+    "a result that says int": "def g(x) -> int:\n    if x:\n        return 4\n    return 2.5\nf(g(0))\n",
+    "a generator": "def g():\n    yield 2.5\nf(next(g()))\n",
+    "a mapping of a library": "d = ChainMap({}, {'n': 2.5})\nf(d['n'])\n",
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_nothing_in_the_file_makes_may_be_a_fraction(name: str) -> None:
+    assert not safe(FUNCTION + UNSEEN[name])
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["config.hidden_size", "len(x)", "torch_int(x)", "x.shape[0]", "x.size(0)", "next(iter([4]))", "k // m"],
+)
+def test_what_a_configuration_a_tensor_or_a_name_gives_is_whole_by_the_annotation(given: str) -> None:
+    assert safe(FUNCTION + f"def g(x, k, m, config):\n    return f({given})\n")
+
+
+def test_a_default_that_a_function_computes_may_be_a_fraction() -> None:
+    source = "def half(k: int):\n    return k / 2\n" + FUNCTION.replace("n: int", "n: int = half(5)")
+    assert not safe(source)
+    assert safe(source.replace("k / 2", "k + 2"))
+
+
 @pytest.mark.parametrize("name", HELD)
 def test_what_a_variable_calls_may_be_the_function(name: str) -> None:
     assert not safe(FUNCTION + HELD[name])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from safe_rope.scan.engine.names import Argument, Names
 from safe_rope.scan.engine.scopes import Binding, Place, Scope
+from safe_rope.scan.engine.tree import last
 from safe_rope.scan.engine.values import Value
 from safe_rope.scan.engine.walk import Walk
 
@@ -48,15 +49,19 @@ class Fractions:
     def __init__(self, inference: _Inference) -> None:
         self._inference = inference
 
-    def may_be(self, node: ast.expr, place: Place) -> bool:
-        """Say whether the file shows a fraction that an expression may be or hold, or too much to tell."""
+    def may_be(self, node: ast.expr, place: Place, *, given: bool = True) -> bool:
+        """Say whether the file shows a fraction that an expression may be or hold, or too much to tell.
+
+        ``given``: it surely is for a whole number, so that what another file computes may be a fraction.
+        """
         waiting, seen = [(node, place)], {id(node)}
         for one in waiting:  # which grows
             value = self._inference.value(*one)
             if value.is_float or len(seen) > _MOST:
                 return True
-            if value.sort != "tensor" and value.floating is not False:
-                parts = [part for part in self._parts(*one) if id(part[0]) not in seen]
+            if value.sort != "tensor" and (value.floating is not False or value.assumed):
+                some = self._parts(*one) or (self._unknown(*one, value) if given else [])
+                parts = [part for part in some if id(part[0]) not in seen]
                 seen.update(id(part) for part, _ in parts)
                 waiting += parts
         return False
@@ -82,6 +87,8 @@ class Fractions:
             case ast.Name(id=name):
                 return self._bound(self._inference.names.bindings(name, place))
             case ast.Attribute(value=of, attr=name):
+                if name in ("truediv", "true_divide"):
+                    return [(_FRACTION, place)]
                 own = [(of, place)] if name == "value" else []  # of a member of an enumeration
                 return own + self._of_classes(name) + self._returned(name, place)
             case ast.Call(func=function, args=given):
@@ -93,8 +100,23 @@ class Fractions:
                 some = [*given, function.value] if isinstance(function, ast.Attribute) else given
         return [(one, place) for one in some]
 
+    def _unknown(self, node: ast.expr, place: Place, value: Value) -> list[tuple[ast.expr, Place]]:
+        """Return what gives an expression that nothing in the file makes: another object, or a fraction."""
+        if value.floating is False:
+            return []
+        match node:
+            case ast.Attribute(value=of):
+                return [(of, place)]
+            case ast.Call(func=function):
+                module = self._inference.names.qualify(function, place).partition(".")[0] == "torch"
+                return [] if module or last(function).endswith("int") else [(_FRACTION, place)]  # torch_int
+        return []
+
     def _bound(self, bindings: list[Binding]) -> list[tuple[ast.expr, Place]]:
         parts = [(one.value, one.place) for one in bindings if one.value is not None]
+        # A pattern or a context: ``*args`` stands before all else in a function, and a field is annotated.
+        unseen = [one for one in bindings if one.value is None and one.how == "value" and not one.annotation]
+        parts += [(_FRACTION, one.place) for one in unseen if one.place.order]
         for one in bindings:
             if one.how == "parameter":
                 given = self._inference.arguments(one.place.scope, one.parameter)

@@ -326,11 +326,14 @@ class Inference:
         default = UNKNOWN if binding.value is None else self.value(binding.value, binding.place)
         if annotated.sort in ("number", "numbers") or annotated.is_int:
             of = binding.place.scope, binding.parameter
+            if binding.value is not None and Fractions(self).may_be(binding.value, binding.place):
+                default = FLOAT
             values = [default, *map(self._given, self._call_sites.arguments(*of, indirect=True))]
             # A tensor may be for another function.
             named = of[0].name not in FORWARDS or annotated.sort in ("number", "numbers")
             others = self._call_sites.supposed(*of) if named else ()
-            supposed = [one for one in map(self._given, others) if one.sort != "tensor"]
+            supposed = [self._given(one, surely=False) for one in others]
+            supposed = [one for one in supposed if one.sort != "tensor"]
             if _is_implicit(of[0]) or any(_contradicts(value, annotated) for value in values + supposed):
                 return assume(annotated)
         if annotated.sort in ("number", "numbers", "device") or annotated.dtype not in ("", "inherited"):
@@ -361,11 +364,12 @@ class Inference:
             return Value("number", value.whole, value.floating, assumed=True)
         return assume(value)
 
-    def _given(self, argument: Argument) -> Value:
+    def _given(self, argument: Argument, *, surely: bool = True) -> Value:
         """Return what is known of an argument, which what the file computes may make a fraction."""
         value = self.of(argument)
-        known = value.sort == "tensor" or _is_fraction(value)
-        return FLOAT if not known and Fractions(self).may_be(argument.value, argument.place) else value
+        if value.sort == "tensor" or _is_fraction(value):
+            return value
+        return FLOAT if Fractions(self).may_be(argument.value, argument.place, given=surely) else value
 
     def _call(self, node: ast.Call, place: Place) -> Value:
         call = self.call(node, place)

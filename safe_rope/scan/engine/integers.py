@@ -120,7 +120,7 @@ def of_call(evaluator: Evaluator, node: ast.Call, function: str, place: Place) -
         other = getattr(node.func.value, "id", "") in ("self", "cls") or evaluator.defines(name)
         if name == "size" and not node.args and not node.keywords:
             return assume(INTS) if other else INTS
-        if name in _INTEGER_METHODS:
+        if name in _INTEGER_METHODS and function != "itertools.count":
             return INT if name in _OF_TENSORS and not other else INT_BY_NAME
         if name in ("item", "tolist"):
             of = evaluator.value(node.func.value, place)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from safe_rope.scan.engine import tensors
+from safe_rope.scan.engine import tensors, ways
 from safe_rope.scan.engine.call_sites import FORWARDS
 from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
 from safe_rope.scan.engine.inference import Inference
@@ -16,42 +17,6 @@ from safe_rope.scan.engine.walk import Walk
 
 _OWN = ("self", "cls")
 _MOST = 4000  # expressions on the ways of one value
-# Attributes that are the tensor, a part of it or its dtype; and those that say nothing of its dtype.
-_PARTS = {"T", "mT", "H", "mH", "data", "real", "imag", "values", "indices", "dtype"}
-_FACTS = {"shape", "device", "ndim", "is_cuda", "layout", "requires_grad", "grad_fn", "is_sparse"}
-# Methods and functions whose result has no dtype, or one that the value does not decide.
-_ENDS = (
-    tensors.COMPARED | set(tensors.CASTS)
-    | {"size", "numel", "dim", "nelement", "stride", "item", "tolist", "numpy", "equal",
-       "argsort", "argmax", "argmin", "bucketize", "nonzero", "get_device", "data_ptr", "is_contiguous"}
-)  # fmt: skip
-_NO_TENSOR = {"len", "print", "isinstance", "str", "repr", "id", "int", "float", "bool", "range", "hash"}
-_SAME = {
-    "list",
-    "tuple",
-    "zip",
-    "enumerate",
-    "reversed",
-    "sorted",
-    "iter",
-    "next",
-    "sum",
-    "max",
-    "min",
-    "abs",
-}
-# Decorators that leave what a function gives as it is.
-_TRANSPARENT = {
-    "staticmethod", "classmethod", "property", "cached_property", "no_grad", "inference_mode", "cache",
-    "lru_cache", "script", "compile", "disable", "abstractmethod", "overload", "override",
-}  # fmt: skip
-# What reads attributes without their names: methods and attributes, and functions.
-_ALL_ATTRIBUTES = (
-    "buffers", "named_buffers", "state_dict", "__dict__", "_buffers", "_parameters", "__getattribute__",
-    "getmembers",
-)  # fmt: skip
-_ALL_NAMES = {"vars", "eval", "exec", "getmembers"}  # of variables and attributes
-_LOOKS = {"hasattr", "register_buffer", "register_parameter", "setattr", "delattr"}
 _DTYPES = re.compile(r"dtype\b")
 _Bound = tuple[int, int]  # the id of a scope, and the order of what binds a variable in it
 _DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -137,11 +102,11 @@ class Reach:
                 around = self._tree.parents[id(parent)]
                 if isinstance(around, ast.Call) and around.func is parent:
                     self._method(around, name, way)
-                elif name in _PARTS:
+                elif name in ways.PARTS:
                     if not isinstance(parent.ctx, ast.Load) or isinstance(around, ast.Compare):
                         raise OpenError
                     way.waiting.append(parent)
-                elif name not in _FACTS:
+                elif name not in ways.FACTS:
                     raise OpenError
             case ast.Call() if parent.func is not node:
                 self._argument(parent, node, "", way)
@@ -155,7 +120,10 @@ class Reach:
                     way.waiting.append(parent)
                 elif inner is node:
                     self._indexed(parent, way)
-            case ast.BinOp(op=operation):
+                else:
+                    self._meets({"__getitem__"}, inner)
+            case ast.BinOp(left=left, op=operation, right=right):
+                self._meets(ways.OPERATES, right if left is node else left)
                 if isinstance(operation, ast.MatMult):
                     way.operations.add(id(parent))
                 way.waiting.append(parent)
@@ -192,17 +160,30 @@ class Reach:
                 for target in targets:
                     self._bound(target, parent.value, node, way)
             case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-                if isinstance(getattr(parent, "op", None), ast.MatMult):
-                    way.operations.add(id(parent))
+                if isinstance(parent, ast.AugAssign):
+                    self._meets(ways.OPERATES, target)
+                    if isinstance(parent.op, ast.MatMult):
+                        way.operations.add(id(parent))
                 self._bound(target, node, node, way)
             case ast.Return():
                 self._returned(self._tree.place(parent).scope, way)
-            case ast.Compare() | ast.FormattedValue() | ast.Slice() | ast.Expr() | ast.Assert():
+            case ast.Compare(left=left, comparators=others):
+                for other in (left, *others):
+                    self._meets(ways.COMPARES, other)
+            case ast.FormattedValue() | ast.Slice() | ast.Expr() | ast.Assert():
                 pass
             case ast.If() | ast.While() | ast.Raise() | ast.Delete():
                 pass
             case _:
                 raise OpenError
+
+    def _meets(self, methods: set[str], other: ast.expr) -> None:
+        """Check that what meets a value is no object of the file that is given it by one of some methods."""
+        if methods & self._walk.functions.keys() and self._sort(other) not in ("tensor", "number", "none"):
+            raise OpenError
+
+    def _sort(self, node: ast.expr) -> str:
+        return self._inference.value(node, self._tree.place(node)).sort
 
     # What keeps a value.
 
@@ -230,6 +211,7 @@ class Reach:
                 if is_tensor or _may_be_part(index) or self._inference.value(index, place).sort == "tensor":
                     self._indexed(target, way)
                 if not is_tensor and not _is_part(index):
+                    self._meets({"__setitem__"}, held)
                     self._put(held, way)
             case _:
                 raise OpenError
@@ -262,7 +244,7 @@ class Reach:
         following = [bound]
         while following:
             bound = following.pop()
-            if not _ALL_NAMES.isdisjoint(self._tree.loads) or self._is_listed(bound):
+            if not ways.ALL_NAMES.isdisjoint(self._tree.loads) or self._is_listed(bound):
                 raise OpenError
             way.waiting += self._reading(name, bound)
             summed = self._summing(name)
@@ -318,14 +300,25 @@ class Reach:
         if not way.once(named.pattern):
             return
         tree = self._tree
-        if tree.computes or not _ALL_NAMES.isdisjoint(tree.loads):
+        if tree.computes or not ways.ALL_NAMES.isdisjoint(tree.loads):
             raise OpenError
-        if any(one in tree.attributes for one in _ALL_ATTRIBUTES):
+        if any(one in tree.attributes for one in ways.ALL_ATTRIBUTES):
+            raise OpenError
+        if tree.matches_by_order or not ways.SETS.isdisjoint(self._walk.functions):
+            raise OpenError
+        if any(map(named.may_be, {*tree.matched, *self._setters})):
             raise OpenError
         way.waiting += self._attribute_reads(named)
         for statement in self._tree.augmented:
             if named.may_be(getattr(statement.target, "attr", "")) and isinstance(statement.op, ast.MatMult):
                 way.operations.add(id(statement))
+
+    @cached_property
+    def _setters(self) -> set[str]:
+        """The attributes that a function of the file sets."""
+        some = (scope for scopes in self._walk.functions.values() for scope in scopes)
+        decorated = ((scope.name, getattr(scope.node, "decorator_list", ())) for scope in some)
+        return {name for name, decorators in decorated if "setter" in map(_last, decorators)}
 
     def _attribute_reads(self, named: Named) -> list[ast.expr]:
         reads: list[ast.expr] = [
@@ -340,7 +333,7 @@ class Reach:
                 case ast.Call(func=ast.Attribute(attr="get_buffer" | "get_parameter")) as call:
                     reads.append(call)
                 case ast.Call(func=function):
-                    if getattr(function, "attr", getattr(function, "id", "")) not in _LOOKS:
+                    if getattr(function, "attr", getattr(function, "id", "")) not in ways.LOOKS:
                         raise OpenError
                 case ast.Subscript() | ast.keyword():
                     raise OpenError
@@ -355,12 +348,14 @@ class Reach:
         if scope.name in FORWARDS or scope.name.startswith("__") or not isinstance(node, _DEFINED):
             raise OpenError
         decorators = {_last(one) for one in node.decorator_list}
-        if not decorators <= _TRANSPARENT:
+        if not decorators <= ways.TRANSPARENT:
             raise OpenError
         if not way.once(id(scope)):
             return
         owner = scope.parent if scope.parent is not None and scope.parent.kind == "class" else None
         references: list[ast.expr] = [*self._tree.loads.get(scope.name, ())]
+        if owner is None and self._is_named(scope.name):
+            raise OpenError
         if owner is not None:
             # The body of the class has it by its plain name, and ``@f.setter`` calls none.
             own = [load for load in references if self._tree.place(load).scope is owner]
@@ -371,6 +366,12 @@ class Reach:
             return
         for reference in references:
             self._called(reference, way)
+
+    def _is_named(self, function: str) -> bool:
+        """Say whether a function may be read by its name as a string."""
+        naming = (self._tree.parents[id(one)] for one in self._tree.naming(Named(function)))
+        gets = (ast.Subscript, ast.Call)
+        return "globals" in self._tree.loads or any(isinstance(one, gets) for one in naming)
 
     def _called(self, reference: ast.expr, way: _Way) -> None:
         """Follow the results of a function through an expression that is it."""
@@ -400,12 +401,17 @@ class Reach:
                 self._inference, self._inference.call(call, self._tree.place(call))
             )
             if target is not None:
-                known = self._inference.of(target).sort in ("dtype", "tensor") or name == "type_as"
-                if known or _DTYPES.search(ast.unparse(target.value)):
+                sort = self._inference.of(target).sort
+                named = sort != "none" and _DTYPES.search(ast.unparse(target.value))
+                if sort in ("dtype", "tensor") or name == "type_as" or named:
                     return
+            elif name == "type":  # the name of its dtype
+                raise OpenError
         plain = name.strip("_")
-        if plain in _ENDS or name in ("append", "extend", "insert"):
+        if plain in ways.ENDS or name in ("append", "extend", "insert"):
             return
+        if name == "view" and any(self._sort(one) == "dtype" for one in call.args):
+            raise OpenError  # its bits
         if plain in ONE_DTYPE:
             way.operations.add(id(call))
         elif plain not in ANY_DTYPES and not name.startswith("new_"):
@@ -419,9 +425,11 @@ class Reach:
         function = call.func
         name = getattr(function, "attr", getattr(function, "id", ""))
         torch = made.function.partition(".")[0] in ("torch", "einops")
-        if made.function in _NO_TENSOR or (torch and name in _ENDS):
+        if made.function in ways.NO_TENSOR or (torch and name in ways.ENDS):
             return
-        if made.function in _SAME or keyword == "dtype":
+        if made.function in ways.SAME and any(one.arg == "key" for one in call.keywords):
+            raise OpenError
+        if made.function in ways.SAME or keyword == "dtype":
             way.waiting.append(call)
             return
         if made.function == "setattr":
@@ -433,6 +441,7 @@ class Reach:
                 self._attribute(call.args[0], way)
                 return
             if name in KEEPERS:
+                self._meets({name}, function.value)
                 self._put(function.value, way)
                 return
             plain = name.strip("_")
@@ -441,7 +450,7 @@ class Reach:
                     raise OpenError
                 if plain in ONE_DTYPE:
                     way.operations.add(id(call))
-                if not name.endswith("_") and plain not in _ENDS:
+                if not name.endswith("_") and plain not in ways.ENDS:
                     way.waiting.append(call)
                 return
         takes_any = self._callees.takes_any(made, self._callees.given(made, place), place)

@@ -57,6 +57,8 @@ class Tree:
         # Attributes that are read by a name that is computed, but for those of a configuration.
         self.computed: list[tuple[ast.Call, Named]] = []
         self.computes = False  # whether a function is made that reads attributes by such names
+        self.matched: set[str] = set()  # attributes that a pattern reads by their names
+        self.matches_by_order = False  # whether a pattern reads others of a class by their order
         self._walk = walk
         self._loads_in: dict[str, dict[int, list[ast.expr]]] = {}
         waiting: list[Any] = [walk.module.node]
@@ -80,6 +82,9 @@ class Tree:
                 self.shared.update(one.id for one in node.targets if isinstance(one, ast.Name))
             elif kind is ast.Call:
                 self._call(node)
+            elif kind is ast.MatchClass:
+                self.matched.update(node.kwd_attrs)
+                self.matches_by_order |= bool(node.patterns)
             for name in FIELDS[kind]:
                 child: Any = getattr(node, name, None)
                 if type(child) is not list:
@@ -88,6 +93,9 @@ class Tree:
                     if type(item) not in NO_NODES:
                         self.parents[id(item)] = node
                         waiting.append(item)
+        for getter in self.loads.get("getattr", ()):
+            called = self.parents[id(getter)]
+            self.computes |= not isinstance(called, ast.Call) or called.func is not getter
 
     def _string(self, text: str, node: ast.Constant) -> None:
         for part in {text, *text.split(".")} if "." in text and len(text) < _LONG else (text,):
