@@ -187,10 +187,8 @@ def forget_compiled(function: Callable[..., Any]) -> None:
         delattr(function, name)
 
 
-def is_recorded() -> bool:
-    """Whether torch.jit.trace or make_fx records plain tensors."""
-    if tracing_state() is not None:
-        return True
+def is_recorded_by_a_mode() -> bool:
+    """Whether make_fx records plain tensors."""
     return any(getattr(mode, "_mode_key", None) == _PROXY for mode in _dispatch_modes())
 
 

@@ -29,7 +29,12 @@ def marked(tensor: torch.Tensor, nominal: torch.dtype | None = None) -> torch.Te
         return tensor.to(nominal)  # what a transform wraps cannot be computed with below it, where marks are
     if nominal is not None and not in_graph and has_tangent(tensor):
         return tensor.to(nominal)
-    if _is_exported() or (not in_graph and torch_private.is_recorded()):
+    # Each call of a rotary module asks: counting calls no function of Python.
+    is_recorded = not in_graph and (
+        torch_private.tracing_state() is not None
+        or (torch_private.count_dispatch_modes() > 0 and torch_private.is_recorded_by_a_mode())
+    )
+    if is_recorded or _is_exported():
         # The graph is the whole model, of plain tensors; a trace has a `CosSin` as a constant. No operator
         # hands an attribute on: who takes a part of a table, or multiplies by it, has what stock has.
         if nominal is not None and nominal != tensor.dtype:

@@ -301,21 +301,25 @@ def test_an_object_that_a_graph_cannot_look_into_is_told_of() -> None:
         torch.compile(guarded(ReturnsAnObject), backend="eager")(X)
 
 
+def phi3() -> Any:
+    """Return Phi-3 as transformers 5 has it, whose config takes ``rope_parameters``."""
+    pytest.importorskip("transformers", "5.0")
+    return pytest.importorskip("transformers.models.phi3.modeling_phi3")
+
+
 class Multiplies(nn.Module):
     """Multiplies by what a rotary module of transformers returns, or returns it."""
 
     def __init__(self, rope: dict[str, Any], is_bare: bool) -> None:
         super().__init__()
-        from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3RotaryEmbedding
-
-        config = Phi3Config(
+        config = phi3().Phi3Config(
             hidden_size=64,
             num_attention_heads=4,
             max_position_embeddings=128,
             original_max_position_embeddings=32,
             rope_parameters={"rope_theta": 10000.0, **rope},
         )
-        self.rotary = Phi3RotaryEmbedding(config)
+        self.rotary = phi3().Phi3RotaryEmbedding(config)
         self.is_bare = is_bare
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> Any:
