@@ -6,7 +6,8 @@ has ended: no rerun of that one tells what was meant. Those of the parents do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -27,23 +28,26 @@ def is_small(owner: nn.Module) -> bool:
     return sum(getattr(one, "ds_numel", one.numel()) for one in owner.parameters()) <= _LARGEST
 
 
-def judge_adopted(module: nn.Module, own: Reference | None, above: Iterable[Reference | None]) -> None:
+def judge_adopted(
+    module: nn.Module, own: Callable[[], Reference | None], above: Iterator[Reference | None]
+) -> None:
     """Mend what parents have put into a module, where that is certain; name what nobody can tell.
 
     Args:
         module: a protected module that was built under conditions that lower what is computed.
-        own: what its own constructor makes; None where it cannot be run again.
+        own: tells what its own constructor makes; None where it cannot be run again.
         above: what the constructor of each parent makes of it, the nearest first; ends with None where one
-            cannot be run again.
+            cannot be run again. No constructor is run where nothing was set.
 
     """
     state = state_of(module)
     untold = {name for name, reason in state.notes.items() if reason in UNKNOWN}
     names = sorted((state.adopted | untold) & {*state.names(module)})
-    references = list(above) if names else []
+    before = own() if names else None
     for name in names:
         current = state.make(module, name, _CPU)
-        values, reason = _meant(current, name, own, references)
+        above, references = itertools.tee(above)  # those are run that are asked for
+        values, reason = _meant(current, name, before, references)
         if values is None:
             if reason:
                 state.notes.setdefault(name, reason)

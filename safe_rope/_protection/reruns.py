@@ -26,6 +26,12 @@ class Reruns:
         self._before = ByIdentity[nn.Module, tuple[Before, bool]]()
         self._again_of = ByIdentity[nn.Module, tuple[Arguments, Again]]()
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._known.clear()
+        self._before.clear()
+        self._again_of.clear()
+
     def note(self, module: nn.Module, frame: Any, arguments: Arguments, conditions: Conditions) -> None:
         """Remember what the constructor of ``module``, in ``frame``, may change before it runs again."""
         if conditions.plain or not makes_own_waves(type(module)):

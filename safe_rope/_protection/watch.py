@@ -9,8 +9,8 @@ when something is called, cast or moved, or when the guard closes.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
-import math
 import sys
 import threading
 import weakref
@@ -23,13 +23,13 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from safe_rope import constructors
-from safe_rope._base import bytecode
 from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.registrations import on_buffer, on_module
 from safe_rope._base.torch_private import between_compilations
 from safe_rope._base.uninterrupted import uninterrupted
-from safe_rope._protection.adopted import is_small, judge_adopted
+from safe_rope._protection.adopted import judge_adopted
 from safe_rope._protection.frozen import frozen_positions, unseen_positions
+from safe_rope._protection.owners import Building, Owners, is_on_cpu
 from safe_rope._protection.plan import Options, Protection, Unprotectable, concerns, prepare
 from safe_rope._protection.report import ProtectionReport
 from safe_rope._protection.reruns import Reruns, key_of
@@ -57,7 +57,7 @@ from safe_rope._recognition.explained import UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
 from safe_rope._recognition.integers import may_be_moved
 from safe_rope._recognition.rebuild import rebuilding
-from safe_rope._recognition.reference import Reference, corresponds, stock_class
+from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.tables import may_hold_positions
 from safe_rope._recognition.walk import within
 from safe_rope.constructors import _shadow
@@ -68,30 +68,6 @@ Built = Callable[[nn.Module], None]
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _COMPILATION = 60.0
 """Seconds that a guard waits for another thread's compiler, which has read what the guard replaces."""
-
-
-class _Building(NamedTuple):
-    """How a module was built: with which arguments and under which conditions, where that is known."""
-
-    arguments: Arguments | None = None
-    conditions: Conditions | None = None
-    is_filled: bool = False
-    """Whether somebody has filled it since, from where nobody knows."""
-    thread: int | None = None
-    number: float = math.inf
-    """How many modules had been begun before it."""
-    is_used: bool = False
-    """Whether it was empty when something complete was used: what fills it then is no constructor."""
-
-    @property
-    def on_real_device(self) -> bool:
-        """Whether its tensors were made with values."""
-        return self.conditions is not None and self.conditions.device != "meta"
-
-    @property
-    def counts_low(self) -> bool:
-        """Whether its tensors were made in 16 bits that asked for no dtype."""
-        return self.conditions is not None and not self.conditions._replace(device="cpu").plain
 
 
 class _Known(NamedTuple):
@@ -109,20 +85,21 @@ class ConstructionWatch:
         self._options = options
         self._built = built
         self._thread = threading.get_ident()
-        self._building = ByIdentity[nn.Module, _Building]()
+        self._building = ByIdentity[nn.Module, Building]()
         # How each that was looked at was built: it may have put something into another one.
-        self._owners = ByIdentity[nn.Module, _Building]()
+        self._owners = ByIdentity[nn.Module, Building]()
         # What held nothing when it was looked at; its parent may have filled it since.
-        self._nothing_yet = ByIdentity[nn.Module, _Building]()
+        self._nothing_yet = ByIdentity[nn.Module, Building]()
         self._looked_at = ByIdentity[nn.Module, None]()
         self._reruns = Reruns()
         self._states: dict[Hashable, _Known] = {}
         self._seen = ByIdentity[nn.Module, None]()
         self._refused = ByIdentity[nn.Module, str]()
         # What parents may still set, of what was built where that is lowered; how it was built.
-        self._settable = ByIdentity[nn.Module, _Building]()
+        self._settable = ByIdentity[nn.Module, Building]()
         self._asked = ByIdentity[nn.Module, None]()
         self._parents = ByIdentity[nn.Module, tuple[weakref.ref[nn.Module], str]]()
+        self._above = Owners(self._parents, self._owners, self._nothing_yet, self._building, self._reruns)
         # As they were when they were last told: what outlives its model keeps its name.
         self._paths = ByIdentity[nn.Module, str]()
         self._stop_hearing: list[Callable[[], None]] = []
@@ -166,7 +143,7 @@ class ConstructionWatch:
             self._owners.clear()
             self._building.clear()
             self._settable.clear()
-            self._reruns = Reruns()
+            self._reruns.clear()
             self._states.clear()
 
     def catch_up(self) -> None:
@@ -210,7 +187,8 @@ class ConstructionWatch:
         for module in self._refused:
             if among is not None and id(module) not in among:
                 continue
-            if module in self._refused and module not in self._asked and self._owner_of(module) is not None:
+            is_asked = module in self._asked or module not in self._refused
+            if not is_asked and self._above.nearest(module) is not None:
                 self._asked[module] = None
                 self._consider(module, self._owners.get(module), looked=True)
         self._judge_adopted(unfinished)
@@ -236,7 +214,7 @@ class ConstructionWatch:
         arguments = arguments_in(module, frame)
         if arguments is None and has_no_constructor(type(module)):
             arguments = Arguments((), {})
-        building = _Building(arguments, Conditions.now(type(module)), thread=thread, number=number)
+        building = Building(arguments, Conditions.now(type(module)), thread=thread, number=number)
         self._building[module] = building
         self._is_new = True
         wrap_call()
@@ -246,8 +224,8 @@ class ConstructionWatch:
     def note_copy(self, module: nn.Module) -> None:
         """Remember that ``module`` is a copy, which no constructor has built."""
         if not isinstance(module, ProtectedModule) or _is_pinned_to_nothing(module):
-            self._nothing_yet[module] = _Building()
-        building = _Building(conditions=Conditions.now(stock_class(module)), thread=threading.get_ident())
+            self._nothing_yet[module] = Building()
+        building = Building(conditions=Conditions.now(stock_class(module)), thread=threading.get_ident())
         if isinstance(module, ProtectedModule) and building.counts_low:
             self._settable[module] = building
         for name, child in module._modules.items():  # registered in the original alone
@@ -258,7 +236,7 @@ class ConstructionWatch:
         """Consider what has been filled since, by a parent or by a loader."""
         for module in self._refused:
             if concerns(module) and not any(_is_meta(value) for _, value in entries(module)):
-                self._consider(module, _Building(is_filled=True))
+                self._consider(module, Building(is_filled=True))
         self._look_at_what_was_empty(loaded=True)
 
     def _look_at_what_was_empty(
@@ -279,7 +257,7 @@ class ConstructionWatch:
                 # What was not filled then has been filled since, from where nobody knows.
                 own = building._replace(is_used=False)  # its forward has run in FP32
                 before = state_of(module).notes
-                self._consider(module, _Building(is_filled=True) if before else own, looked=True)
+                self._consider(module, Building(is_filled=True) if before else own, looked=True)
                 if _is_pinned_to_nothing(module) and not state_of(module).notes:
                     state_of(module).notes.update(dict.fromkeys(before, UNTOLD))
             elif concerns(module):
@@ -325,12 +303,8 @@ class ConstructionWatch:
         if not _is_under_construction(module, sys._getframe(1)):
             self._consider(module)
 
-    def _consider(
-        self, module: nn.Module, building: _Building | None = None, *, looked: bool = False
-    ) -> None:
-        building = (
-            building or self._building.pop(module, None) or self._nothing_yet.get(module) or _Building()
-        )
+    def _consider(self, module: nn.Module, building: Building | None = None, *, looked: bool = False) -> None:
+        building = building or self._building.pop(module, None) or self._nothing_yet.get(module) or Building()
         self._owners.setdefault(module, building)
         if looked or concerns(module) or (building.counts_low and may_be_moved(module)):
             self._protect(module, building)
@@ -339,7 +313,7 @@ class ConstructionWatch:
         _give_stock_dtypes(module)
 
     @uninterrupted()
-    def _protect(self, module: nn.Module, building: _Building) -> None:
+    def _protect(self, module: nn.Module, building: Building) -> None:
         try:
             result = self._prepare(module, building)
             if isinstance(result, Protection):
@@ -367,7 +341,7 @@ class ConstructionWatch:
         if self._built is not None:
             self._built(module)
 
-    def _prepare(self, module: nn.Module, building: _Building) -> Protection | Unprotectable | None:
+    def _prepare(self, module: nn.Module, building: Building) -> Protection | Unprotectable | None:
         parent = self._parents[module][0]() if module in self._parents else None
         around = () if parent is None else (type(parent).__module__,)
         arguments = building.arguments
@@ -383,13 +357,13 @@ class ConstructionWatch:
         again = None if arguments is None else self._reruns.of(module, arguments, building.conditions, key)
         if again is not None and not again.made(module):
             again = None
-        plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
+        plain = building.conditions is not None and building.conditions.plain and is_on_cpu(module)
         plain &= not building.is_used
         early = not building.is_filled and module not in self._nothing_yet
         above = None if parent is None or is_torchs(parent) else stock_class(parent)
         reference = Reference(again, plain=plain, early=early, above=above)
         result = prepare(module, reference, around, self._options)
-        if not isinstance(result, Protection) and (owned := self._reference_by_its_owner(module)) is not None:
+        if not isinstance(result, Protection) and (owned := self._above.reference(module)) is not None:
             result = prepare(module, owned, around, self._options) or result
         moves = again is not None and again.moves
         if isinstance(result, Protection) and result.state and seen and not (result.notes or moves):
@@ -397,83 +371,18 @@ class ConstructionWatch:
             self._states[key, around] = _Known(copy.deepcopy(result.state), built, reference)
         return result
 
-    def _owner_of(self, module: nn.Module) -> tuple[nn.Module, str, _Building, Arguments] | None:
-        """The owner that may have put something into a module, the path from it, and how it was built.
-
-        None where its constructor has not ended, cannot be run again, or counts no positions.
-        """
-        names: list[str] = []
-        owner = module
-        while owner is module or is_torchs(owner):
-            parent, name = self._parents.get(owner, (lambda: None, ""))
-            names.insert(0, name)
-            if (above := parent()) is None:
-                return None
-            owner = above
-        building = self._owners.get(owner) or self._nothing_yet.get(owner)
-        if building is None or not bytecode.counts_positions(type(owner)):
-            return None
-        arguments = building.arguments
-        if arguments is None and building.thread is None:  # a copy
-            arguments = infer_arguments(owner, stock_class(owner))
-        return None if arguments is None else (owner, ".".join(names), building, arguments)
-
     def _judge_adopted(self, unfinished: Container[nn.Module], *, threads: bool = False) -> None:
         """Look at what parents have set in modules since those were protected; not while they still may."""
         for module in self._settable:
-            owners = [owner for owner, _ in self._owners_above(module)]
             building = self._settable.get(module)
             is_ours = building is not None and (threads or building.thread == threading.get_ident())
-            if not is_ours or any(owner in unfinished for owner in owners):
+            if not is_ours or any(owner in unfinished for owner, _ in self._above.above(module)):
                 continue
             self._settable.pop(module, None)
             if isinstance(module, ProtectedModule):
                 state_of(module).restore(module)
-                own = self._rerun(module, building, "")
-                judge_adopted(module, own, self._references_above(module))
-
-    def _owners_above(self, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-        """Yield the modules above that are not torch's, and the paths from them, the nearest first."""
-        path, current = "", module
-        while current in self._parents:
-            parent, name = self._parents[current]
-            if (above := parent()) is None:
-                return
-            path, current = f"{name}.{path}".removesuffix("."), above
-            if not is_torchs(current):
-                yield current, path
-
-    def _references_above(self, module: nn.Module) -> Iterator[Reference | None]:
-        for owner, path in self._owners_above(module):
-            building = self._owners.get(owner) or self._nothing_yet.get(owner) or self._building.get(owner)
-            reference = self._rerun(owner, building, path) if is_small(owner) else None
-            rebuilt = None if reference is None else reference.rebuilt
-            if rebuilt is None or not corresponds(rebuilt, path, module):
-                yield None
-                return
-            yield reference
-
-    def _rerun(self, owner: nn.Module, building: _Building | None, path: str) -> Reference | None:
-        """What the constructor of ``owner`` makes at ``path``; None where it cannot be run again."""
-        arguments = None if building is None else building.arguments
-        if building is None or arguments is None:
-            return None
-        key = key_of(type(owner), arguments, building.conditions)
-        again = self._reruns.of(owner, arguments, building.conditions, key)
-        return Reference(again, path) if again.rebuilt is not None and again.made(owner) else None
-
-    def _reference_by_its_owner(self, module: nn.Module) -> Reference | None:
-        """What the constructor of the module's owner puts into it."""
-        found = self._owner_of(module)
-        if found is None:
-            return None
-        owner, path, building, arguments = found
-        key = key_of(type(owner), arguments, building.conditions)
-        again = self._reruns.of(owner, arguments, building.conditions, key)
-        if again.rebuilt is None or not again.made(owner) or not corresponds(again.rebuilt, path, module):
-            return None
-        plain = building.conditions is not None and building.conditions.plain and _is_on_cpu(module)
-        return Reference(again, path, plain=plain and not building.is_used)
+                own = functools.partial(self._above.rerun, module, building)
+                judge_adopted(module, own, self._above.references(module))
 
     def has_seen_a_model(self) -> bool:
         """Whether a module was built that does more than to hold an unprotected one from before the guard."""
@@ -569,12 +478,6 @@ def _is_pinned_to_nothing(module: nn.Module) -> bool:
 
 def _is_meta(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_meta
-
-
-def _is_on_cpu(module: nn.Module) -> bool:
-    # Another device computes other bits: what the constructor gives on CPU is what counts.
-    tensors = [value for _, value in entries(module) if isinstance(value, torch.Tensor)]
-    return all(tensor.device.type in ("cpu", "meta") for tensor in tensors)
 
 
 def _give_stock_dtypes(module: nn.Module) -> None:

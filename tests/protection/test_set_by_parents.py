@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,3 +173,20 @@ def test_what_a_user_sets_is_no_parents() -> None:
     assert not session.report.unprotected
     assert torch.equal(model[0].inv_freq, own)
     assert safe_rope.audit(model).ok
+
+
+def test_no_more_constructors_run_again_than_tell(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with runs.open("a") as file:
+                file.write(".")
+            self.part = STYLES["scaled"]()
+
+    with safe_rope.guard() as session, default_dtype(torch.bfloat16):
+        model = Root()
+    assert not session.report.unprotected
+    assert torch.equal(model.part(POSITIONS), STYLES["scaled"]()(POSITIONS))
+    assert runs.read_text() == "."
