@@ -97,9 +97,10 @@ def _is_another(value: Tensor, made: Tensor, origin: Origin, *, is_complete: boo
         is_drawn = bool(origin & (Origin.RANDOM | Origin.EMPTY))
         return is_complete and not is_drawn and not is_cast(value.cpu(), made)
     is_told = is_counted(origin) and is_complete
-    if is_kept or (is_told and _are_other_rows(value, made)):
-        return is_told and _are_other_rows(value, made)
-    return _is_lost(value, made, is_told) or (is_complete and _is_hashing(made, origin))
+    if is_told and _are_other_rows(value, made):
+        return True
+    is_hashing = is_complete and _is_hashing(made, origin)
+    return not is_kept and (is_hashing or _is_lost(value, made, is_told))
 
 
 def _are_other_rows(value: Tensor, made: Tensor) -> bool:
