@@ -62,16 +62,20 @@ def built(cls: type[nn.Module]) -> nn.Module:
     return nn.ModuleDict({"part": cls(), "weight": nn.Linear(2, 2)})
 
 
+def in_bf16(cls: type[nn.Module], way: str) -> Any:
+    """Return a model that a guard has seen before its cast, or that is protected after it."""
+    with safe_rope.guard() if way == "guard" else contextlib.nullcontext():
+        model = built(cls)
+    model.to(BF16)
+    if way == "protect":
+        safe_rope.protect(model)
+    return model
+
+
 @pytest.mark.parametrize("way", ["guard", "protect"])
 def test_an_amplitude_beside_frequencies_is_not_rounded(way: str) -> None:
     true = Amplified()(X, POSITIONS)
-    if way == "guard":
-        with safe_rope.guard():
-            model: Any = built(Amplified)
-        model.to(BF16)
-    else:
-        model = built(Amplified).to(BF16)
-        safe_rope.protect(model)
+    model = in_bf16(Amplified, way)
     for made, exact in zip(model["part"](X.to(BF16), POSITIONS), true, strict=True):
         assert torch.equal(made, exact.to(BF16))
     assert safe_rope.audit(model).ok
@@ -168,13 +172,7 @@ class Shifted(nn.Module):
 
 @pytest.mark.parametrize("way", ["guard", "protect"])
 def test_a_number_that_positions_are_shifted_by_beside_weights_is_not_rounded(way: str) -> None:
-    if way == "guard":
-        with safe_rope.guard():
-            model: Any = built(Shifted)
-        model.to(BF16)
-    else:
-        model = built(Shifted).to(BF16)
-        safe_rope.protect(model)
+    model = in_bf16(Shifted, way)
     part = model["part"]
     assert float(part.shift) == float(torch.tensor(100.3))
     stock = Shifted()

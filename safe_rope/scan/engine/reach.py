@@ -12,7 +12,7 @@ from safe_rope.scan.engine.call_sites import FORWARDS
 from safe_rope.scan.engine.callees import ANY_DTYPES, KEEPERS, ONE_DTYPE, Callees
 from safe_rope.scan.engine.inference import Inference
 from safe_rope.scan.engine.scopes import Place, Scope
-from safe_rope.scan.engine.tree import Named, OpenError, Tree
+from safe_rope.scan.engine.tree import Named, OpenError, Tree, last
 from safe_rope.scan.engine.walk import Walk
 
 _OWN = ("self", "cls")
@@ -318,7 +318,7 @@ class Reach:
         """The attributes that a function of the file sets."""
         some = (scope for scopes in self._walk.functions.values() for scope in scopes)
         decorated = ((scope.name, getattr(scope.node, "decorator_list", ())) for scope in some)
-        return {name for name, decorators in decorated if "setter" in map(_last, decorators)}
+        return {name for name, decorators in decorated if "setter" in map(_decorator, decorators)}
 
     def _attribute_reads(self, named: Named) -> list[ast.expr]:
         reads: list[ast.expr] = [
@@ -347,7 +347,7 @@ class Reach:
         node = scope.node
         if scope.name in FORWARDS or scope.name.startswith("__") or not isinstance(node, _DEFINED):
             raise OpenError
-        decorators = {_last(one) for one in node.decorator_list}
+        decorators = {_decorator(one) for one in node.decorator_list}
         if not decorators <= ways.TRANSPARENT:
             raise OpenError
         if not way.once(id(scope)):
@@ -470,7 +470,7 @@ class Reach:
         names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
         if not keyword:
             if scope.parent is not None and scope.parent.kind == "class":
-                decorators = {_last(one) for one in scope.node.decorator_list}  # type: ignore[attr-defined]
+                decorators = {_decorator(one) for one in scope.node.decorator_list}  # type: ignore[attr-defined]
                 names = names if "staticmethod" in decorators else names[1:]
             at = next(number for number, one in enumerate(call.args) if one is node)
             keyword = names[at] if at < len(names) else ""
@@ -480,10 +480,9 @@ class Reach:
             self._variable(keyword, {(id(scope), 0)}, way)
 
 
-def _last(node: ast.expr) -> str:
+def _decorator(node: ast.expr) -> str:
     """Return the last part of the name of a decorator."""
-    node = node.func if isinstance(node, ast.Call) else node
-    return getattr(node, "attr", getattr(node, "id", ""))
+    return last(node.func if isinstance(node, ast.Call) else node)
 
 
 def _is_part(index: ast.expr) -> bool:
