@@ -69,6 +69,8 @@ class CosSin(torch.Tensor):
     """What `_lent` gave last: counts, `written` by then, the values expanded, and the strides of a copy."""
     lowered: tuple[int, torch.Tensor] | None = None
     """What `_memory` gave last, and `written` by then."""
+    detached = False
+    """Whether somebody has detached it, as a ``state_dict`` does: a file then has what it shows."""
     ready: dict[Any, Any] | None = None
     """What an application has made of it, for the next one; good as long as `written` says the same."""
 
@@ -116,7 +118,9 @@ class CosSin(torch.Tensor):
         return self._memory().untyped_storage()
 
     def _around(self, table: torch.Tensor) -> CosSin:
-        return CosSin(table, self.nominal, self.faced, self.phase)
+        made = CosSin(table, self.nominal, self.faced, self.phase)
+        made.detached = self.detached
+        return made
 
     __torch_function__ = DISABLED_TORCH_FUNCTION
 
@@ -211,6 +215,13 @@ class CosSin(torch.Tensor):
             view.source = self.source
         return tuple(views)
 
+    def detach(self) -> torch.Tensor:
+        """Return a view without autograd, of which a file gets a plain tensor."""
+        view = super().detach()
+        if type(view) is CosSin:
+            view.detached = True
+        return view
+
     # What lets torch.compile take such a tensor as an input of a compiled region.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         self.own()
@@ -264,6 +275,8 @@ class CosSin(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         self.own()
+        if self.detached:
+            return self._memory().__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]
         return CosSin, (self.table, self.nominal, self.faced, self.phase)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,49 @@ def test_a_file_holds_the_stock_dtype() -> None:
         one(sequence(300))
     saved, expected = model.state_dict(), stock.state_dict()
     assert {n: t.dtype for n, t in saved.items()} == {n: t.dtype for n, t in expected.items()}
+
+
+class Phases(nn.Module):
+    """Phases that somebody else keeps."""
+
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, length: int) -> torch.Tensor:
+        return torch.outer(torch.arange(length).to(self.inv_freq.dtype), self.inv_freq)
+
+
+class KeptAbove(nn.Module):
+    """A layer that keeps, for later calls, what a part of it has made; the file has it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = Phases()
+        self.layer = nn.Linear(32, 32)
+        self.register_buffer("kept", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None or len(self.kept) < x.shape[1]:
+            self.kept = self.rope(x.shape[1])
+        phases = self.kept[: x.shape[1]]
+        first, second = self.layer(x).chunk(2, -1)
+        cos, sin = phases.cos(), phases.sin()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pytest.mark.parametrize("change", [lambda t: t, lambda t: t.clone(), copy.deepcopy, lambda t: t.cpu()])
+def test_a_file_of_what_a_parent_keeps_is_read_without_safe_rope(change: Callable[[Any], Any]) -> None:
+    model, stock, file = guarded(KeptAbove), KeptAbove().to(torch.bfloat16), io.BytesIO()
+    for one in (model, stock):
+        one(sequence(300))
+    saved = {name: change(tensor) for name, tensor in model.state_dict().items()}
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert {n: type(t) for n, t in loaded.items()} == dict.fromkeys(stock.state_dict(), torch.Tensor)
+    assert {n: t.dtype for n, t in loaded.items()} == {n: t.dtype for n, t in stock.state_dict().items()}
+    assert torch.equal(loaded["kept"], KeptAbove().rope(300).to(torch.bfloat16))
 
 
 class MapsWhatItKeeps(PhasesInATuple):
