@@ -31,6 +31,7 @@ from safe_rope._base.positions import is_watched
 from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import forget_compiled, is_learned
 from safe_rope._protection import running, stand_ins
+from safe_rope._protection.handed_out import note_copied
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.explained import LOST, MADE_LOW, UNKNOWN, is_cast
@@ -203,6 +204,7 @@ class PinnedState(Keeper):
     # ------------------------------------------------------------------ copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PinnedState:
+        note_copied(memo)
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)

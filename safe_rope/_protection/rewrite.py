@@ -23,6 +23,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED, is_learned
+from safe_rope._protection.handed_out import mark_above
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
 from safe_rope._protection.rebound import lead_to_its_class
@@ -386,6 +387,7 @@ class ProtectedModule(_Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         # The tables take no part: only where ``fn`` would have put them is asked.
         state = state_of(self)
+        mark_above(fn)
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
             state.show(self)

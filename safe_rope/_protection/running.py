@@ -25,6 +25,7 @@ from safe_rope._base.torch_private import is_dispatched, is_transformed, is_wrap
 from safe_rope._protection import in_fp32, in_graphs, products
 from safe_rope._protection.as_stock import compare_remembered
 from safe_rope._protection.calls import Call
+from safe_rope._protection.handed_out import note_handed_out
 from safe_rope._protection.low_counts import counts_low
 from safe_rope._protection.shown import STATE, sees
 from safe_rope._protection.stand_ins import as_it_is, marked, marked_anew, on_twin, rounded
@@ -127,7 +128,10 @@ def _run(call: Call) -> Any:
     low = any(state.differs(name) for name in state.pins) or bool(state.caches)
     if not low and not (_is_lowered_by_its_call(call) or counts_low(call)):
         with products.noticed(call):
-            return _run_as_it_is(call)
+            result = _run_as_it_is(call)
+        if not (call.watched or _does_more(module)):
+            note_handed_out(result)
+        return result
     if state.runner.as_stock or _does_more(module):
         with products.noticed(call):
             result = in_fp32.run_once(call)

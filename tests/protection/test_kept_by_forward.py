@@ -154,6 +154,70 @@ def test_a_file_of_what_a_parent_keeps_is_read_without_safe_rope(change: Callabl
     assert torch.equal(loaded["kept"], KeptAbove().rope(300).to(torch.bfloat16))
 
 
+class KeptByAHolder(nn.Module):
+    """As above, without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = Phases()
+        self.register_buffer("kept", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None or len(self.kept) < x.shape[1]:
+            self.register_buffer("kept", self.rope(x.shape[1]), persistent=False)
+        return x[..., :16] * self.kept[: x.shape[1]].cos()
+
+
+def in_16_bits(model: nn.Module) -> nn.Module:
+    return model.to(torch.bfloat16)
+
+
+AFTER_A_CALL: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "cast": in_16_bits,
+    "copied": lambda model: in_16_bits(copy.deepcopy(model)),
+    "cast in a container": lambda model: in_16_bits(nn.Sequential(model)),
+    "half": lambda model: in_16_bits(model.half().float()),
+    "twice": lambda model: in_16_bits(copy.deepcopy(in_16_bits(model)).float()),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("how", ["guard", "protect"])
+@pytest.mark.parametrize("change", AFTER_A_CALL.values(), ids=[*AFTER_A_CALL])
+@pytest.mark.parametrize("make", [KeptAbove, KeptByAHolder])
+def test_what_a_parent_keeps_of_a_call_in_fp32_is_not_rounded(
+    make: Any, change: Callable[[nn.Module], nn.Module], how: str, inference: bool
+) -> None:
+    torch.manual_seed(0)
+    x, true = torch.randn(1, 1000, 32).bfloat16(), make().to(torch.bfloat16).float()
+    true.rope = Phases()
+    if how == "guard":
+        with safe_rope.guard():
+            model = make()
+    else:
+        model = make()
+        safe_rope.protect(model)
+    model.load_state_dict(true.state_dict())
+    with torch.inference_mode(inference), torch.no_grad():
+        model(x.float())
+        got = change(model)(x)
+    assert got.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert (got.float() - true(x.float())).abs().max() < 2**-5
+
+
+@pytest.mark.parametrize("make", [KeptAbove, KeptByAHolder])
+def test_what_a_parent_keeps_is_a_plain_tensor_in_fp32(make: Any) -> None:
+    with safe_rope.guard():
+        model = make()
+    x = torch.randn(1, 300, 32)
+    expected = model(x)
+    assert torch.equal(model.to(torch.bfloat16).float().rope(300), Phases()(300))
+    assert type(model.kept) is torch.Tensor
+    assert torch.equal(model.kept, Phases()(300))
+    assert model(x).dtype == expected.dtype
+
+
 class MapsWhatItKeeps(PhasesInATuple):
     """Casts its own attribute."""
 
