@@ -31,6 +31,7 @@ from safe_rope._base.torch_private import (
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._operator_kinds import kind_of
 
+_COPY = torch.ops.aten.copy_.default
 _VIEW_AS_DTYPE = torch.ops.aten.view.dtype
 _writes = 0
 _this_thread = threading.local()
@@ -384,6 +385,8 @@ def _written(
             copy.own()
     written = [one for one in targets if isinstance(one, CosSin)]
     if written:
+        if func is _COPY:
+            args = (target, _not_rounded(written[0], args[1]), *args[2:])
         result = _called_with(_plain, func, args, kwargs, targets)
         for table in written:
             _note_write(table)
@@ -391,6 +394,16 @@ def _written(
     if meets_the_model:
         _warn_of_phases(tables)
     return _called_with(_rounded if meets_the_model else _plain, func, args, kwargs)
+
+
+def _not_rounded(table: CosSin, values: torch.Tensor) -> torch.Tensor:
+    """Return what is to be copied to a table: nothing that is its own value rounded, as DDP sends it."""
+    if type(values) is not torch.Tensor or values.dtype not in LOW or values.shape != table.shape:
+        return values
+    own = table.table
+    if own.device != values.device:
+        return values
+    return torch.where(own.to(values.dtype) == values, own, values.to(own.dtype))
 
 
 def low_phases() -> int:

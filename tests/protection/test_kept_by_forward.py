@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,6 +217,35 @@ def test_what_a_parent_keeps_is_a_plain_tensor_in_fp32(make: Any) -> None:
     assert type(model.kept) is torch.Tensor
     assert torch.equal(model.kept, Phases()(300))
     assert model(x).dtype == expected.dtype
+
+
+def _loaded_from_its_own_file(model: nn.Module, x: torch.Tensor, folder: Path) -> torch.Tensor:
+    torch.save(model.state_dict(), folder / "state.pt")
+    model.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+    return model(x)  # type: ignore[no-any-return]
+
+
+def _of_data_parallel(model: nn.Module, x: torch.Tensor, folder: Path) -> torch.Tensor:
+    is_ours = not torch.distributed.is_initialized()
+    if is_ours:
+        torch.distributed.init_process_group("gloo", f"file://{folder}/ranks", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        parallel(x)
+        return parallel(x)  # type: ignore[no-any-return]
+    finally:
+        if is_ours:
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("used", [_loaded_from_its_own_file, _of_data_parallel])
+def test_what_a_parent_keeps_is_not_rounded_by_its_own_values_in_16_bits(used: Any, tmp_path: Path) -> None:
+    x = torch.randn(1, 1000, 32).bfloat16()
+    model = guarded(KeptAbove)
+    expected = model(x)
+    assert torch.equal(used(model, x, tmp_path), expected)
+    model.load_state_dict({"kept": torch.full((1000, 16), 0.5)}, strict=False)
+    assert torch.equal(model.kept, torch.full((1000, 16), 0.5, dtype=torch.bfloat16))
 
 
 class MapsWhatItKeeps(PhasesInATuple):
