@@ -60,6 +60,8 @@ try:
     _push_function_mode = torch._C._push_on_torch_function_stack
     tracing_state = torch._C._get_tracing_state
     innermost_transform = torch._C._functorch.peek_interpreter_stack
+    _pop_transform = torch._C._functorch.pop_dynamic_layer_stack
+    _push_transform = torch._C._functorch.push_dynamic_layer_stack
     is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
     _unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
     _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -127,6 +129,19 @@ def is_learned(tensor: Any) -> bool:
 def is_transformed() -> bool:
     """Whether this runs inside a transform of ``torch.func``."""
     return innermost_transform() is not None
+
+
+@contextlib.contextmanager
+def untransformed() -> Iterator[None]:
+    """Leave the transforms of ``torch.func`` for what runs inside: a tensor that it makes outlives them."""
+    left: list[Any] = []
+    try:
+        while innermost_transform() is not None:
+            left.append(_pop_transform())
+        yield
+    finally:
+        while left:
+            _push_transform(left.pop())
 
 
 def version_of(tensor: torch.Tensor) -> int:

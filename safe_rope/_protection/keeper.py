@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.torch_private import is_learned, is_wrapped
+from safe_rope._base.torch_private import is_learned, is_wrapped, untransformed
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import is_blank, is_damage
@@ -115,6 +115,11 @@ class Keeper:
         """Return a tensor in new memory that holds the true values, on ``device``."""
         raise NotImplementedError
 
+    def made(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        """Return what `make` does, no tensor of a transform of ``torch.func`` that runs now."""
+        with untransformed():
+            return self.make(module, name, device)
+
     def stock(self, name: str) -> Iterable[torch.Tensor]:
         """Return, on CPU, what else the stock model may put into a table when it initialises itself."""
         return ()
@@ -133,7 +138,7 @@ class Keeper:
     def yield_to(self, module: nn.Module, name: str, learned: torch.Tensor) -> None:
         """Leave ``learned``, by which a derivative may be taken, in the place of a table."""
         if name not in self._placed:  # what comes there next is judged by what was there before
-            self._placed[name] = Placed.of(self.make(module, name, learned.device))
+            self._placed[name] = Placed.of(self.made(module, name, learned.device))
 
     # ------------------------------------------------------------------ keeping
 
@@ -169,7 +174,7 @@ class Keeper:
                         self.attributes.setdefault(name, None)
                     continue
                 # Somebody else has put it there, or the forward where nothing was kept.
-                known = placed[name] = Placed.of(self.make(module, name, device_of(current)))
+                known = placed[name] = Placed.of(self.made(module, name, device_of(current)))
             if current is None and known is not None:
                 self.drop(module, name)
             else:
@@ -179,7 +184,7 @@ class Keeper:
             target = device if device is not None and name in module._buffers else device_of(current)
             if target.type == "meta" and name not in module._buffers:
                 target = torch.device("cpu")  # nobody would ever fill a plain attribute
-            table = self.make(module, name, target)
+            table = self.made(module, name, target)
             may_ask = target.type == "cpu" or known is not None or self._count < 0
             stays = device is None and may_ask and _holds_the_same(current, table)
             # Somebody else may hold it and write to it: a parent, another module, an array of NumPy.
@@ -222,7 +227,7 @@ class Keeper:
                 self.lose(module, name)
             return
         if current.shape == known.tensor.shape:
-            true = self.make(module, name, torch.device("cpu"))
+            true = self.made(module, name, torch.device("cpu"))
             is_written = current is known.tensor and current._version != known.version
             if is_damage(current.detach().cpu(), true, is_written=is_written):
                 if current.dtype != true.dtype and not true.is_complex():
@@ -334,7 +339,7 @@ class Keeper:
             current = get_table(module, name)
             if not isinstance(current, torch.Tensor) or is_learned(current):
                 continue
-            if not self.make(module, name, torch.device("cpu")).is_complex():
+            if not self.made(module, name, torch.device("cpu")).is_complex():
                 self.nominal[name] = current.dtype
         self._place_anew(module)
 
@@ -349,7 +354,7 @@ class Keeper:
             cast = alone and known is not None and value.dtype == known.tensor.dtype
             if known is not None and value is not known.tensor and not (cast or value.is_complex()):
                 self.nominal[name] = value.dtype  # assigned: the stock model has the checkpoint's tensor now
-            true = self.make(module, name, torch.device("cpu"))
+            true = self.made(module, name, torch.device("cpu"))
             if value.shape == true.shape and not is_damage(value.detach().cpu(), true, is_written=True):
                 logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)
                 self._placed.pop(name, None)

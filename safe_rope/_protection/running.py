@@ -21,7 +21,7 @@ from torch import nn
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.positions import is_watched
 from safe_rope._base.tensors import mapped
-from safe_rope._base.torch_private import is_dispatched, is_transformed, is_wrapped, set_compiler
+from safe_rope._base.torch_private import is_dispatched, is_transformed, set_compiler
 from safe_rope._protection import in_fp32, in_graphs, products
 from safe_rope._protection.as_stock import compare_remembered
 from safe_rope._protection.calls import Call
@@ -100,8 +100,8 @@ def _place_awaited(call: Call) -> None:
     """Put tables there before a first call under a transform: what is made there is not kept."""
     device = call.leaves[0].device if call.leaves else torch.device("cpu")
     for name in tuple(call.state.awaited):
-        table = call.state.make(call.module, name, device)
-        if get_table(call.module, name) is None and not is_wrapped(table):
+        table = call.state.made(call.module, name, device)
+        if get_table(call.module, name) is None:
             call.state.put(call.module, name, table)
 
 

@@ -245,6 +245,26 @@ def test_what_is_asked_afterwards_is_as_before(make: Callable[[], nn.Module]) ->
     assert torch.equal(model(X), before)
 
 
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "grad": lambda function, x: torch.func.grad(function)(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x,)),
+    "vmap of grad": lambda function, x: torch.vmap(torch.func.grad(function))(torch.stack([x, x])),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_model_may_be_cast_inside_a_transform(transform: str) -> None:
+    model = guarded(TakesSines)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        model.half()
+        return (model(x).float() * x).sum()
+
+    TRANSFORMS[transform](function, X[..., : DIM // 2].float())
+    assert model.rotary.inv_freq.data_ptr()  # what a transform wraps has none
+    assert torch.equal(model(X), plain(TakesSines))
+
+
 def test_what_fx_traces_is_told_of() -> None:
     model = guarded(TakesSines)
     with pytest.warns(PrecisionWarning, match=r"torch\.fx traces .*Phases"):
