@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_WEAK = (WeakValueDictionary, WeakKeyDictionary)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, *_WEAK)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -24,7 +26,7 @@ def held_in(value: Any) -> list[Any]:
     own = _container(type(value))  # type: ignore[arg-type]
     if own is None:
         return []
-    return list(dict.values(value) if own is dict else own.__iter__(value))
+    return list(own.values(value) if own is dict or own in _WEAK else own.__iter__(value))
 
 
 def length_of(value: Any) -> int:

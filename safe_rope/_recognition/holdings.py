@@ -361,6 +361,20 @@ def _put(module: nn.Module, owner: str, key: str, value: Any) -> None:
 
 def _apart(value: Any, objects: bool) -> Any:
     kind: Any = type(value)
-    if isinstance(value, list | dict | SimpleNamespace) or (objects and _kind(kind) is _Kind.OBJECT):
+    if isinstance(value, list | dict | SimpleNamespace):
         return copy.copy(value)
-    return value
+    return _duplicate(value) if objects and _kind(kind) is _Kind.OBJECT else value
+
+
+def _duplicate(value: Any) -> Any:
+    """Return another object with the same attributes: an own ``__new__`` may hand out one that lives."""
+    kind: Any = type(value)
+    try:
+        other = object.__new__(kind)
+    except TypeError:  # derived from a type of Python's own
+        return copy.copy(value)
+    if hasattr(value, "__dict__"):
+        vars(other).update(vars(value))
+    for name in slots(value):
+        object.__setattr__(other, name, getattr(value, name))
+    return other

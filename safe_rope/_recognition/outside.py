@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 CONTAINERS = (
     *(dict, list, set, collections.deque),
     *(collections.OrderedDict, collections.defaultdict, collections.Counter),
+    *(weakref.WeakValueDictionary, weakref.WeakKeyDictionary),
 )
 _LIBRARIES = {
     *sys.stdlib_module_names,
@@ -85,6 +87,8 @@ class Outside:
         self.arrays: list[Any] = []
         self.remembering: list[Any] = []
         self.names: set[str] = set()
+        self.given: set[int] = set()
+        """Ids of what only a module, or its constructor's arguments, lead to."""
 
 
 def place_of(owner: Any, names: Iterable[str] | None = None) -> Place:
@@ -104,16 +108,19 @@ def outside(cls: type, held: Iterable[Any] = ()) -> Outside:
 
     """
     found, seen = Outside(), set[int]()
-    waiting: collections.deque[Any] = collections.deque(base for base in cls.__mro__ if is_followed(base))
+    waiting = collections.deque((base, False) for base in cls.__mro__ if is_followed(base))
     for one in held:
         # A copy of a configuration shares what that holds.
-        waiting += (one, *(vars(one).values() if _is_configuration(one) else ()))
+        given = (one, *(vars(one).values() if _is_configuration(one) else ()))
+        waiting += ((value, True) for value in given)
     while waiting and len(seen) < _ENOUGH:
-        value = waiting.popleft()  # what is near comes first, whatever hangs on it
+        value, is_given = waiting.popleft()  # what is near comes first, whatever hangs on it
         if id(value) not in seen:
             seen.add(id(value))
+            if is_given:
+                found.given.add(id(value))
             try:
-                waiting += _look_at(value, found)
+                waiting += ((inner, is_given) for inner in _look_at(value, found))
             except OutOfReachError:
                 raise
             except Exception:  # a proxy of something that is not there
@@ -139,7 +146,7 @@ def _look_at(value: Any, found: Outside) -> Iterator[Any]:
     elif type(value) in CONTAINERS:
         if len(value) <= _ENOUGH:
             found.containers.append(value)
-            yield from value.values() if isinstance(value, dict) else value
+            yield from value.values() if isinstance(value, Mapping) else value
     elif isinstance(value, REMEMBERING):
         found.remembering.append(value)
         yield value.__wrapped__
@@ -149,11 +156,11 @@ def _look_at(value: Any, found: Outside) -> Iterator[Any]:
     elif isinstance(value, type):
         if is_followed(value):
             found.places.append(place_of(value))
-            yield from vars(value).values()
+            yield from (*vars(value).values(), type(value))
     elif isinstance(value, nn.Module):
         numbers = [name for name, one in vars(value).items() if isinstance(one, bool | int | float | str)]
         found.places.append(Place(value, vars(value), vars(value).__setitem__, numbers))
-    elif isinstance(value, threading.local | types.SimpleNamespace) or _is_an_object(value):
+    elif isinstance(value, threading.local | types.SimpleNamespace) or is_an_object(value):
         found.places.append(Place(value, vars(value), vars(value).__setitem__))
         yield from (*vars(value).values(), type(value))
 
@@ -204,7 +211,7 @@ def _is_configuration(value: Any) -> bool:
     return bool(type(value).__dictoffset__) and not is_code and isinstance(vars(value), dict)
 
 
-def _is_an_object(value: Any) -> bool:
+def is_an_object(value: Any) -> bool:
     """Whether a value is an object of somebody's own class."""
     return bool(type(value).__dictoffset__) and is_followed(type(value))
 

@@ -12,18 +12,28 @@ import copy
 import gc
 import os
 import sys
+import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
 import torch
+from torch import nn
 
 from safe_rope._base import methods
 from safe_rope._base.containers import held_in
 from safe_rope._base.random_states import random_states, set_random_states
-from safe_rope._recognition.outside import CONTAINERS, Outside, Place, outside, place_of, remembering_in
+from safe_rope._recognition.outside import (
+    CONTAINERS,
+    Outside,
+    Place,
+    is_an_object,
+    outside,
+    place_of,
+    remembering_in,
+)
 
 _PLAIN = (bool, int, float, str, type(None))
 _NO_NUMBERS = {
@@ -33,6 +43,8 @@ _NO_NUMBERS = {
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _OF_ITERATORS = ("builtins", "itertools")  # that a copy can be made of
 _LONGEST = 4096
+_MOST = 1024
+"""Values of what may hold a table that are looked at."""
 
 
 class Untouched:
@@ -43,8 +55,8 @@ class Untouched:
     Args:
         cls: the class whose code runs.
         held: what a module of that class holds.
-        anew: hide the tables that are kept on the classes and in their modules already, so that they are
-            made again.
+        anew: hide the tables that are kept already where code finds them again (on classes, in their
+            modules, in registries and what a thread has for itself), so that they are made again.
         context: the context variables to `run` with, those of now by default.
 
     ``changed`` tells afterwards whether a table was kept there, ``moved`` whether anything was changed.
@@ -89,7 +101,6 @@ class Untouched:
     def __enter__(self) -> Untouched:
         for place in self._own:
             self._note(place)
-        kept = self._containers[:], self._values[:]
         for place in self._outside.places:
             self._note(place)
         for container in self._outside.containers:
@@ -105,7 +116,7 @@ class Untouched:
         if "environ" in self._outside.names:
             self._environment = dict(os.environ)
         if self._anew:
-            self._hide(*kept)
+            self._hide()
         return self
 
     def run(self, called: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -130,15 +141,18 @@ class Untouched:
                 with contextlib.suppress(TypeError):  # a generator
                     self._iterators.append((place, name, copy.copy(value)))
 
-    @staticmethod
-    def _hide(containers: list[tuple[Any, Any]], values: list[tuple[Place, str, Any]]) -> None:
-        for container, before in containers:
-            if _holds_tables(before):
+    def _hide(self) -> None:
+        given = self._outside.given
+        for container, before in self._containers:
+            if id(container) not in given and _holds_tables(before):
                 container.clear()
-        for place, name, value in values:
-            if isinstance(place.owner, types.FunctionType) and _holds_tables(value):
-                delattr(place.owner, name)
-            elif issubclass(type(value), torch.Tensor) and isinstance(place.owner, type):
+        for place, name, value in self._values:
+            owner: Any = place.owner
+            if id(owner) in given or name not in place.held or not _holds_tables(value):
+                continue  # a function may be met twice
+            if isinstance(owner, types.FunctionType | threading.local):
+                place.drop(name)
+            elif isinstance(owner, type) and (issubclass(type(value), torch.Tensor) or is_an_object(value)):
                 place.put(name, None)
 
     def __exit__(
@@ -224,9 +238,10 @@ def _holds_tables(value: Any) -> bool:
         one = waiting.pop()
         if issubclass(type(one), torch.Tensor):
             return True
-        if type(one) not in _PLAIN and id(one) not in seen:
+        if type(one) not in _PLAIN and id(one) not in seen and len(seen) < _MOST:
             seen.add(id(one))
-            waiting += held_in(one)
+            is_object = is_an_object(one) and not issubclass(type(one), nn.Module | type)
+            waiting += vars(one).values() if is_object else held_in(one)
     return False
 
 
@@ -252,7 +267,7 @@ def _remembers_numbers(function: Any) -> bool:
 def _is_as_before(container: Any, before: Any) -> bool:
     if len(container) != len(before):
         return False
-    if isinstance(container, dict):
+    if isinstance(container, Mapping):
         return all(
             key in before and container[key] is value for key, value in before.items() if key in container
         )
