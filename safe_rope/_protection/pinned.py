@@ -245,6 +245,8 @@ def pinned_attribute(stock: type[nn.Module], name: str, *, of_forward: bool) -> 
 
     @functools.wraps(getattr(stock, name))
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "__call__" and "forward" in self.__dict__:
+            return called(self, *args, **kwargs)  # it leads to that forward, which a copy would share
         return running.run_beside(self, called, args, kwargs, of_forward=of_forward)
 
     forget_compiled(method)

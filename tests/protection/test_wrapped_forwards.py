@@ -196,3 +196,29 @@ def test_the_audit_measures_what_a_list_holds() -> None:
     assert safe_rope.audit(model).verdict == "ok"
     model.held[0].bfloat16()
     assert safe_rope.audit(model).verdict == "damaged"
+
+
+class FillsInItsCall(nn.Module):
+    """Makes its tables in a call of its own, before the forward that hooks may wrap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM)
+        self.tables: list[torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        if self.tables is None:
+            phases = torch.outer(torch.arange(x.shape[1]).to(self.rates), self.rates)
+            self.tables = [phases.cos(), phases.sin()]
+        return super().__call__(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.tables is not None
+        return torch.cat([table.to(x.dtype) for table in self.tables], dim=-1)
+
+
+def test_an_own_call_leads_to_a_wrapped_forward() -> None:
+    with safe_rope.guard():
+        module = FillsInItsCall()
+    module.forward = functools.partial(lambda inner, *args: inner(*args), module.forward)  # type: ignore[method-assign]
+    assert torch.equal(module.bfloat16()(X), FillsInItsCall()(X.float()).bfloat16())
