@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from safe_rope._base.dtypes import LOW
 from safe_rope._base.functions import signature_of
 from safe_rope._base.instructions import changed, rebound, source, steps
 from safe_rope.constructors._truthful import is_deepspeeds
@@ -251,9 +252,19 @@ def infer_arguments(module: nn.Module, stock: type[nn.Module]) -> Arguments | No
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.name in module.__dict__:
-            kwargs[parameter.name] = _kept(module.__dict__[parameter.name])
+            value = module.__dict__[parameter.name]
+            if not _is_made_of_a_number(value, parameter.default):
+                kwargs[parameter.name] = _kept(value)
+            elif float(value) != float(torch.tensor(float(parameter.default), dtype=value.dtype)):
+                return None
         elif parameter.default is parameter.empty:
             return None
         else:
             complete &= parameter.name in ("device", "dtype")
     return Arguments((), kwargs, certain=False, complete=complete)
+
+
+def _is_made_of_a_number(value: Any, default: Any) -> bool:
+    """Whether an attribute is a rounded number in a tensor, which its constructor makes of one in Python."""
+    is_number = isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in LOW
+    return is_number and type(default) in (int, float) and not value.is_meta

@@ -11,9 +11,11 @@ import pytest
 import torch
 from no_harm import BF16, DIM, FP32, Holder, Rope
 from support import families
+from support.default_dtype import default_dtype
 from torch import nn
 
 import safe_rope
+from safe_rope.errors import PrecisionWarning
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +24,35 @@ def complex_to_real() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Casting complex values to real")
         yield
+
+
+# ---- protect, after it was built in 16 bits ------------------------------------------------------------
+
+
+class TimescalesInTensors(nn.Module):
+    """Keeps the numbers that it is given in tensors of the same names."""
+
+    def __init__(self, least: float = 1.0, most: float = 10000.0) -> None:
+        super().__init__()
+        self.least, self.most = torch.tensor(least), torch.tensor(most)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scales = self.least * (self.most / self.least) ** (2 * torch.arange(DIM // 2) / DIM)
+        return torch.sin(torch.arange(x.shape[1])[:, None] / scales).to(x.dtype)
+
+
+@pytest.mark.parametrize("most", [10000.0, 500_000.0])
+def test_a_rounded_number_is_no_argument(most: float) -> None:
+    x = torch.zeros(1, 300, DIM)
+    true = TimescalesInTensors(most=most)(x)
+    with default_dtype(BF16):
+        model = TimescalesInTensors(most=most)
+    if most == 10000.0:  # its default
+        safe_rope.protect(model)
+        assert (model(x.to(BF16)).float() - true).abs().max() <= 2**-8
+    else:
+        with pytest.warns(PrecisionWarning, match="most: its constructor cannot be run again"):
+            safe_rope.protect(model)
 
 
 # ---- protect, after a cast -----------------------------------------------------------------------------
