@@ -40,7 +40,7 @@ _TO_INTEGERS = {
 }
 """Attributes of torch and its tensors that may make integers of other numbers."""
 _LISTED = {"tensor", "as_tensor", "LongTensor", "IntTensor"}
-_SINES = {"sin", "cos", "polar", "matrix_exp"}
+_SINES = {"sin", "cos", "sinh", "cosh", "polar", "matrix_exp"}
 _WAVES = {*_SINES, "exp", "outer", "einsum", "pow"}
 PRODUCTS = {"matmul", "einsum", "bmm", "mm", "mv", "baddbmm", "addmm", "addbmm", "tensordot", "linear"}
 _ATTENTION = {"softmax", "scaled_dot_product_attention", "flash_attn_func", "flex_attention"}

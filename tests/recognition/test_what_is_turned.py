@@ -37,6 +37,26 @@ class ShiftedSine(TimeEncoding):
         return torch.sin(torch.cat((phase, phase + math.pi / 2), -1))
 
 
+class Hyperbolic(TimeEncoding):
+    """Hyperbolic sines of shrinking distances, as a rotation in Lorentz's sense takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("alpha", torch.logspace(-5, -3, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sinh(x.view(-1, 1) * self.alpha)
+
+
+def test_a_hyperbolic_sine_turns_too() -> None:
+    assert "alpha" in turned_when_multiplied(Hyperbolic)
+    with safe_rope.guard():
+        module = Hyperbolic()
+    given, true = module.to(BF16)(TIMES.to(BF16)).float(), Hyperbolic()(TIMES)
+    assert ((given - true).abs() <= 2**-8 * true.abs()).all()
+    assert ((Hyperbolic().to(BF16)(TIMES.to(BF16)).float() - true).abs() > 2**-8 * true.abs()).any()
+
+
 @pytest.mark.parametrize("cls", [TimeEncoding, ShiftedSine])
 @pytest.mark.parametrize("way", ["guard", "protect"])
 @pytest.mark.filterwarnings("ignore::safe_rope.errors.PrecisionWarning")  # positions in 16 bits
