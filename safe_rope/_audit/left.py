@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from safe_rope._audit.report import Severity
 from safe_rope._audit.tables import damaged_in_itself
 from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
-from safe_rope._base.tensors import is_distributed
+from safe_rope._base.tensors import local_part
 from safe_rope._base.turned import turned_when_called
 from safe_rope._protection.frozen import Frozen, is_a_wave
 from safe_rope._recognition.reference import stock_class
@@ -27,24 +27,23 @@ def judged(found: Frozen, built: nn.Module | None) -> tuple[Severity, str, torch
     """
     computed = dict(parametrized(found.module, found.name.__eq__)).get(found.name)
     value: Any = operator.attrgetter(found.name)(found.module) if computed is None else computed
-    here = value.to_local() if is_distributed(value) else getattr(value, "ds_tensor", value)
-    here = plain(here).detach()
-    said = _wrong(found, value, here, built)
+    here = plain(local_part(getattr(value, "ds_tensor", value))).detach()
+    said = _wrong(found, here, built)
     if said is None:
         return ("damaged" if found.is_damaged else "note"), found.reason, None
     # A checkpoint may have rounded it, and it may be meant so.
     return ("damaged" if bool(here.isnan().any()) else "unknown"), said, here.dtype
 
 
-def _wrong(found: Frozen, value: Any, here: Tensor, built: nn.Module | None) -> str | None:
-    """Say what is wrong with the values ``here``, this rank's of ``value``; None where nothing tells it."""
+def _wrong(found: Frozen, here: Tensor, built: nn.Module | None) -> str | None:
+    """Say what is wrong with the values ``here``, this rank's; None where nothing tells it."""
     name, low, is_low = found.name, dtype_name(here.dtype), here.dtype in LOW
     if not (found.is_damaged or here.is_meta):
         is_turned = may_be_turned(found.module, here)
         said = damaged_in_itself(name, here.cpu().squeeze(), is_turned=is_turned)
         if said is not None:
             return said
-    if here.dtype == torch.float32 and is_a_wave(value):
+    if here.dtype == torch.float32 and is_a_wave(here):
         rounded = low_dtype_of(here.cpu())
         if rounded is not None:
             return f"{dtype_name(rounded)}-rounded sines"

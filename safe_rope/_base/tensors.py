@@ -173,9 +173,10 @@ def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
 def in_numbers(tensor: Tensor, rows: int) -> Tensor | None:
     """Return what the first ``rows`` of a quantised tensor stand for, detached, and any other as it is.
 
-    None where it does not tell: somebody's class may refuse any operator.
+    Of a ``DTensor`` this rank's part. None where it does not tell: somebody's class may refuse any operator.
     """
-    if not hasattr(type(tensor), "__tensor_flatten__") or is_distributed(tensor):
+    tensor = local_part(tensor)
+    if not hasattr(type(tensor), "__tensor_flatten__"):
         return tensor
     for first in (rows, None):
         with suppress(Exception):  # whatever somebody's class raises
@@ -189,6 +190,15 @@ def in_numbers(tensor: Tensor, rows: int) -> Tensor | None:
 def is_distributed(tensor: Tensor) -> bool:
     """Whether a tensor is a ``DTensor``, of which this rank has a part, as FSDP's second form makes them."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
+
+
+def local_part(tensor: Any) -> Tensor:
+    """Return what this rank has of a ``DTensor``, and any other tensor as it is.
+
+    Operators of a ``DTensor`` talk to the other ranks, or are refused.
+    """
+    part: Tensor = tensor.to_local() if is_distributed(tensor) else tensor
+    return part
 
 
 def part_of_rank(values: Tensor, like: Any) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch.jit import ScriptModule
 
 from safe_rope._base import bytecode
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.tensors import in_numbers
+from safe_rope._base.tensors import in_numbers, is_distributed, local_part, part_of_rank
 from safe_rope._base.turned import freezes, turned_at_random, turned_when_called
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.explained import is_cast
@@ -72,13 +72,21 @@ def round_once(module: nn.Module, reference: Reference) -> None:
         return
     for name, parameter, true in frozen_tables(module, reference):
         shard: torch.Tensor = getattr(parameter, "ds_tensor", parameter)  # this rank's, under ZeRO-3
-        here = shard.data
-        wanted = shard_like(true.to(here.dtype), here)
-        if here.is_meta or torch.equal(here.cpu(), wanted):
+        here = local_part(shard.data)
+        wanted = _part_like(true.to(here.dtype), parameter, here)
+        if here.is_meta or wanted is None or torch.equal(here.cpu(), wanted):
             continue
         replays = reference.replayed_parameters(name, here.device)
-        if any(is_cast(here.cpu(), shard_like(replay, here)) for replay in replays):
+        parts = (_part_like(replay, parameter, here) for replay in replays)
+        if any(part is not None and is_cast(here.cpu(), part) for part in parts):
             here.copy_(wanted)
+
+
+def _part_like(values: torch.Tensor, parameter: torch.Tensor, here: torch.Tensor) -> torch.Tensor | None:
+    """Return what of values is this rank's, which is ``here`` of a parameter; None where nothing tells."""
+    if is_distributed(parameter):
+        return part_of_rank(values, parameter)
+    return shard_like(values, here)
 
 
 def shard_like(values: torch.Tensor, here: torch.Tensor) -> torch.Tensor:

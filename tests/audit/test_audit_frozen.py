@@ -139,6 +139,38 @@ def test_a_frozen_table_of_a_sharded_module_is_measured() -> None:
     assert verdicts == ["ok", "damaged"]
 
 
+class OfABatch(nn.Module):
+    """A frozen table with a first dimension of one, over which its rows are sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        phases = torch.outer(torch.arange(ROWS).float(), 10000.0 ** -(torch.arange(DIM // 2) / (DIM // 2)))
+        sines = torch.cat((phases.sin(), phases.cos()), -1)[None]
+        self.pos_embed = nn.Parameter(sines, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.pos_embed
+
+
+@pytest.mark.usefixtures("deepspeed_group")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_frozen_table_of_a_batch_is_sharded_in_a_guard(late: bool) -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    with contextlib.nullcontext() if late else safe_rope.guard():
+        model = nn.Sequential(OfABatch())
+        model = model.bfloat16().float() if late else model
+        fsdp.fully_shard(model, mesh=mesh)
+    if late:
+        assert not safe_rope.audit(model).ok
+        safe_rope.protect(model)
+    report = safe_rope.audit(model)
+    assert report.ok, str(report)
+    assert torch.equal(model[0].pos_embed.to_local(), OfABatch().pos_embed)
+
+
 class Words(nn.Module):
     """Words, or positions that nothing says to be some, in a class that takes sines of what it counts."""
 
