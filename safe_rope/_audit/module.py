@@ -20,6 +20,7 @@ from safe_rope._audit.answers import may_be_made_anew
 from safe_rope._audit.around import is_of_constructors
 from safe_rope._audit.as_built import AsBuiltAuditor
 from safe_rope._audit.asked import told_by_forward
+from safe_rope._audit.beyond import NOT_CONTINUED, goes_on
 from safe_rope._audit.causes import BUILT_FROM, explain_cos_sin, explain_table, is_written_to
 from safe_rope._audit.embedding import EmbeddingAuditor
 from safe_rope._audit.forward import call, isolated
@@ -352,6 +353,8 @@ class ModuleAuditor:
                 pair, found = wide
             if found.damaged:
                 self._add_damage(held, found, *pair)
+            elif not goes_on(plain(actual), expected):
+                self.add(name, "unknown", NOT_CONTINUED, dtype=actual.dtype)
 
     def _in_float64(self, held: Held, slack: bool) -> tuple[tuple[Tensor, Tensor], Difference] | None:
         """Return how a table differs from what its constructor makes with float64 as the default dtype.

@@ -189,8 +189,15 @@ def oscillates(tensor: torch.Tensor, error: float = EXACT) -> bool:
         tensor = tensor.flatten(1)  # a cosine and a sine for each position
     if tensor.dim() < 2 or tensor.shape[-2] < FEWEST_ROWS or not tensor.is_floating_point():
         return False
+    if not tensor.numel():
+        return False
     rows = tensor.reshape(-1, tensor.shape[-2], tensor.shape[-1])[0].double()
     return _are_sines(rows, error) or (len(rows) > _COUNTED_LOW and _are_sines(rows[:_COUNTED_LOW], error))
+
+
+def are_sampled_sines(rows: torch.Tensor) -> bool:
+    """Whether every column of FP32 rows is a sampled sine from the first to the last."""
+    return len(rows) >= FEWEST_ROWS and bool(rows.numel()) and _are_sines(rows.double(), EXACT)
 
 
 def _are_pairs(tensor: torch.Tensor, error: float) -> bool:
