@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from command_line import CONFIGS, run
+from safetensors.torch import save_file
 
 from safe_rope._audit.command.compare import compare_sides
-from safe_rope._audit.command.dump import save
+from safe_rope._audit.command.dump import FORMAT, load, save
+from safe_rope._audit.command.job import read_side
 from safe_rope.cli.compare import _text
 from safe_rope.cli.main import main
 from safe_rope.errors import ConfigError
@@ -118,6 +121,42 @@ def test_a_file_that_is_no_dump(tmp_path: Path) -> None:
     status, _, err = run(tmp_path / "tmp", "compare", "cpu", str(file))
     assert status == 2
     assert "cannot be read as safetensors" in err
+
+
+TABLE = {"positions": torch.arange(4), "cos": torch.ones(4, 2), "sin": torch.zeros(4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({}, "holds no tables"),
+        ({"rope": {"positions": TABLE["positions"], "cos": TABLE["cos"]}}, "holds no whole table for rope"),
+        ({"rope": TABLE | {"cos": torch.ones(3, 2)}}, "cos [3, 2], positions [4], sin [4, 2]"),
+        ({"rope": TABLE | {"cos": torch.ones(1, 4, 2)}}, "holds no whole table for rope"),
+    ],
+)
+def test_a_dump_that_is_not_whole_is_refused(tables: Any, said: str, tmp_path: Path) -> None:
+    save(tmp_path / "a.safetensors", {"": tables}, "a model")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(tmp_path / "a.safetensors")
+
+
+def test_a_dump_whose_environment_is_no_object_is_refused(tmp_path: Path) -> None:
+    tensors = {f"/rope/{part}": value for part, value in TABLE.items()}
+    save_file(tensors, tmp_path / "a.safetensors", {"format": FORMAT, "environment": "[1]"})
+    with pytest.raises(ConfigError, match="as a JSON object"):
+        load(tmp_path / "a.safetensors")
+
+
+def test_positions_are_compared_in_whichever_order_a_dump_has_them(tmp_path: Path) -> None:
+    phases = torch.outer(torch.arange(8).float(), torch.tensor([1.0, 0.1]))
+    table = {"positions": torch.arange(8), "cos": phases.cos(), "sin": phases.sin()}
+    order = torch.tensor([3, 0, 7, 1, 2, 6, 5, 4])
+    save(tmp_path / "a.safetensors", {"": {"rope": table}}, "a model")
+    save(tmp_path / "b", {"": {"rope": {part: one[order] for part, one in table.items()}}}, "a model")
+    sides = [read_side(str(tmp_path / name), None) for name in ("a.safetensors", "b")]
+    usual = {"positions": (), "longest": None, "tables": "stock", "tolerance": None, "ulp": None}
+    assert compare_sides({"sides": sides, **usual})["modules"][0]["max_radians"] == 0
 
 
 def test_what_only_one_dump_has_is_named_and_does_not_pass(tmp_path: Path) -> None:

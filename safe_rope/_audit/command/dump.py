@@ -19,6 +19,7 @@ from safe_rope._base.version import installed
 from safe_rope.errors import ConfigError
 
 FORMAT = "safe_rope.tables/1"
+_PARTS = ("positions", "cos", "sin")
 
 
 def save(file: Path, groups: Mapping[str, Tables], model: str) -> None:
@@ -55,13 +56,38 @@ def load(file: Path) -> tuple[dict[str, Tables], dict[str, Any]]:
             if notes.get("format") != FORMAT:
                 raise ConfigError(f"{file} is not a dump of tables; write one with safe-rope audit --dump")
             made = json.loads(notes.get("environment", "{}"))
+            if not isinstance(made, dict):
+                raise ConfigError(f"{file} must name its environment as a JSON object, got {made!r}")
             for key in opened.keys():  # noqa: SIM118  (it is no mapping)
                 rest, _, part = key.rpartition("/")
                 group, _, name = rest.partition("/")
                 groups.setdefault(group, {}).setdefault(name, {})[part] = opened.get_tensor(key)
     except (SafetensorError, json.JSONDecodeError) as error:
         raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error
+    if not groups:
+        raise ConfigError(f"{file} holds no tables")
+    for tables in groups.values():
+        tables.update({name: _in_order(file, name, table) for name, table in tables.items()})
     return groups, made
+
+
+def _in_order(file: Path, name: str, table: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a table with its positions rising.
+
+    Raises:
+        ConfigError: it is not whole.
+    """
+    rows = [len(table[part]) if part in table and table[part].dim() else -1 for part in _PARTS]
+    if (
+        len(set(rows)) > 1
+        or rows[0] < 1
+        or table["cos"].dim() != 2
+        or table["cos"].shape != table["sin"].shape
+    ):
+        said = ", ".join(f"{part} {list(one.shape)}" for part, one in sorted(table.items()))
+        raise ConfigError(f"{file} holds no whole table for {name}: {said}; write it again")
+    order = table["positions"].argsort()
+    return {part: table[part][order] for part in _PARTS}
 
 
 def environment(model: str) -> dict[str, str]:

@@ -192,7 +192,7 @@ def read_side(given: str, model: dict[str, Any] | None) -> dict[str, Any]:
     if given in DTYPES:
         return {"name": given, "model": config, "device": "cpu", "dtype": DTYPES[given]}
     path = Path(given)
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" or _is_of_tensors(path):
         if not path.is_file():
             raise ConfigError(f"{given} does not exist; expected a dump that safe-rope audit --dump wrote")
         return {"name": given, "dump": str(path.absolute())}
@@ -202,6 +202,16 @@ def read_side(given: str, model: dict[str, Any] | None) -> dict[str, Any]:
         f"{given!r} is no device (cpu, cuda:0), no dtype (bf16, float32), no dump (.safetensors) and no path "
         "that exists; give one of these for each side"
     )
+
+
+def _is_of_tensors(path: Path) -> bool:
+    """Whether a file begins as one of safetensors does, whatever its name: a length, then an object."""
+    try:
+        with path.open("rb") as opened:
+            start = opened.read(9)
+    except OSError:
+        return False
+    return start[4:] == b"\0\0\0\0{"
 
 
 def choose_dtype(asked: str | None, model: dict[str, Any], deepspeed: dict[str, Any] | None) -> str:
