@@ -162,6 +162,26 @@ def test_a_method_may_be_given_its_object(name: str) -> None:
     assert safe(UNBOUND[name].replace(" / 2)", ")"))
 
 
+# What stands between a class and its base; each gives the base's number a fraction.
+DERIVED = {
+    "a call of a generic": "class S(R[str]):\n    pass\ns = S(2.5)\n",
+    "an attribute of a generic": "class S(R[str]):\n    def __init__(self):\n        self.n = 2.5\n",
+    "a nested class": "class O:\n    R = R\nclass S(O.R):\n    pass\ns = S(2.5)\n",
+    "another name": "X = R\nclass S(X):\n    pass\ns = S(2.5)\n",
+    "another name of a generic": "X = R[str]\nclass S(X):\n    n = 2.5\n",
+    "what a function makes": "class S(with_metaclass(M, R)):\n    n = 2.5\n",
+    "a list": "BASES = (R,)\nclass S(*BASES):\n    n = 2.5\n",
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_class_derives_from_a_base_by_any_name(name: str) -> None:
+    base = "class R(Generic[T]):\n    def __init__(self, n: int):\n        self.n = n\n"
+    base += f"    def f(self):\n        n = self.n\n        return {COUNTING}\n"
+    assert not safe(base + DERIVED[name])
+    assert safe(base + DERIVED[name].replace("2.5", "2"))
+
+
 @pytest.mark.parametrize("line", ["f.__defaults__ = (2.5,)\n", "f.__code__ = g.__code__\n"])
 def test_other_defaults_or_another_body_leave_no_safe_fix(line: str) -> None:
     assert not safe(FUNCTION.replace("n: int", "n: int = 3") + line)

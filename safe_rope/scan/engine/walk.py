@@ -33,6 +33,7 @@ _NAMES = {ast.Name, ast.Attribute}
 _READS = {"getattr", "hasattr", "delattr"}
 # Packages all of whose names leave torch, and what is built in, what they are.
 _PLAIN = {"torch", "numpy", *sys.stdlib_module_names}
+_MOST_BASES = 16  # of one class
 # How the context managers begin that pass errors on.
 _PASSES_ON = (
     "torch.",
@@ -333,7 +334,7 @@ class Walk:
 
     def _classdef(self, node: ast.ClassDef, place: Place) -> None:
         scope = Scope(node.name, "class", place.scope, node)
-        scope.bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        scope.bases = self._bases(node, scope)
         self._scopes.append(scope)
         outside = (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords))
         self.statements += [(expression, place) for expression in outside]
@@ -342,6 +343,24 @@ class Walk:
         imported = {name: [Binding("value", None, place)] for name in scope.imports}
         for name, bindings in (*scope.bindings.items(), *imported.items()):
             scope.attributes.setdefault(name, []).extend(bindings)
+
+    def _bases(self, node: ast.ClassDef, scope: Scope) -> list[str]:
+        """Return the names of what a class derives from, by other names too: generic, nested or made."""
+        names: list[str] = []
+        waiting = [*node.bases]
+        for base in waiting:  # which grows
+            match base:
+                case ast.Name(id=name) if name not in names and len(names) < _MOST_BASES:
+                    names.append(name)
+                    bound = [one for around in scope.upward() for one in around.bindings.get(name, ())]
+                    waiting += [one.value for one in bound if one.value is not None]
+                case ast.Attribute(value=ast.Name(id=of), attr=name) if of not in self.imports:
+                    names.append(name)
+                case ast.Subscript(value=inner) | ast.Starred(value=inner):
+                    waiting.append(inner)
+                case ast.Call(args=some) | ast.Tuple(elts=some) | ast.List(elts=some):
+                    waiting += some
+        return names
 
     def _if(self, node: ast.If, place: Place) -> None:
         while True:  # not recursive: a chain of elif may be longer than the stack is deep
