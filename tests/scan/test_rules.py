@@ -71,6 +71,20 @@ def test_messages_say_what_a_value_becomes() -> None:
     assert not re.search(r"\d\.\d", factor.message)
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("torch.arange(0, 1 - 1e-6, 1 / n)", "fractions keep 8 bits in bfloat16"),
+        ("torch.arange(0, 1, 1 / n, dtype=torch.float16)", "fractions keep 11 bits in float16"),
+        ("torch.arange(0.0, 3000, 2.0)", "2,998 rounds to 2,992 in bfloat16"),
+        ("torch.arange(0.0, 3000, 0.5)", "2,999.5 rounds to 2,992 in bfloat16"),
+    ],
+)
+def test_a_message_names_no_number_that_the_table_cannot_hold(call: str, says: str) -> None:
+    (found,) = scan(f"import torch\ndef f(n):\n    return {call}\n")
+    assert says in found.message
+
+
 @pytest.mark.parametrize(("base", "dimension"), [(10000.0, 128), (500000, 64), (100.0, 32)])
 def test_messages_have_the_numbers_of_the_code(base: float, dimension: int) -> None:
     torch = pytest.importorskip("torch")

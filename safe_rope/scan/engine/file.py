@@ -147,6 +147,10 @@ class File:
         limits = [value.bound for value in values[:2] if value.bound is not None]
         if not call.complete or not limits or len(limits) < min(len(values), 2):
             return None
+        match [value.constant for value in values]:
+            case [int() | float() as start, int() | float() as end, int() | float() as step] if step:
+                last = start + max(math.ceil((end - start) / step) - 1, 0) * step
+                return max(abs(start), abs(last if call.function == "torch.arange" else end))
         counts = len(values) == 1 or (len(values) == 2 and values[0].constant == 0 and values[1].whole)
         counts = counts and call.function == "torch.arange"  # torch.range includes its end
         return max(limits[-1] - 1, 0) if counts else max(limits)

@@ -8,6 +8,7 @@ from functools import cache
 _POSITION = 4095
 # The first whole number that a dtype cannot hold is one more than this.
 LIMITS = {"bfloat16": 256, "float16": 2048, "float8": 16}
+_HARMLESS = 256  # what counts whole numbers up to here is no finding
 
 
 def in_bfloat16(value: float) -> float:
@@ -22,8 +23,10 @@ def position(dtype: str = "bfloat16", last: float | None = None) -> str:
     """Say what becomes of a count that is held in a low dtype."""
     name = dtype if dtype in LIMITS else "bfloat16"
     limit = LIMITS[name]
+    if last is not None and last <= min(limit, _HARMLESS):
+        return f"fractions keep {limit.bit_length() - 1} bits in {name}"
     if name == "bfloat16" and last is not None and limit < last < 1e9 and in_bfloat16(last) != last:
-        return f"{last:,.0f} rounds to {in_bfloat16(last):,.0f} in bfloat16"
+        return f"{last:,{'.0f' if last == int(last) else 'g'}} rounds to {in_bfloat16(last):,.0f} in bfloat16"
     return f"{limit + 1:,} rounds to {limit:,} in {name}"
 
 

@@ -24,7 +24,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     value = file.of(operand)
     # What only its name makes a mask is summed in the dtype that is asked for.
     summed = value.sort == "tensor" or "dtype" in call.keywords
-    if not summed or not value.whole or value.is_int:
+    unknown = value.sort == "tensor" and not value.dtype
+    if not summed or not value.whole or value.is_int or unknown:
         return None
     if _is_filled(file, operand):
         return None
@@ -92,6 +93,7 @@ RULE = Rule(
         "import torch\ndef f(x, n):\n    return x.new_ones(n, dtype=torch.float32).cumsum(0)\n",
         "import torch\ndef f(x, widths):\n    return torch.cumsum(widths.to(x.dtype), dim=-1)\n",
         "import torch\ndef f(n):\n    return torch.full((n,), 1).cumsum(0)\n",
+        "import torch\ndef f(n):\n    return torch.cumsum(torch.tensor([0] + n.tolist()), dim=-1)\n",
         "import torch\ndef f(f0, rate):\n    steps = torch.zeros(9, f0.size(-1))\n    for i in range(9):\n"
         "        steps[i : i + 1] = f0 * (i + 1) / rate\n    return torch.cumsum(steps, dim=-1) % 1\n",
         "import torch\ndef f(attention_mask, ids, image):\n    mask = attention_mask.new_zeros(ids.shape)\n"

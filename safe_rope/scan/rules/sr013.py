@@ -73,7 +73,9 @@ def _kind(file: File, node: ast.expr, place: Place) -> str:
     if is_table(file, node, place):
         return "cos and sin"
     value = file.value(node, place)
-    return "positions" if value.sort == "tensor" and value.grid and not value.exponent else ""
+    summed = any(getattr(one, "attr", "") in ("sum", "mean") for one in ast.walk(node))
+    counts = value.sort == "tensor" and value.grid and not value.exponent
+    return "positions" if counts and not summed else ""
 
 
 RULE = Rule(
@@ -92,6 +94,8 @@ RULE = Rule(
         "    pe[:, 0] = torch.arange(n)\n    return pe\n",
         "import torch\ndef make_pos_embed(n, x):\n    pe = torch.zeros(n, 2)\n    pe[:, 0] = x\n"
         "    return pe, torch.arange(n)\n",
+        "import torch\ndef precision(n, x):\n    ap = torch.zeros(n)\n    for i in range(n):\n"
+        "        ap[i] = (x[i].cumsum(0) / torch.arange(1, n)).sum()\n    return ap\n",
         "import torch\ndef rotation(angle):\n    R = torch.zeros(3, 3)\n    R[0, 0] = torch.cos(angle)\n"
         "    return R, torch.arange(9)\n",
     ),
