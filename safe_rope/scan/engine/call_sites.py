@@ -41,6 +41,7 @@ class CallSites:
         self._supposed: dict[int, tuple[list[Call], list[Call]]] = {}
         self._constructing: dict[int, list[Call]] = {}
         self._to_variables: dict[tuple[int, str], list[Argument]] = {}
+        self._arguments: dict[tuple[int, str, bool], list[Argument]] = {}
 
     def arguments(self, scope: Scope, parameter: str, *, indirect: bool = False) -> list[Argument]:
         """Return the arguments that calls give to a parameter.
@@ -53,12 +54,15 @@ class CallSites:
         """
         if not isinstance(scope.node, Function) or scope.name in FORWARDS:
             return []
-        calls = self._calls(scope)
-        if indirect:
-            calls = [*calls, *self._indirect(scope)]
-        position = self._position(scope, parameter)
-        found = (call.argument(position + self._is_unbound(scope, call), parameter) for call in calls)
-        return [argument for argument in found if argument is not None]
+        key = (id(scope), parameter, indirect)
+        if key not in self._arguments:
+            calls = self._calls(scope)
+            if indirect:
+                calls = [*calls, *self._indirect(scope)]
+            position = self._position(scope, parameter)
+            found = (call.argument(position + self._is_unbound(scope, call), parameter) for call in calls)
+            self._arguments[key] = [argument for argument in found if argument is not None]
+        return self._arguments[key]
 
     def _is_unbound(self, scope: Scope, call: Call) -> bool:
         """Say whether a call is of a method by its class, with the object as its first argument."""
