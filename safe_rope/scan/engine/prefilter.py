@@ -23,6 +23,8 @@ _IN_COMPANY = (
     (b"position_ids", re.compile(rb"position_ids" + _RESHAPED + _CAST)),
     (b"positions", re.compile(rb"positions" + _RESHAPED + _CAST)),
     (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
+    (b"] = math.", re.compile(rb"math\.(?:sin|cos)\(")),
+    (b"] = torch.", re.compile(rb"torch\.(?:sin|cos)\(")),
     (b"Buffer(", re.compile(rb"cos|sin|freq")),
     (b"register_buffer(", re.compile(rb"register_buffer\(\s*[rf]{0,2}[\"'][^\"'\n]*(?:cos|sin|freq)")),
 )
@@ -31,7 +33,12 @@ _TENSOR_OF = rb"tensor\(\s*(?:data=)?" + _LISTED
 # A tensor of the numbers of a range.
 _RANGE = re.compile(_TENSOR_OF + rb"range\(")
 # A tensor of what is computed of each, within this many characters.
-_COMPUTED_RANGE = re.compile(rb"tensor\(\s*(?:data=)?\[.{1,240}? in range\(", re.DOTALL)
+_COMPUTED_RANGE = re.compile(
+    rb"tensor\(\s*(?:data=)?(?:\[|(?:list|tuple)\().{1,240}?(?: in |, )range\(", re.DOTALL
+)
+# How a variable begins to list what is computed, and a power on the line.
+_LISTS = (b".append(", b".extend(", b" += [", b" = [", b" = list(", b" = tuple(")
+_POWER = re.compile(rb"\s*[^\n]{0,160}?(?:\*\*|pow\(|exp\()")
 # A variable that lists a range, and a tensor of what a variable lists.
 _KEPT_RANGE = re.compile(rb"= " + _LISTED + rb"range\(")
 _KEEPS = re.compile(rb"(\w+)(?:: [\w.\[\]]+)? $")
@@ -108,6 +115,7 @@ def occurrences(text: bytes) -> list[int]:
         found += [match.start() for match in _RANGE.finditer(text)]
         found += [match.start() for match in _COMPUTED_RANGE.finditer(text)]
         found += _of_variables(text)
+        found += _of_powers(text)
     if b".tensor(" in text or b".full(" in text:
         found += [match.start() for match in _FACTOR.finditer(text)]
     return sorted(found)
@@ -120,6 +128,18 @@ def _of_variables(text: bytes) -> Iterator[int]:
     return (
         (match.start() for match in _OF_VARIABLE.finditer(text) if match[1] in names) if names else iter(())
     )
+
+
+def _of_powers(text: bytes) -> Iterator[int]:
+    """Yield where a tensor is made of a variable that lists powers."""
+    known: dict[bytes, bool] = {}
+    for match in _OF_VARIABLE.finditer(text):
+        name = match[1]
+        if name not in known:
+            starts = ((name + begins, at) for begins in _LISTS for at in _all(text, name + begins))
+            known[name] = any(_POWER.match(text, at + len(begins)) is not None for begins, at in starts)
+        if known[name]:
+            yield match.start()
 
 
 def _spaces(text: bytes) -> Iterator[int]:

@@ -121,6 +121,11 @@ class Purpose:
             or self._reaches([use for use in found if isinstance(use, _Use)])
         )
 
+    def reads(self, name: str, place: Place) -> list[Use]:
+        """Return where the methods of the class around read an attribute of self."""
+        owner = place.scope.owner
+        return [] if owner is None else self._reads(owner).get(name, [])
+
     def _is_around(self, place: Place) -> bool:
         names = [scope.name for scope in place.scope.upward() if scope.kind != "module"]
         return any(map(is_position, (*names, self._module)))
@@ -321,8 +326,7 @@ class Purpose:
         """Follow an attribute of self to where the methods of its class read it."""
         if is_position(name):
             return [True]
-        owner = place.scope.owner
-        uses = self._reads(owner).get(name, []) if owner is not None else []
+        uses = self.reads(name, place)
         if uses or self._flow.is_read_elsewhere(name):
             return [_Use(*use, state) for use in uses]
         return [_End(place, state)]

@@ -9,25 +9,26 @@ bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are.
 and that only powers are taken of, is no finding.
 
 An error is a tensor of powers that Python computes, `[base ** (-i / d) for i in range(0, d, 2)]`, where they
-are frequencies or slopes of positions. Raise to an int64 `arange` that is cast to float32 instead. It is a
-warning where the import makes it in float32. Whole numbers are no finding. Nor are powers of two whose
-exponents are divided by powers of two at most, as the slopes of 8 heads: bfloat16 may hold them.
+are frequencies or slopes of positions. They may be listed by `append` in a loop or by `map`, too. Raise to an
+int64 `arange` that is cast to float32 instead. It is a warning where the import makes it in float32. Whole
+numbers are no finding. Nor are powers of two whose exponents are divided by powers of two at most, as the
+slopes of 8 heads: bfloat16 may hold them.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 import re
 
 from safe_rope.scan.engine import PINNED, Call, File, Place, Report, Site, Value, is_import, kind
 from safe_rope.scan.rules import messages
+from safe_rope.scan.rules.listed import are_powers
 from safe_rope.scan.rules.rule import Rule
 
 _FACTORS = re.compile(
     r"(?:\w+_)?(?:factors?|scale|scaling|slopes?|freqs?|theta|timescales?)(?:_\w+)?", re.IGNORECASE
 )
-_DEPTH = 2  # of variables
+_DEPTH = 2  # of variables and attributes
 _POWERS = ("torch.pow", "torch.float_power")
 _ROTARY = re.compile(r"rope|rotary|alibi|freq|sinus|yarn|ntk|pos(?:ition)?_?emb", re.IGNORECASE)
 
@@ -43,7 +44,8 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     dtype = file.dtype(call)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
-    if call.function == "torch.tensor" and _are_powers(file, call):
+    data = call.argument(0, "data")
+    if call.function == "torch.tensor" and data is not None and are_powers(file, data.value, data.place):
         return _powers(file, site, call, dtype)
     if call.function.removeprefix("torch.") not in ("tensor", "Tensor", "full", "ones"):
         return None
@@ -61,44 +63,6 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     rounds = "rounds it to 8 bits" if number is None else f"makes {number} {messages.in_bfloat16(number):g}"
     message = f"a scale factor as a tensor: {how} {rounds}; keep a Python float"
     return Report(call.node, file.severity("note", site), message)
-
-
-def _are_powers(file: File, call: Call) -> bool:
-    """Say whether it lists fractions that a number is raised to each of a range's numbers for."""
-    data = call.argument(0, "data")
-    if data is None or not file.of(data).floating:
-        return False  # whole numbers, as far as is known: zero.Init leaves them alone
-    match data.value:
-        case ast.ListComp(
-            elt=made,
-            generators=[ast.comprehension(target=ast.Name(id=item), iter=ast.Call(func=counted), ifs=[])],
-        ) if file.names.qualify(counted, data.place) == "range":
-            return any(_is_power(file, node, item, data.place) for node in ast.walk(made))
-    return False
-
-
-def _is_power(file: File, node: ast.AST, item: str, place: Place) -> bool:
-    """Say whether a number is raised to what is made of a variable, and bfloat16 is not known to hold it."""
-    match node:
-        case (
-            ast.BinOp(left=base, op=ast.Pow(), right=exponent)
-            | ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="pow"), args=[base, exponent])
-        ):
-            parts = [*ast.walk(exponent)]
-            quotients = [one for one in parts if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div)]
-            numbers = [base, *(one.right for one in quotients)]
-            exact = all(_is_power_of_two(file, one, place) for one in numbers)
-            return any(getattr(part, "id", "") == item for part in parts) and not exact
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="exp"), args=[exponent]):
-            parts = [*ast.walk(exponent)]
-            squared = any(isinstance(part, ast.Pow) for part in parts)  # as a Gaussian's is
-            return not squared and sum(getattr(part, "id", "") == item for part in parts) == 1
-    return False
-
-
-def _is_power_of_two(file: File, node: ast.expr, place: Place) -> bool:
-    constant = file.value(node, place).constant
-    return constant is not None and abs(math.frexp(constant)[0]) == 0.5
 
 
 def _powers(file: File, site: Site, call: Call, dtype: Value | None) -> Report | None:
@@ -157,6 +121,12 @@ def _raised(
                 return None if found is None else (found, logarithm)
             case ast.Call(func=function) if function is current:
                 pass
+            case ast.Call(
+                func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str(kept)), _]
+            ):
+                return _kept(file, kept, place, logarithm, depth)
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=kept)]) if grid is None:
+                return _kept(file, kept, place, logarithm, depth)
             case ast.Call(func=function):
                 name = file.names.qualify(function, place)
                 if name == "torch.exp" and grid is not None:
@@ -182,6 +152,14 @@ def _raised(
             return grid, logarithm
         current = parent
     return None
+
+
+def _kept(file: File, name: str, place: Place, logarithm: bool, depth: int) -> tuple[Site, bool] | None:
+    """Return what `_raised` does of an attribute of self that nothing else is assigned to."""
+    if depth >= _DEPTH or len(file.names.attributes(name, place)) != 1:
+        return None
+    ways = (_raised(file, *use, logarithm, depth + 1) for use in file.purpose.reads(name, place))
+    return next((way for way in ways if way is not None), None)
 
 
 def _count(file: File, node: ast.expr, place: Place) -> Site | None:
@@ -223,12 +201,22 @@ RULE = Rule(
         "        self.ids = torch.arange(7)\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        self.register_buffer('decay', torch.tensor([0.9 ** (i / d) for i in range(d)]))\n",
+        "import torch\ndef inv_freqs(d):\n    fs = []\n    for i in range(d):\n"
+        "        fs.append(2.0**i)\n    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d, base, fs):\n    for i in fs:\n        fs.append(base ** (-i / d))\n"
+        "    return torch.tensor(fs)\n",
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self, d):\n"
         "        self.bands = torch.tensor([2.0 ** i for i in range(d)])\n",
         "import torch\nclass RelativePositions(torch.nn.Module):\n    def __init__(self, window):\n"
         "        self.strides = torch.tensor([window ** i for i in range(3)])\n",
         "import math, torch\nclass RelativePositions(torch.nn.Module):\n    def __init__(self, n, s):\n"
         "        self.window = torch.tensor([math.exp(-(i - n) ** 2 / s) for i in range(n)])\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self):\n"
+        "        self.base = torch.nn.Parameter(torch.tensor(1e4))\n    def forward(self, d):\n"
+        "        return 1.0 / self.base ** (torch.arange(0, d, 2).float() / d)\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, base):\n"
+        "        self.base = torch.tensor(base)\n        self.base = base\n    def forward(self, d):\n"
+        "        return 1.0 / self.base ** (torch.arange(0, d, 2).float() / d)\n",
         "import torch\ndef inv_freqs(d):\n"
         "    return torch.tensor(512.0) ** -(torch.arange(0, d, 2).float() / d)\n",
         "import torch\nheads = 8\ndef alibi():\n"
@@ -240,6 +228,12 @@ RULE = Rule(
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d, base):\n"
         "        inv_freq = torch.tensor([base ** (-i / d) for i in range(0, d, 2)])\n"
         "        self.register_buffer('inv_freq', inv_freq)\n",
+        "import torch\ndef inv_freqs(d, base):\n    fs = []\n    for i in range(0, d, 2):\n"
+        "        fs.append(base ** (-i / d))\n    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d, base):\n"
+        "    return torch.tensor([*map(lambda i: base ** (-i / d), range(0, d, 2))])\n",
+        "import torch\ndef inv_freqs(d, base):\n    fs = tuple(base ** (-i / d) for i in range(0, d, 2))\n"
+        "    return torch.tensor(fs)\n",
         "import math, torch\ndef inv_freqs(d, base):\n"
         "    return torch.tensor([math.pow(base, -i / d) for i in range(0, d, 2)])\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
@@ -258,6 +252,12 @@ RULE = Rule(
         "    return torch.tensor(10000.0).pow(-torch.arange(0, d, 2).float() / d)\n",
         "import math, torch\ndef inv_freqs(d, base):\n"
         "    return torch.tensor([math.exp(-math.log(base) * i / d) for i in range(0, d, 2)])\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, base):\n"
+        "        self.base = torch.tensor(base)\n    def forward(self, d):\n"
+        "        return 1.0 / self.base ** (torch.arange(0, d, 2).float() / d)\n",
+        "import torch\nclass R(torch.nn.Module):\n    def __init__(self, base):\n"
+        "        self.register_buffer('rate', torch.log(torch.tensor(base)))\n    def forward(self, d):\n"
+        "        return torch.exp(-self.rate * torch.arange(0, d, 2).float() / d)\n",
         "import torch\ndef compute_rope_parameters(config):\n"
         "    ext_factors = torch.tensor(config.long_factor, dtype=torch.float32)\n    return ext_factors\n",
     ),

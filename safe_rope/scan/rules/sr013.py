@@ -106,6 +106,10 @@ RULE = Rule(
         "        pe = torch.empty(n, 64, dtype=torch.float32)\n"
         "        position = torch.arange(n).float()[:, None]\n"
         "        pe[:, 0::2] = torch.sin(position * div_term)\n        self.register_buffer('pe', pe)\n",
+        "import math, torch\ndef pos_table(n, d):\n    pe = torch.zeros(n, d)\n    for p in range(n):\n"
+        "        for i in range(d):\n            pe[p, i] = math.sin(p / 1e4 ** (i / d))\n    return pe\n",
+        "import torch\ndef make_pos_embed(phases):\n    pe = torch.zeros(9, 9)\n"
+        "    pe[:, 0::2] = torch.sin(phases)\n    return pe\n",
         "import torch\nclass PositionalEncoding(torch.nn.Module):\n    def __init__(self, n):\n"
         "        self.pe = torch.ones(n, 2)\n        self.pe[:, 1] = torch.arange(n) / 2\n",
     ),
