@@ -24,8 +24,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     value = file.of(operand)
     # What only its name makes a mask is summed in the dtype that is asked for.
     summed = value.sort == "tensor" or "dtype" in call.keywords
-    unknown = value.sort == "tensor" and not value.dtype
-    if not summed or not value.whole or value.is_int or unknown:
+    if not summed or not value.whole or value.is_int:
         return None
     if _is_filled(file, operand):
         return None
@@ -48,6 +47,7 @@ def _is_made(file: File, operand: Argument) -> bool:
     return any(
         isinstance(one, ast.Call)
         and file.names.qualify(one.func, where) in made
+        and file.value(one, where).dtype  # that of listed numbers may not be known
         and not file.names.is_early(one.func, where)
         for one, where in nodes
     )
@@ -100,6 +100,8 @@ RULE = Rule(
         "    mask |= ids == image\n    return mask.cumsum(-1) - 1\n",
     ),
     INVALID=(
+        "import torch\ndef f(attention_mask, n):\n    mask = attention_mask\n    if mask is None:\n"
+        "        mask = torch.ones(2, n)\n    return torch.cumsum(mask, dim=1)\n",
         "import torch\ndef f(ids, pad, x):\n    mask = ids.ne(pad).to(x.dtype)\n    return mask.cumsum(1)\n",
         "import torch\ndef f(b, n):\n    return torch.cumsum(torch.ones(b, n), dim=-1) - 1\n",
         "import torch\ndef f(n):\n    return torch.ones(n, dtype=torch.float32).cumsum(0)\n",
