@@ -266,7 +266,7 @@ def _make_waves(functions: list[types.FunctionType]) -> bool:
     """Whether functions, and the classes that help them, take sines or cosines of what they count."""
     names = all_names(functions)
     names |= all_names(one for helper in helpers(functions) for one in everything(helper, methods_of(helper)))
-    counted = names & (_COUNTING | {"array", "range", "tensor", "FloatTensor"})
+    counted = names & (_COUNTING | {"array", "tensor", "FloatTensor"})
     return bool(counted) and (bool(names & _SINES) or any(map(_turns, functions)))
 
 

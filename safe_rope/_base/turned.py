@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from safe_rope._base import bytecode, instructions, methods
 
 _SINES = {"sin", "cos", "sin_", "cos_", "sinh", "cosh", "polar", "matrix_exp"}
-_MULTIPLYING = {"mul", "mul_", "multiply", "div", "outer", "ger", "inner", "linear", *bytecode.PRODUCTS}
+_MULTIPLYING = {"mul", "mul_", "multiply", "div", "outer", "ger", "inner", *bytecode.PRODUCTS}
 _DRAWING = {
     *("rand", "randn", "rand_like", "randn_like", "randint", "normal", "normal_", "uniform", "uniform_"),
     *("standard_normal", "trunc_normal_", "cauchy_", "exponential_", "log_normal_", "random_"),

@@ -40,7 +40,7 @@ _VIEWS = (
     tensors.KEPT
     | tensors.JOINED
     | _CASTS
-    | {"cartesian_prod", "rearrange", "repeat", "ravel", "Buffer", "Parameter", "list", "tuple"}
+    | {"cartesian_prod", "rearrange", "ravel", "Buffer", "Parameter", "list", "tuple"}
 )
 # What keeps the values under a name, which stands before them, and where they stand.
 _SETTERS = {"register_buffer": 1, "setattr": 2}

@@ -20,10 +20,10 @@ DEVICES = re.compile(r"(?:\w+_)?(?:devices?|dev|cuda|gpu|rank|device_type)\d?")
 SHAPES = re.compile(r"(?:\w+_)?(?:shape|size|sizes|dims)")
 # Fields of configurations (and attributes copied from them) that are counts or sizes.
 KNOWN_INTEGERS = re.compile(
-    r"(?:num|n)_\w+|(?:\w+_)?(?:size|dim|dims|hidden_size|d_model|d_head|d_ff|ndim|width|height|depth|length|len|stride)"
-    r"|dim_\w+|(?:\w+_)?max_(?:position_embeddings|positions|seq_len|seq_length|length|len|seqlen)\w*"
+    r"(?:num|n)_\w+|(?:\w+_)?(?:size|dim|dims|d_model|d_head|d_ff|ndim|width|height|depth|length|len|stride)"
+    r"|dim_\w+|(?:\w+_)?max_(?:position_embeddings|positions|seq_len|len|seqlen)\w*"
     r"|(?:\w+_)?(?:layers|heads|tokens|channels|patches|positions|codebooks|classes|labels|timescales)"
-    r"|n_(?:embd|head|ctx|positions|layer)|block_size|vocab_size|rotary_ndims|embedding_dim|demb"
+    r"|rotary_ndims|demb"
 )
 # What an expression that gives a device holds somewhere.
 DEVICE_WORDS = ("device", "cuda", "gpu", "rank", "cpu", "accelerator")
@@ -60,7 +60,7 @@ POSITIONS = re.compile(
 )
 INVERSE_FREQUENCIES = re.compile(r"(?:\w+_)?inv_?freqs?(?:_\w+)?|inverse_freq\w*", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-FORWARD = re.compile(r"forward|__call__|_*forward\w*|call")
+FORWARD = re.compile(r"_*forward\w*|__call__|call")
 
 
 def words(name: str) -> str:

@@ -110,7 +110,7 @@ def _ends_in_one(file: File, node: ast.expr, place: Place, dimension: int, depth
         # An ellipsis, or slices that name every dimension: what follows counts from the end.
         chosen = items[dimension]
         tail_is_plain = all(isinstance(item, ast.Slice) or _is_none(item) for item in items[dimension:])
-        return _is_none(chosen) and tail_is_plain and _names_all(file, node, items)
+        return _is_none(chosen) and tail_is_plain and _names_all(node, items)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name = node.func.attr
         if name in ("float", "to", "double", "contiguous", "type"):
@@ -126,7 +126,7 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _names_all(file: File, node: ast.Subscript, items: list[ast.expr]) -> bool:
+def _names_all(node: ast.Subscript, items: list[ast.expr]) -> bool:
     """Say whether the subscript reaches the last dimension: by an ellipsis, or a slice for each."""
     if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items):
         return True
