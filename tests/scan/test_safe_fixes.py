@@ -259,6 +259,7 @@ def test_an_annotation_that_the_file_contradicts_proves_nothing(source: str) -> 
 
 
 COUNTING = "torch.arange(n, dtype=torch.float32).to(torch.float64)"
+COUNTED = "9.0 ** (torch.arange(0, n, 2, dtype=torch.int64) / n)"
 GIVEN = {
     "a float": "def f(n: int):\n    return COUNT\ndef g():\n    return f(2.5)\n",
     "a quotient": "def f(n: int):\n    return COUNT\ndef g(k):\n    return f(k / 3)\n",
@@ -410,6 +411,20 @@ def test_what_another_function_of_a_large_file_does_counts(name: str) -> None:
         assert kinds(f"import torch\n{source}\n\n{size}")
         assert not safe(f"{source}\n\n{size}")
     assert safe(f"def f(n: int):\n    return {COUNTING}\n\n\n{PADDING}")
+
+
+@pytest.mark.parametrize("size", ["", PADDING])
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"def scaled(x, t):\n    return x * t.sin()\ndef f(x, n: int):\n    return scaled(x, {COUNTED})\n",
+        f"class R:\n    def __init__(self, n: int):\n        self.t = {COUNTED}\n"
+        "    def scaled(self, x, t):\n        return x * t.sin()\n"
+        "    def f(self, x):\n        return self.scaled(x, self.t)\n",
+    ],
+)
+def test_what_a_function_of_a_large_file_is_given_keeps_a_safe_fix(source: str, size: str) -> None:
+    assert safe(f"{source}\n\n{size}")
 
 
 def test_a_global_that_another_function_of_a_large_file_changes_is_reported() -> None:

@@ -169,7 +169,7 @@ def test_a_call_with_many_arguments_is_read_once(
     counts: list[int] = []
     monkeypatch.setattr(Argument, "__init__", counted(Argument.__init__, counts))
     given = "torch.arange(n, dtype=torch.float32), "
-    texts = [f"import torch\ndef f(n: int):\n    return g({given * n})\n" for n in (100, 300)]
+    texts = [f"import torch\ndef f(n: int):\n    return g({given * n})\n" for n in (200, 600)]
     few, many = (asked(project, scan, text, counts) for text in texts)
     assert 0 < many <= 4 * few
 

@@ -34,11 +34,6 @@ ONE_DTYPE = {
     "scatter", "scatter_add", "index_put", "index_copy", "index_add", "masked_scatter", "put",
     "allclose", "isclose",
 }  # fmt: skip
-# Builtins that hold tensors, or take something else from them than a tensor.
-_BUILTINS = {
-    "len", "print", "isinstance", "str", "repr", "id", "int", "float", "bool", "range", "hash", "list",
-    "tuple", "zip", "enumerate", "reversed", "sorted", "iter", "next", "sum", "max", "min", "abs", "setattr",
-}  # fmt: skip
 _OWN = ("self", "cls")
 _DEPTH = 8
 MOST_CALLS = 64  # that are looked at for what they give a parameter
@@ -80,7 +75,7 @@ class Callees:
             return self._method(function, place)
         if root.partition(".")[0] in ("torch", "einops"):
             return name in ANY_DTYPES or name.endswith("_like") or (name == "einsum" and is_outer(call))
-        return True if full in _BUILTINS else None
+        return None
 
     def given(self, call: Call, place: Place) -> list[Operand]:
         """Return what a call is given, also by partial and ``**kwargs``."""
@@ -106,11 +101,11 @@ class Callees:
         ) and not any(isinstance(one, ast.Compare) for item in items for one in ast.walk(item))  # a mask
 
     def receiver(self, call: Call, place: Place) -> list[Operand]:
-        """Return what a call is a method of, or what is called where no name says it."""
+        """Return what a call is a method of."""
         if _root(call.function) in self._imported:
             return []
         function = call.node.func
-        return [(function.value if isinstance(function, ast.Attribute) else function, place)]
+        return [(function.value, place)] if isinstance(function, ast.Attribute) else []
 
     def _varies(self, function: ast.expr, place: Place) -> bool:
         """Say whether a name stands for one of several functions."""
@@ -125,11 +120,8 @@ class Callees:
         above = ast.unparse(function.value).startswith("super(")
         name = function.attr
         if not above and getattr(function.value, "id", "") not in _OWN:
-            if name.strip("_") in ANY_DTYPES or name in KEEPERS or name.startswith("new_"):
-                return True
-            return False if name.strip("_") in ONE_DTYPE else None
-        if name in KEEPERS and not self._names.attributes(name, place):
-            return True
+            known = name.startswith("new_") or name.strip("_") in ONE_DTYPE
+            return name.startswith("new_") if known else None
         return self._follows(name, self._methods(name, place, above=above))
 
     def _methods(self, name: str, place: Place, *, above: bool = False) -> list[Scope]:

@@ -20,7 +20,7 @@ from safe_rope.scan.engine.walk import Walk
 _KEEPING = (
     tensors.KEPT | tensors.JOINED | tensors.FLOATED | tensors.SUMMED | tensors.ROUNDED
     | set(tensors.OPERATORS)
-    | {"meshgrid", "cartesian_prod", "einsum", "where", "rearrange", "repeat", "lerp"}
+    | {"cartesian_prod", "einsum", "where", "rearrange", "lerp"}
 )  # fmt: skip
 _FREE = {"linspace", "logspace"}  # of torch's constructors, those that no one replaces
 _NUMBERS = {"size", "numel", "dim", "item", "tolist", "len", "shape", "dtype", "device", "ndim"}
@@ -36,15 +36,11 @@ _NO_TENSOR: _Made = (frozenset(), True)
 
 
 class Group(NamedTuple):
-    """The certain expressions that meet in an operation of one dtype.
-
-    ``only``: nothing else floating meets them; ``sure``: what the operation takes is known.
-    """
+    """The certain expressions that meet in an operation of one dtype, ``only`` these, or others too."""
 
     operation: int  # by id
     members: frozenset[int]
     only: bool
-    sure: bool
 
 
 class Company:
@@ -65,7 +61,7 @@ class Company:
         self._active: set[tuple[int, int]] = set()  # what is being asked
         self._asked = 0  # within one question
         self._open = False  # whether a part of the answer is left to a question around
-        self._operations: dict[Collection[int] | None, list[tuple[ast.AST, list[Operand], bool]]] = {}
+        self._operations: dict[Collection[int] | None, list[tuple[ast.AST, list[Operand]]]] = {}
         self._followed: Collection[int] = ()  # the expressions that the operations may meet
         self._near: Collection[int] = ()  # what may be made of them, by id
 
@@ -87,39 +83,38 @@ class Company:
             self._operations.clear()
         if among not in self._operations:
             self._operations[among] = [one for one in self._found(among) if one[1]]
-        for node, operands, sure in self._operations[among]:
+        for node, operands in self._operations[among]:
             made, only = _joined(self._made(*operand) for operand in operands)
             if made:
-                yield Group(id(node), made, only, sure)
+                yield Group(id(node), made, only)
 
-    def _found(self, among: frozenset[int] | None) -> Iterator[tuple[ast.AST, list[Operand], bool]]:
-        """Yield the operations, what may have to have one dtype in each, and whether that is known."""
+    def _found(self, among: frozenset[int] | None) -> Iterator[tuple[ast.AST, list[Operand]]]:
+        """Yield the operations that are known to take one dtype, and what has to have it in each."""
         for site in self._walk.sites:
             if id(site.node) not in self._near or (among is not None and id(site.node) not in among):
                 continue
             match site.node:
                 case ast.BinOp(left=left, op=ast.MatMult(), right=right):
-                    yield site.node, [(left, site.place), (right, site.place)], True
+                    yield site.node, [(left, site.place), (right, site.place)]
                 case ast.Call() if not surely_takes_any(site.node):
-                    yield site.node, *self._operands(site.node, site.place)
+                    yield site.node, self._operands(site.node, site.place)
         for statement, place in self._walk.statements:
             if among is not None and id(statement) not in among:
                 continue
             match statement:
                 case ast.Assign(targets=[ast.Subscript(value=target, slice=index)], value=value):
                     if not self._callees.is_plain(index, place):
-                        yield statement, [(target, place), (value, place)], True
+                        yield statement, [(target, place), (value, place)]
                 case ast.AugAssign(target=target, op=ast.MatMult(), value=value):
-                    yield statement, [(target, place), (value, place)], True
+                    yield statement, [(target, place), (value, place)]
 
-    def _operands(self, node: ast.Call, place: Place) -> tuple[list[Operand], bool]:
-        """Return what a call takes in one dtype, nothing where it takes any, and whether that is known."""
+    def _operands(self, node: ast.Call, place: Place) -> list[Operand]:
+        """Return what a call takes in one dtype, nothing where it takes any or nothing shows it."""
         call = self._inference.call(node, place)
         given = self._callees.given(call, place)
-        takes_any = self._callees.takes_any(call, given, place)
-        if takes_any:
-            return [], True
-        return [*given, *self._callees.receiver(call, place)], takes_any is not None
+        if self._callees.takes_any(call, given, place) is not False:
+            return []
+        return [*given, *self._callees.receiver(call, place)]
 
     def _all(self, nodes: Iterable[ast.expr | None], place: Place) -> _Made:
         return _joined(self._made(node, place) for node in nodes if node is not None)

@@ -161,7 +161,7 @@ def _unmixed(
     if not unsafe:
         return found
     groups = company.groups(fixed, of=unsafe)
-    mixed = {one for group in groups if group.sure and not group.only for one in group.members} & unsafe
+    mixed = {one for group in groups if not group.only for one in group.members} & unsafe
     return [
         (replace(one, fix=None) if cast in mixed and one.fix and not one.fix.safe else one, cast)
         for one, cast in found
@@ -191,7 +191,7 @@ def _proven(
     while fixes.keys() != before:
         before = {*fixes}
         groups = list(company.groups({found[number][1] for number in fixes}, operations))
-        alone = {one for group in groups if not (group.only and group.sure) for one in group.members}
+        alone = {one for group in groups if not group.only for one in group.members}
         alone |= _astray(groups, reached)
         together = _together(file, [one for one, _ in found], fixes)
         fixes = {number: fixes[number] for number in together if found[number][1] not in alone}
