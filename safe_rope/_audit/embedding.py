@@ -254,12 +254,20 @@ class EmbeddingAuditor:
         """
         findings, is_kept = self._owner.findings, self._owner.result.protected
         severity: Severity = "note" if any(self._positions) else "unknown"
-        said = "forward does not use it" if any(self._positions) else "position 0 does not tell if it is used"
         for index, finding in enumerate(findings):
             held = get_table(self._module, finding.what) if finding.what in self.names else None
             is_empty = isinstance(held, Tensor) and held.is_meta
-            if is_empty if is_kept else finding.what == f"{self._reference.prefix}inv_freq":
+            if is_empty if is_kept else self._is_its_own(finding.what):
+                it = "them" if "," in finding.what else "it"
+                said = f"forward does not use {it}"
+                if not any(self._positions):
+                    said = f"position 0 does not tell whether forward uses {it}"
                 findings[index] = replace(finding, severity=severity, source=f"{finding.source}; {said}")
+
+    def _is_its_own(self, what: str) -> bool:
+        """Whether nobody but the module itself reads it: frequencies, and caches by private names."""
+        own, names = f"{self._reference.prefix}inv_freq", what.split(", ")
+        return what == own or (self.names.issuperset(names) and all(name.startswith("_") for name in names))
 
     def _add_forward(self, errors: Errors, tables: list[CosSinTable]) -> None:
         reference, inv_freq, cache = self._reference, self._inv_freq, self._cache

@@ -393,3 +393,33 @@ def test_an_imaginary_part_that_a_cast_has_left_behind_is_damage() -> None:
     low = (style().to(torch.bfloat16) for style in (StaysComplex, RealLaterInAMethod))
     for module in (*low, StaysComplex().to(torch.float32)):
         assert [one.severity for one in safe_rope.audit(nn.Sequential(module)).findings] == ["damaged"]
+
+
+class KeepsCachesOfOld(nn.Module):
+    """Llama's of transformers 4.38: tables under private names, for code that asks a property for them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.dim, self.base, self.max_position_embeddings = DIM, 10000, LENGTH
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, DIM, 2).float() / DIM)))
+        phases = torch.outer(torch.arange(LENGTH).float(), self.inv_freq).repeat(1, 2)
+        self.max_seq_len_cached = LENGTH
+        self.register_buffer(f"{name}cos_cached", phases.cos().to(torch.get_default_dtype()))
+        self.register_buffer(f"{name}sin_cached", phases.sin().to(torch.get_default_dtype()))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phases = (position_ids[..., None].float() * self.inv_freq.float()).repeat(1, 1, 2)
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("_", "ok"), ("", "damaged")])
+def test_caches_by_private_names_that_a_forward_does_not_read_are_a_note(name: str, verdict: str) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = nn.ModuleDict({"rotary": KeepsCachesOfOld(name)})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    report = safe_rope.audit(model)
+    assert report.modules[0].verdict == verdict
+    if verdict == "ok":
+        assert any("forward does not use them" in finding.source for finding in report.findings)
