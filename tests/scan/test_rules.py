@@ -78,6 +78,8 @@ def test_messages_say_what_a_value_becomes() -> None:
         ("torch.arange(0, 1, 1 / n, dtype=torch.float16)", "fractions keep 11 bits in float16"),
         ("torch.arange(0.0, 3000, 2.0)", "2,998 rounds to 2,992 in bfloat16"),
         ("torch.arange(0.0, 3000, 0.5)", "2,999.5 rounds to 2,992 in bfloat16"),
+        ("torch.arange(0.0, 2e6, 0.5)", "1,999,999.5 rounds to 1,998,848 in bfloat16"),
+        ("torch.arange(0.0, 1.0, 1e-320)", "fractions keep 8 bits in bfloat16"),
     ],
 )
 def test_a_message_names_no_number_that_the_table_cannot_hold(call: str, says: str) -> None:

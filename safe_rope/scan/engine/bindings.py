@@ -45,6 +45,10 @@ class Bindings:
             self._loops[id(bindings)] = _in_loops(bindings)
         return _reaching(bindings, self._loops.get(id(bindings), {}), place)
 
+    def reaching(self, bindings: list[Binding], place: Place) -> list[Binding]:
+        """Return which of some bindings, in the order of the text, can reach a place; the last first."""
+        return _reaching(bindings, _in_loops(bindings), place)
+
     def values(self, name: str, place: Place) -> list[tuple[ast.expr, Place]]:
         """Return the expressions that a name can stand for at a use, and where they are written."""
         bindings = self.bindings(name, place)

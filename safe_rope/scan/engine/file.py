@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
@@ -149,7 +150,8 @@ class File:
             return None
         match [value.constant for value in values]:
             case [int() | float() as start, int() | float() as end, int() | float() as step] if step:
-                last = start + max(math.ceil((end - start) / step) - 1, 0) * step
+                count = min(max((float(end) - start) / step, 1), sys.float_info.max)
+                last = start + (math.ceil(count) - 1) * float(step)
                 return max(abs(start), abs(last if call.function == "torch.arange" else end))
         counts = len(values) == 1 or (len(values) == 2 and values[0].constant == 0 and values[1].whole)
         counts = counts and call.function == "torch.arange"  # torch.range includes its end

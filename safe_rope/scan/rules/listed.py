@@ -6,10 +6,9 @@ import ast
 import math
 from collections.abc import Iterator
 
-from safe_rope.scan.engine import File, Place
+from safe_rope.scan.engine import Binding, File, Place
 
 _DEPTH = 3  # of variables and calls
-_ADDS = {"append": False, "extend": True}  # whether it is given a list
 
 _Item = tuple[ast.expr, Place]
 
@@ -35,26 +34,48 @@ def _items(file: File, node: ast.expr, place: Place, depth: int = 0) -> Iterator
             yield made, place
         case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]) | ast.List(elts=[ast.Starred(inner)]):
             yield from _items(file, inner, place, depth + 1)
+        case ast.List(elts=some) if depth:
+            yield from ((one, place) for one in some)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Mult(), right=right):
+            yield from _items(file, left, place, depth + 1)
+            yield from _items(file, right, place, depth + 1)
         case ast.Name(id=name):
-            for value, at in file.names.values(name, place):
-                match value:
-                    case ast.List(elts=[]):
-                        yield from _added(file, name, at, depth)
-                    case _:
-                        yield from _items(file, value, at, depth + 1)
+            for one in _held(file, name, place):
+                if one.how == "append" and one.value is not None:
+                    yield one.value, one.place
+                elif one.value is not None:
+                    yield from _items(file, one.value, one.place, depth + 1)
 
 
-def _added(file: File, name: str, place: Place, depth: int) -> Iterator[_Item]:
-    """Yield what the scope adds to an empty list."""
-    for statement, at in file.walk.statements:
-        if at.scope is not place.scope:
-            continue
-        match statement:
-            case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=of), attr=attr), args=[one])):
-                if of == name and attr in _ADDS:
-                    yield from _items(file, one, at, depth + 1) if _ADDS[attr] else [(one, at)]
-            case ast.AugAssign(target=ast.Name(id=of), value=ast.List(elts=[one])) if of == name:
-                yield one, at
+def _held(file: File, name: str, place: Place) -> list[Binding]:
+    """Return what a variable can hold at a use: what is bound to it, and what is put into that since."""
+    scope = next((one for one in place.scope.upward() if name in one.bindings), None)
+    if scope is None or (name, place.order) in place.scope.inner:  # what a comprehension takes
+        return []
+    held = [_summed(one, name) for one in scope.bindings[name]]
+    for _, ancestors, at in file.flow.uses(scope, name):
+        match ancestors[::-1]:
+            case [ast.Attribute(attr="clear"), ast.Call(args=[]), ast.Expr()]:
+                held.append(Binding("value", None, at))
+            case [ast.Attribute(attr="append" | "extend" as attr), ast.Call(args=[one]) as call, *_]:
+                held.append(_more(attr, one, at, call))
+            case [ast.Subscript(slice=ast.Slice(None, None, None)), ast.Assign() | ast.Delete() as statement]:
+                held.append(Binding("value", getattr(statement, "value", None), at))
+    held.sort(key=lambda one: one.place.order)
+    return file.names.reaching(held, place) if scope is place.scope else held
+
+
+def _summed(one: Binding, name: str) -> Binding:
+    """Return a binding, as one more list where it is the variable's sum with that."""
+    match one.value:
+        case ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=right) if left == name:
+            return _more("extend", right, one.place, one.value)
+    return one
+
+
+def _more(how: str, value: ast.expr, place: Place, node: ast.AST) -> Binding:
+    """Return what is put into a list: what the list held before, it holds still."""
+    return Binding(how, value, Place(place.scope, place.order, (*place.path, (id(node), 1)), place.contexts))
 
 
 def _is_power(file: File, node: ast.AST, place: Place) -> bool:

@@ -26,7 +26,7 @@ def position(dtype: str = "bfloat16", last: float | None = None) -> str:
     if last is not None and last <= min(limit, _HARMLESS):
         return f"fractions keep {limit.bit_length() - 1} bits in {name}"
     if name == "bfloat16" and last is not None and limit < last < 1e9 and in_bfloat16(last) != last:
-        return f"{last:,{'.0f' if last == int(last) else 'g'}} rounds to {in_bfloat16(last):,.0f} in bfloat16"
+        return f"{last:,.10g} rounds to {in_bfloat16(last):,.0f} in bfloat16"
     return f"{limit + 1:,} rounds to {limit:,} in {name}"
 
 

@@ -37,11 +37,11 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     """Report a factor of a rotary or ALiBi table, or the base of frequencies, that is made as a tensor."""
     if call is None or not call.function.startswith("torch."):
         return None
+    dtype = file.dtype(call)
     if call.function in ("torch.tensor", "torch.full"):
         raised = _raised(file, site.node, site.ancestors, site.place)
         if raised is not None:
-            return _base(file, site, call, *raised)
-    dtype = file.dtype(call)
+            return _base(file, site, call, dtype, *raised)
     if dtype is not None and (dtype.is_int or dtype.dtype == "complex"):
         return None
     data = call.argument(0, "data")
@@ -80,26 +80,29 @@ def _powers(file: File, site: Site, call: Call, dtype: Value | None) -> Report |
     )
 
 
-def _base(file: File, site: Site, call: Call, grid: Site, logarithm: bool) -> Report | None:
+def _base(
+    file: File, site: Site, call: Call, dtype: Value | None, grid: Site, logarithm: bool
+) -> Report | None:
     given = call.argument(*((1, "fill_value") if call.function == "torch.full" else (0, "data")))
     value = None if given is None else file.of(given)
     if value is None or value.sort not in ("number", "unknown"):
         return None
     number = value.constant
-    exact = number is not None and (not value.floating or messages.in_bfloat16(number) == number)
+    whole = value.floating is False if dtype is None else dtype.is_int  # which nothing lowers
+    exact = whole or (number is not None and messages.in_bfloat16(number) == number)
     if exact and not logarithm:
         return None  # what it is raised to decides the dtype
-    if number is None:
+    if exact:
+        becomes = f"rounds what is computed of {'it' if number is None else f'{number:g}'}"
+    elif number is None:
         becomes = "rounds it to 8 bits"
-    elif exact:
-        becomes = f"rounds what is computed of {number:g}"
     else:
         becomes = f"makes {number:g} {messages.in_bfloat16(number):g}"
-    severity = file.severity("warning", site, shown=file.is_shown(grid))
-    message = (
-        f"the base of frequencies as a tensor: zero.Init or the default dtype {becomes}; keep a Python float"
-    )
-    return Report(call.node, severity, message)
+    how = "zero.Init" if dtype is not None and dtype.dtype in PINNED else "zero.Init or the default dtype"
+    shown = file.is_shown(grid)
+    powers = "frequencies" if shown else "powers"
+    message = f"the base of {powers} as a tensor: {how} {becomes}; keep a Python float"
+    return Report(call.node, file.severity("warning", site, shown=shown), message)
 
 
 def _raised(
@@ -205,6 +208,18 @@ RULE = Rule(
         "        fs.append(2.0**i)\n    return torch.tensor(fs)\n",
         "import torch\ndef inv_freqs(d, base, fs):\n    for i in fs:\n        fs.append(base ** (-i / d))\n"
         "    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d, base, table):\n    fs = []\n    for i in range(d):\n"
+        "        fs.append(base ** (-i / d))\n    fs.clear()\n    fs.extend(table)\n"
+        "    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d, base):\n    fs = []\n    none = torch.tensor(fs)\n"
+        "    for i in range(d):\n        fs.append(base ** (-i / d))\n    return none, fs\n",
+        "import torch\ndef inv_freqs(d, base, tables):\n    fs = []\n    for i in range(d):\n"
+        "        fs.append(base ** (-i / d))\n    return [torch.tensor(fs) for fs in tables], fs\n",
+        "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self, base):\n"
+        "        self.base = torch.tensor(int(base))\n    def forward(self, d):\n"
+        "        return 1.0 / self.base ** (torch.arange(0, d, 2).float() / d)\n",
+        "import torch\ndef inv_freqs(d, base):\n    base = torch.tensor(base, dtype=torch.int64)\n"
+        "    return 1.0 / base ** (torch.arange(0, d, 2).float() / d)\n",
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self, d):\n"
         "        self.bands = torch.tensor([2.0 ** i for i in range(d)])\n",
         "import torch\nclass RelativePositions(torch.nn.Module):\n    def __init__(self, window):\n"
@@ -230,6 +245,13 @@ RULE = Rule(
         "        self.register_buffer('inv_freq', inv_freq)\n",
         "import torch\ndef inv_freqs(d, base):\n    fs = []\n    for i in range(0, d, 2):\n"
         "        fs.append(base ** (-i / d))\n    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d, base):\n    fs = [1.0]\n    for k in range(2):\n        fs.clear()\n"
+        "        for i in range(0, d, 2):\n            fs += [base ** (-i / d)]\n"
+        "    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d, base):\n    fs = [base ** (-i / d) for i in range(d)] + [0.0] * d\n"
+        "    return torch.tensor(fs)\n",
+        "import torch\ndef inv_freqs(d):\n    base = torch.full((), 10000, dtype=torch.float32)\n"
+        "    return 1.0 / base ** (torch.arange(0, d, 2).float() / d)\n",
         "import torch\ndef inv_freqs(d, base):\n"
         "    return torch.tensor([*map(lambda i: base ** (-i / d), range(0, d, 2))])\n",
         "import torch\ndef inv_freqs(d, base):\n    fs = tuple(base ** (-i / d) for i in range(0, d, 2))\n"

@@ -22,6 +22,8 @@ from safe_rope.scan.rules.sr011 import is_table
 # What else is written into tables.
 _OTHERS = re.compile(r"filter|window|kernel|dct|basis|stft|dft|mel|hann|mask|weight", re.IGNORECASE)
 
+_SUMS = ("sum", "mean")
+
 _TABLES = re.compile(r"(?:\w+_)?(?:pe|embeddings?)", re.IGNORECASE)
 
 
@@ -73,9 +75,17 @@ def _kind(file: File, node: ast.expr, place: Place) -> str:
     if is_table(file, node, place):
         return "cos and sin"
     value = file.value(node, place)
-    summed = any(getattr(one, "attr", "") in ("sum", "mean") for one in ast.walk(node))
     counts = value.sort == "tensor" and value.grid and not value.exponent
-    return "positions" if counts and not summed else ""
+    return "positions" if counts and _counts(file, node, place) else ""
+
+
+def _counts(file: File, node: ast.expr, place: Place) -> bool:
+    """Say whether there are counts in an expression, other than those that a sum or a mean is taken of."""
+    if not any(getattr(one, "attr", "") in _SUMS for one in ast.walk(node)):
+        return file.value(node, place).grid
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _SUMS:
+        return False
+    return any(_counts(file, one, place) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
 
 
 RULE = Rule(
@@ -106,6 +116,8 @@ RULE = Rule(
         "        pe = torch.empty(n, 64, dtype=torch.float32)\n"
         "        position = torch.arange(n).float()[:, None]\n"
         "        pe[:, 0::2] = torch.sin(position * div_term)\n        self.register_buffer('pe', pe)\n",
+        "import torch\ndef make_pos_embed(n):\n    pe = torch.zeros(n, 2)\n    at = torch.arange(n).float()\n"
+        "    pe[:, 0] = (at - at.mean()) / n\n    return pe\n",
         "import math, torch\ndef pos_table(n, d):\n    pe = torch.zeros(n, d)\n    for p in range(n):\n"
         "        for i in range(d):\n            pe[p, i] = math.sin(p / 1e4 ** (i / d))\n    return pe\n",
         "import torch\ndef make_pos_embed(phases):\n    pe = torch.zeros(9, 9)\n"
