@@ -87,6 +87,12 @@ def test_a_message_names_no_number_that_the_table_cannot_hold(call: str, says: s
     assert says in found.message
 
 
+def test_a_long_sum_of_means_is_no_deep_search() -> None:
+    source = "import torch\ndef pos_embed(n, x):\n    pe = torch.zeros(n)\n    pe[0] = "
+    source += "x.mean() + " * 400 + "torch.arange(n)\n    return pe\n"
+    assert [finding.rule for finding in scan(source, "SR013")] == ["SR013"]
+
+
 @pytest.mark.parametrize(("base", "dimension"), [(10000.0, 128), (500000, 64), (100.0, 32)])
 def test_messages_have_the_numbers_of_the_code(base: float, dimension: int) -> None:
     torch = pytest.importorskip("torch")

@@ -81,11 +81,16 @@ def _kind(file: File, node: ast.expr, place: Place) -> str:
 
 def _counts(file: File, node: ast.expr, place: Place) -> bool:
     """Say whether there are counts in an expression, other than those that a sum or a mean is taken of."""
-    if not any(getattr(one, "attr", "") in _SUMS for one in ast.walk(node)):
-        return file.value(node, place).grid
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _SUMS:
-        return False
-    return any(_counts(file, one, place) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ast.Call) and getattr(one.func, "attr", "") in _SUMS:
+            continue
+        if any(getattr(part, "attr", "") in _SUMS for part in ast.walk(one)):
+            waiting += [part for part in ast.iter_child_nodes(one) if isinstance(part, ast.expr)]
+        elif file.value(one, place).grid:
+            return True
+    return False
 
 
 RULE = Rule(
