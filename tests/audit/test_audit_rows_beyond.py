@@ -88,3 +88,96 @@ def test_a_table_of_nothing_is_no_table() -> None:
             self.weight = nn.Linear(2, 2)
 
     assert safe_rope.audit(Empty().requires_grad_(False)).ok
+
+
+def phases(rows: int) -> torch.Tensor:
+    return torch.outer(torch.arange(rows).float(), 10000.0 ** -(torch.arange(PAIRS) / PAIRS))
+
+
+def turns(rows: int) -> torch.Tensor:
+    return torch.polar(torch.ones(rows, PAIRS), phases(rows))
+
+
+def padded(rows: int) -> torch.Tensor:
+    return torch.cat((torch.zeros(1, 2 * PAIRS), sines(rows)[1:]))
+
+
+def slow_sines(rows: int) -> torch.Tensor:
+    return (0.02 * torch.arange(rows).float())[:, None].mul(torch.tensor([1.0, 0.7])).sin()
+
+
+def saturated(rows: int) -> torch.Tensor:
+    steps = torch.arange(rows).float()[:, None] * torch.tensor([0.013, 0.0171])
+    return steps.clamp(max=float(steps[FIRST - 1, 0]))
+
+
+RIGHT: dict[str, Any] = {
+    "complex": turns,
+    "complex, scaled": lambda rows: 1.1 * turns(rows),
+    "scaled": lambda rows: 1.1386 * sines(rows),
+    "padded": padded,
+    "sines of few columns": lambda rows: phases(rows)[:, :2].sin(),
+    "slow sines": slow_sines,
+    "phases": phases,
+    "phases below 1": lambda rows: phases(rows) / FIRST,
+    "decays": lambda rows: torch.linspace(0.9, 0.99, 8) ** torch.arange(rows).float()[:, None],
+    "saturated": saturated,
+}
+
+
+def audited(make: Any, table: torch.Tensor) -> str:
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("freqs", make(FIRST), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.freqs[: x.shape[0]]
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoding, self.linear = Made(), nn.Linear(2, 2)
+            self.encoding.freqs = table
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.encoding(self.linear(x))
+
+    return safe_rope.audit(Holder()).verdict
+
+
+@pytest.mark.parametrize("rows", [FIRST + 1, 1024])
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+def test_tables_of_any_kind_go_on(make: Any, rows: int) -> None:
+    assert audited(make, make(rows)) == "ok"
+
+
+def test_a_table_of_eight_rows_that_has_not_come_to_its_largest_goes_on() -> None:
+    class Eight(Short):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = self.table[:8, PAIRS:].clone()
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoding, self.linear = Eight(), nn.Linear(2, 2)
+            self.encoding.table = sines(1024)[:, PAIRS:].clone()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.encoding(self.linear(x))
+
+    assert safe_rope.audit(Holder()).ok
+
+
+@pytest.mark.parametrize("how", ["moved", "zero", "nan"])
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+def test_tables_of_any_kind_that_do_not_go_on_are_not_right(make: Any, how: str) -> None:
+    table = make(1024)
+    if how == "moved":
+        table[FIRST:] = table[FIRST:].roll(300, 0)
+    else:
+        table[FIRST:] = 0.0 if how == "zero" else torch.nan
+    if torch.equal(table, make(1024)):
+        return  # each of those rows is the same
+    assert audited(make, table) == "unknown"
