@@ -13,6 +13,7 @@ from safe_rope._base.dtypes import dtype_name, low_dtype_of
 from safe_rope._base.tensors import in_real_numbers
 from safe_rope._protection.frozen import random_tables
 from safe_rope._protection.rewrite import is_kept
+from safe_rope._recognition.explained import is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import Reference, stock_class
 from safe_rope._recognition.tables import (
@@ -63,7 +64,8 @@ def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[st
     for name, buffer in own_tensors(module):
         if name not in module._buffers or buffer.is_meta:
             continue
-        if built is not None and get_table(built, name) is not None:
+        made = None if built is None else get_table(built, name)
+        if made is not None and not (is_frequency(name) and _are_other_numbers(buffer, made)):
             continue  # the constructor tells what it should hold
         if _is_unnamed(module, name, buffer) and not fills:
             yield name, "it holds what memory does that nobody has filled"
@@ -77,6 +79,15 @@ def _of_one_number(module: nn.Module, reference: Reference) -> Iterator[tuple[st
         is_first_row = values.numel() == buffer.shape[-1] and not is_frequency(name) and "slope" not in name
         if not is_first_row:
             yield name, f"each of its numbers is {values[0].item():g}, as in memory that nobody has filled"
+
+
+def _are_other_numbers(held: torch.Tensor, made: Any) -> bool:
+    """Whether a constructor makes one number everywhere, and ``held`` is no rounding of that."""
+    if not isinstance(made, torch.Tensor) or made.is_meta or made.shape != held.shape:
+        return False
+    made = made.detach().reshape(-1)
+    here = plain(held).detach().cpu().reshape(-1)
+    return bool((made == made[0]).all()) and not is_cast(here, made)
 
 
 def _is_unnamed(module: nn.Module, name: str, buffer: torch.Tensor) -> bool:

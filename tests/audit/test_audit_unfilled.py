@@ -581,3 +581,25 @@ def test_a_constructor_that_counts_nothing_is_not_run_for_its_integers(
     model = nn.Sequential(Listed())
     assert safe_rope.audit(model).ok
     assert capsys.readouterr().out == "built\n"
+
+
+class OneFrequency(nn.Module):
+    """Every pair of its channels turns alike."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.query = nn.Linear(dim, dim)
+        self.register_buffer("inv_freq", torch.full((dim // 2,), 0.37), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq.float()).repeat(1, 2)
+        return self.query(x) * turned.cos()
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0, 0.8])
+def test_another_frequency_than_the_one_that_a_constructor_makes_is_not_ok(number: float) -> None:
+    module = OneFrequency()
+    assert safe_rope.audit(module).ok
+    module.inv_freq.fill_(number)
+    assert safe_rope.audit(module).verdict == "unknown"
+    assert safe_rope.audit(OneFrequency().bfloat16()).verdict == "damaged"

@@ -423,3 +423,49 @@ def test_caches_by_private_names_that_a_forward_does_not_read_are_a_note(name: s
     assert report.modules[0].verdict == verdict
     if verdict == "ok":
         assert any("forward does not use them" in finding.source for finding in report.findings)
+
+
+class KeepsPairsUnread(nn.Module):
+    """Its forward computes; the tables in the dict are there for nobody, unless ``Reads`` says so."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.dim = dim
+        phases = torch.outer(torch.arange(LENGTH).float(), 10000.0 ** -(torch.arange(0, dim, 2) / dim))
+        self.tables = {"plain": {"cos": phases.cos(), "sin": phases.sin()}}
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inv_freq = 10000.0 ** -(torch.arange(0, self.dim, 2) / self.dim)
+        phases = position_ids[..., None].float() * torch.cat((inv_freq, inv_freq))
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+class ReadsPairs(KeepsPairsUnread):
+    def cosines(self) -> torch.Tensor:
+        return self.tables["plain"]["cos"]
+
+
+class ReadsPairsInBF16(KeepsPairsUnread):
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = super().forward(x, position_ids)
+        if x.dtype != torch.bfloat16:
+            return cos, sin
+        read = self.tables["plain"]["cos"][position_ids.clamp(max=LENGTH - 1)]
+        return torch.cat((read, read), -1).to(x.dtype), sin
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [(KeepsPairsUnread, "ok"), (ReadsPairs, "damaged"), (ReadsPairsInBF16, "damaged")]
+)
+@pytest.mark.parametrize("empty", [False, True])
+def test_pairs_in_a_dict_do_harm_where_something_reads_them(
+    kind: type[KeepsPairsUnread], verdict: str, empty: bool
+) -> None:
+    module = kind()
+    assert safe_rope.audit(module).ok
+    for name, table in module.tables["plain"].items():
+        module.tables["plain"][name] = torch.zeros_like(table) if empty else table.bfloat16().float()
+    report = safe_rope.audit(module)
+    assert report.verdict == verdict, str(report)
+    assert {one.what for one in report.findings} == {"tables.plain.cos", "tables.plain.sin"}
+    assert not any(table.isnan().any() for table in module.tables["plain"].values())
