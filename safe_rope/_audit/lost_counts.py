@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from safe_rope._recognition.tables import is_library_module, is_readable, is_sta
 
 _FARTHEST = 2**27
 """The bits of most floating numbers, read as an integer, are more."""
+_SMALLEST = 1e-30
+"""A number of a formula, other than 0, is no smaller."""
 _LOW = "computed in 16 bits (constructor intercepted or default dtype)"
 _AVERAGED = "some of its integers are off by one, as a moving average that is truncated leaves them"
 _SAID = (
@@ -33,7 +36,8 @@ def add_lost_counts(report: AuditReport, path: str, module: nn.Module, find: Cal
 
     Damaged are those that it makes in 16 bits. Those that no checkpoint holds are unknown where they are what
     fresh memory holds; or stand in no order, where all that their constructor was given is known. So are all
-    of which some are one too near to zero, rows of others, and single numbers in no file.
+    of which some are one too near to zero, rows of others, and single numbers in no file. Those last are,
+    too, where they are 0 or no number, whatever the constructor was given.
     ``find`` returns what the constructor makes.
     """
     stock: Any = stock_class(module)
@@ -95,12 +99,19 @@ def _is_another(value: Tensor, made: Tensor, origin: Origin, *, is_complete: boo
     """
     if value.is_floating_point():
         is_drawn = bool(origin & (Origin.RANDOM | Origin.EMPTY))
-        return is_complete and not is_drawn and not is_cast(value.cpu(), made)
+        is_lost = math.isnan(value) or (_is_nothing(value) and not _is_nothing(made))
+        is_off = is_complete or is_lost
+        return is_off and not is_drawn and not is_cast(value.cpu(), made)
     is_told = is_counted(origin) and is_complete
     if is_told and _are_other_rows(value, made):
         return True
     is_hashing = is_complete and _is_hashing(made, origin)
     return not is_kept and (is_hashing or _is_lost(value, made, is_told))
+
+
+def _is_nothing(number: Tensor) -> bool:
+    """Whether a number is none, or as small as what fresh memory holds."""
+    return not _SMALLEST < abs(float(number)) < math.inf
 
 
 def _are_other_rows(value: Tensor, made: Tensor) -> bool:

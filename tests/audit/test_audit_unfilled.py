@@ -603,3 +603,37 @@ def test_another_frequency_than_the_one_that_a_constructor_makes_is_not_ok(numbe
     module.inv_freq.fill_(number)
     assert safe_rope.audit(module).verdict == "unknown"
     assert safe_rope.audit(OneFrequency().bfloat16()).verdict == "damaged"
+
+
+class Threshold(nn.Module):
+    """FIRE's: what its distances are divided by is at least a number that nothing else keeps."""
+
+    def __init__(self, width: int = 8, length: float = 500.0) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(1, width)
+        self.register_buffer("init_L", torch.tensor(length), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        counts = torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
+        far = torch.maximum(counts, self.init_L.float())[:, None]
+        apart = (counts[:, None] - counts).abs()
+        return self.mlp((torch.log1p(apart) / torch.log1p(far))[..., None].to(self.mlp.weight.dtype))
+
+
+@pytest.mark.parametrize("held", [math.nan, 0.0, 1e-40, math.inf])
+def test_a_single_number_that_was_never_filled_is_not_ok(held: float) -> None:
+    true = Threshold()
+    with torch.device("meta"):
+        module = Threshold()
+    module.to_empty(device="cpu")
+    module.load_state_dict(true.state_dict())
+    module.init_L.fill_(held)
+    x = torch.zeros(1, ROWS, 1)
+    assert not torch.allclose(module(x), true(x), atol=1e-2)
+    assert safe_rope.audit(module).verdict == "unknown"
+
+
+@pytest.mark.parametrize("given", [500.0, 64.0, -1.0])
+def test_a_single_number_that_a_constructor_was_given_is_left_alone(given: float) -> None:
+    assert safe_rope.audit(Threshold(length=given)).ok
+    assert safe_rope.audit(Threshold(length=given).bfloat16()).ok
