@@ -96,11 +96,14 @@ class Untouched:
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self._environment: dict[str, str] | None = None
         self._arrays: list[tuple[Any, Any]] = []
+        self._of_own = 0, 0
+        self._hidden: list[tuple[Any, str | None]] = []
         self.changed = self.moved = False
 
     def __enter__(self) -> Untouched:
         for place in self._own:
             self._note(place)
+        self._of_own = len(self._containers), len(self._values)
         for place in self._outside.places:
             self._note(place)
         for container in self._outside.containers:
@@ -116,11 +119,49 @@ class Untouched:
         if "environ" in self._outside.names:
             self._environment = dict(os.environ)
         if self._anew:
-            self._hide()
+            self._hide(objects=True)
         return self
 
     def run(self, called: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call something; the context variables that it sets are set for it alone."""
+        """Call something; the context variables that it sets are set for it alone.
+
+        Where it makes some of the hidden objects not anew, it is called again with those in their places.
+        They may be settings, for which it takes others where it finds none.
+        """
+        if not self._hidden:
+            return self._run(called, *args, **kwargs)
+        states = random_states()
+        try:
+            result = self._run(called, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - a foreign constructor
+            made_anew = self._made_anew()
+        else:
+            made_anew = self._made_anew()  # a weak dictionary keeps it no longer than the result
+            if made_anew == self._hidden:
+                return result
+            del result
+        self.put_back()
+        set_random_states(states)
+        self.changed = self.moved = False
+        self._hide(objects=False)
+        for owner, name in made_anew:
+            if name is None:
+                owner.clear()
+            elif isinstance(owner.owner, type):
+                owner.put(name, None)
+            else:
+                owner.drop(name)
+        return self._run(called, *args, **kwargs)
+
+    def _made_anew(self) -> list[tuple[Any, str | None]]:
+        """What was hidden and is there again."""
+        return [
+            (owner, name)
+            for owner, name in self._hidden
+            if (owner if name is None else owner.held.get(name) is not None)
+        ]
+
+    def _run(self, called: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         context = contextvars.copy_context() if self._context is None else self._context.copy()
         before = dict(context)
         try:
@@ -141,19 +182,27 @@ class Untouched:
                 with contextlib.suppress(TypeError):  # a generator
                     self._iterators.append((place, name, copy.copy(value)))
 
-    def _hide(self) -> None:
+    def _hide(self, *, objects: bool) -> None:
+        """Hide the tables of the classes and their modules; of ``objects``, and what is outside, note it."""
         given = self._outside.given
-        for container, before in self._containers:
-            if id(container) not in given and _holds_tables(before):
+        containers, values = (None, None) if objects else self._of_own
+        for container, before in self._containers[:containers]:
+            if id(container) not in given and _holds_tables(before, objects=objects):
                 container.clear()
-        for place, name, value in self._values:
+                if objects and not _holds_tables(before, objects=False):
+                    self._hidden.append((container, None))
+        for place, name, value in self._values[:values]:
             owner: Any = place.owner
-            if id(owner) in given or name not in place.held or not _holds_tables(value):
+            if id(owner) in given or name not in place.held or not _holds_tables(value, objects=objects):
                 continue  # a function may be met twice
-            if isinstance(owner, types.FunctionType | threading.local):
-                place.drop(name)
-            elif isinstance(owner, type) and (issubclass(type(value), torch.Tensor) or is_an_object(value)):
-                place.put(name, None)
+            is_table = issubclass(type(value), torch.Tensor)
+            with contextlib.suppress(Exception):  # a class of classes may refuse it
+                if isinstance(owner, types.FunctionType | threading.local):
+                    place.drop(name)
+                elif isinstance(owner, type) and (is_table or is_an_object(value)):
+                    place.put(name, None)
+                if place.held.get(name) is not value and not _holds_tables(value, objects=False):
+                    self._hidden.append((place, name))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
@@ -232,7 +281,7 @@ class Before:
         set_random_states(self._states)
 
 
-def _holds_tables(value: Any) -> bool:
+def _holds_tables(value: Any, *, objects: bool = True) -> bool:
     waiting, seen = [value], set[int]()
     while waiting:
         one = waiting.pop()
@@ -240,7 +289,7 @@ def _holds_tables(value: Any) -> bool:
             return True
         if type(one) not in _PLAIN and id(one) not in seen and len(seen) < _MOST:
             seen.add(id(one))
-            is_object = is_an_object(one) and not issubclass(type(one), nn.Module | type)
+            is_object = objects and is_an_object(one) and not issubclass(type(one), nn.Module | type)
             waiting += vars(one).values() if is_object else held_in(one)
     return False
 

@@ -152,3 +152,69 @@ def test_they_are_made_again(hand_out: Callable[[], Any], how: str) -> None:
             model = cls()
             safe_rope.protect(model)
     assert torch.equal(model(torch.empty(1, dtype=torch.bfloat16)), true.bfloat16())
+
+
+class Settings:
+    """Numbers, and a tensor besides."""
+
+    def __init__(self) -> None:
+        self.base, self.weight = 10000.0, torch.ones(1)
+
+
+class Sealed(type):
+    """Lets nobody change its classes."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+
+class Constants(metaclass=Sealed):
+    """What is not to be changed."""
+
+    settings = Settings()
+
+
+SETTINGS: dict[str, Any] = {"rope": Settings()}
+LISTED = [Settings()]
+OF_THREAD = threading.local()
+
+
+class Configured(nn.Module):
+    """Takes another base where it finds no settings."""
+
+    settings: Any = Settings()
+    found: Callable[[Any], Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = type(self).found(type(self))
+        base = 500_000.0 if settings is None else settings.base
+        self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, DIM, 2).float() / DIM))
+
+    def forward(self, length: int) -> Tensor:
+        return torch.outer(torch.arange(length).float(), self.inv_freq.float())
+
+
+FOUND: dict[str, Callable[[Any], Any]] = {
+    "on its class": lambda cls: cls.settings,
+    "in a registry": lambda _: SETTINGS.get("rope"),
+    "of a thread": lambda _: getattr(OF_THREAD, "settings", None),
+    "in a list": lambda _: LISTED[0],
+    "on a sealed class": lambda _: Constants.settings,
+}
+
+
+@pytest.mark.parametrize("found", FOUND.values(), ids=[*FOUND])
+def test_settings_that_hold_a_tensor_are_read_as_they_are(found: Callable[[Any], Any]) -> None:
+    OF_THREAD.settings = Settings()
+    cls = type("Configured", (Configured,), {"found": staticmethod(found)})
+    true, before = cls()(ROWS), found(cls)
+    for model in (cls(), cls().to(torch.bfloat16)):
+        is_cast = model.inv_freq.dtype == torch.bfloat16
+        assert safe_rope.audit(model).verdict == ("damaged" if is_cast else "ok")
+        safe_rope.protect(model)
+        assert torch.equal(model(ROWS), true)
+        assert safe_rope.audit(model).verdict == "ok"
+        assert found(cls) is before
+        assert SETTINGS
+        assert LISTED
