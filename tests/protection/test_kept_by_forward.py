@@ -347,3 +347,20 @@ def test_a_change_in_place_is_made_once(way: str, dtype: torch.dtype) -> None:
     for _ in range(2):
         made = module(torch.zeros(1, 100, 32, dtype=dtype))
         assert torch.equal(made, true.cos.to(dtype))
+
+
+class CastsWhatItKeeps(KeptAbove):
+    """Casts cosines of what it keeps to the dtype of its activations."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.kept[: x.shape[1], :1].cos().to(x.dtype)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+def test_an_exported_program_takes_what_a_parent_keeps(first: torch.dtype) -> None:
+    x, model = torch.randn(1, 300, 32), guarded(CastsWhatItKeeps).float()
+    model.to(first)(x.to(first))
+    model.to(torch.bfloat16)
+    with torch.no_grad():
+        expected = model(x.bfloat16())
+        assert torch.equal(torch.export.export(model, (x.bfloat16(),)).module()(x.bfloat16()), expected)
