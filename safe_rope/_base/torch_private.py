@@ -65,6 +65,8 @@ try:
     is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
     _unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
     _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    ASSERT_METADATA: Any = torch.ops.aten._assert_tensor_metadata.default
+    """By which an exported program asserts the dtype of a tensor that it casts."""
     MODULE_HOOKS, PARAMETER_HOOKS, BUFFER_HOOKS = (
         "_global_module_registration_hooks",
         "_global_parameter_registration_hooks",

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 CONTAINERS = (
     *(dict, list, set, collections.deque),
     *(collections.OrderedDict, collections.defaultdict, collections.Counter),
-    *(weakref.WeakValueDictionary, weakref.WeakKeyDictionary),
+    weakref.WeakValueDictionary,
 )
 _LIBRARIES = {
     *sys.stdlib_module_names,

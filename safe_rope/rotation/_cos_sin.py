@@ -24,6 +24,7 @@ from safe_rope._base.inductor import cacheable
 from safe_rope._base.positions import is_watched
 from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import (
+    ASSERT_METADATA,
     DISABLED_TORCH_FUNCTION,
     is_transformed,
     make_wrapper_subclass,
@@ -31,7 +32,6 @@ from safe_rope._base.torch_private import (
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._operator_kinds import kind_of
 
-_ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 _COPY = torch.ops.aten.copy_.default
 _VIEW_AS_DTYPE = torch.ops.aten.view.dtype
 _writes = 0
@@ -136,7 +136,7 @@ class CosSin(torch.Tensor):
             return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
         if func is _VIEW_AS_DTYPE:
             return func(args[0]._memory(), *args[1:])
-        if func is _ASSERT_METADATA and args[3:4] == (args[0].dtype,):
+        if func is ASSERT_METADATA and args[3:4] == (args[0].dtype,):
             args = (*args[:3], args[0].table.dtype, *args[4:])  # exported programs ask for what it shows
         if kind.moves and type(args[0]) is CosSin:
             if kind.repeats and (lent := _lent(args[0], tuple(args[1]))) is not None:

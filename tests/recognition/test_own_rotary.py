@@ -135,4 +135,8 @@ def test_the_audit_calls_tables_ok_that_are_what_their_constructor_gives() -> No
     rounded = nn.Sequential(OwnDynamicNTKScalingRotary())
     for name in ("_cos_cached", "_sin_cached"):
         rounded[0]._buffers[name] = rounded[0]._buffers[name].bfloat16()
+    report = safe_rope.audit(rounded)
+    assert report.ok, str(report)
+    assert "forward does not use them" in str(report)
+    rounded[0]._buffers["inv_freq"] = rounded[0]._buffers["inv_freq"].bfloat16()
     assert safe_rope.audit(rounded).verdict == "damaged"
