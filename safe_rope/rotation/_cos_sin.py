@@ -26,6 +26,7 @@ from safe_rope._base.tensors import mapped
 from safe_rope._base.torch_private import (
     ASSERT_METADATA,
     DISABLED_TORCH_FUNCTION,
+    SET_DATA,
     is_transformed,
     make_wrapper_subclass,
 )
@@ -266,6 +267,9 @@ class CosSin(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         self.own()
         self.table.data = plain(value)
+        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
+            self.nominal = value.dtype if self.faced else self.nominal
+            SET_DATA(self, self._around(self.table))  # what it shows is of the wrapper
         _note_write(self)
 
     def data_ptr(self) -> int:

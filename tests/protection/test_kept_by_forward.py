@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import safe_rope
+from safe_rope.rotation import plain
 
 CALLS = ((True, 300), (False, 300), (False, 6), (False, 300), (True, 7))
 """Whether the model is in training, and how long the sequence is."""
@@ -364,3 +365,20 @@ def test_an_exported_program_takes_what_a_parent_keeps(first: torch.dtype) -> No
     with torch.no_grad():
         expected = model(x.bfloat16())
         assert torch.equal(torch.export.export(model, (x.bfloat16(),)).module()(x.bfloat16()), expected)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+def test_what_is_assigned_to_the_data_of_what_a_parent_keeps_is_shown(first: torch.dtype) -> None:
+    x, model, stock = torch.randn(1, 300, 32), guarded(KeptAbove).float(), KeptAbove()
+    for one in (model, stock):
+        one.to(first)(x.to(first))
+        one.to(torch.bfloat16)
+    exact = KeptAbove()
+    exact(x)
+    for change in (torch.Tensor.float, torch.Tensor.half, lambda kept: kept[:200], torch.zeros_like):
+        for one in (model, stock):
+            one.kept.data = change(one.kept.data)
+        assert (model.kept.dtype, model.kept.shape) == (stock.kept.dtype, stock.kept.shape)
+        told = plain(model.kept).float()
+        wanted = exact.kept[: len(told)] if change is not torch.zeros_like else torch.zeros_like(told)
+        assert torch.allclose(told.cos(), wanted.cos(), atol=1e-6)
