@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safe_rope._base import bytecode, changes
+from safe_rope._base import bytecode, changes, methods
 from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.carried import Carried
 from safe_rope._base.dtypes import LOW
@@ -43,6 +43,8 @@ from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
 
+_TO_FORWARD = ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
+"""What an own ``__call__`` that leads to ``forward`` reads."""
 _COUNTS_TO = 2.0**24
 """How far FP32 counts."""
 _reaches = ByIdentity[torch.Tensor, float]()
@@ -243,10 +245,13 @@ def pinned_attribute(stock: type[nn.Module], name: str, *, of_forward: bool) -> 
         now: Any = getattr(stock, name)  # somebody may have replaced it
         return (now.__wrapped__ if isinstance(now, REMEMBERING) else now)(module, *args, **kwargs)
 
+    reads = methods.names_in(raw) if isinstance(raw, types.FunctionType) else frozenset()
+    leads_to_forward = name == "__call__" and not reads.isdisjoint(_TO_FORWARD)
+
     @functools.wraps(getattr(stock, name))
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if name == "__call__" and "forward" in self.__dict__:
-            return called(self, *args, **kwargs)  # it leads to that forward, which a copy would share
+        if leads_to_forward and "forward" in self.__dict__:
+            return called(self, *args, **kwargs)  # a copy would share that forward
         return running.run_beside(self, called, args, kwargs, of_forward=of_forward)
 
     forget_compiled(method)

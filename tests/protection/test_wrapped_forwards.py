@@ -222,3 +222,22 @@ def test_an_own_call_leads_to_a_wrapped_forward() -> None:
         module = FillsInItsCall()
     module.forward = functools.partial(lambda inner, *args: inner(*args), module.forward)  # type: ignore[method-assign]
     assert torch.equal(module.bfloat16()(X), FillsInItsCall()(X.float()).bfloat16())
+
+
+class IsItsCall(nn.Module):
+    """Computes in its call, whatever its forward does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 10000.0 ** (-torch.arange(0, DIM, 2).float() / DIM))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.outer(torch.arange(x.shape[1]).to(self.inv_freq), self.inv_freq).cos().to(x.dtype)
+
+
+def test_an_own_call_that_needs_no_forward_runs_in_fp32() -> None:
+    with safe_rope.guard():
+        module = IsItsCall()
+    module.forward = lambda *args: None  # type: ignore[method-assign]
+    x = torch.zeros(1, 900, DIM)
+    assert torch.equal(module.bfloat16()(x.bfloat16()), IsItsCall()(x).bfloat16())
