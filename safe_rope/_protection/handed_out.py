@@ -7,17 +7,16 @@ returns exact ones from then on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from safe_rope._base.by_identity import ByIdentity
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.tensors import flattened
 from safe_rope._protection.keeper import sent_by
-from safe_rope._recognition.arguments import first_argument
+from safe_rope._recognition.arguments import running
 from safe_rope.rotation._cos_sin import CosSin, plain
 
 _handed_out = ByIdentity[torch.Tensor, None]()
@@ -38,8 +37,11 @@ def note_copied(memo: dict[int, Any]) -> None:
 
 
 def mark_above(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Have what the modules that are cast by ``fn`` keep of it stay exact until it meets the model."""
-    for module in _being_cast(sys._getframe(2)):
+    """Have what the modules that are cast by ``fn`` keep of it stay exact until it meets the model.
+
+    Their parts are cast first.
+    """
+    for module in running("_apply", sys._getframe(2)):
         for name, buffer in list(module._buffers.items()):
             is_plain = type(buffer) is torch.Tensor and buffer in _handed_out
             if buffer is None or not (is_plain or _is_marked(buffer)):
@@ -56,12 +58,3 @@ def mark_above(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 def _is_marked(buffer: torch.Tensor) -> bool:
     return isinstance(buffer, CosSin) and buffer.table.dtype == torch.float32
-
-
-def _being_cast(frame: Any) -> Iterator[nn.Module]:
-    """Yield the modules whose ``_apply`` runs in ``frame`` and its callers: their parts come first."""
-    while frame is not None:
-        owner = first_argument(frame) if frame.f_code.co_name == "_apply" else None
-        if isinstance(owner, nn.Module):
-            yield owner
-        frame = frame.f_back

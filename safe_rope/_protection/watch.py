@@ -51,6 +51,7 @@ from safe_rope._recognition.arguments import (
     first_argument,
     has_no_constructor,
     infer_arguments,
+    running,
 )
 from safe_rope._recognition.conditions import Conditions
 from safe_rope._recognition.explained import UNTOLD, is_same
@@ -124,7 +125,7 @@ class ConstructionWatch:
             self.catch_up()
             self._look_again()
             settle(self._seen)
-            self._judge_adopted(set(_under_construction(sys._getframe(1))), threads=True)
+            self._judge_adopted(set(running("__init__", sys._getframe(1))), threads=True)
             for module in self._seen:
                 state_of(module).replays = None
         finally:
@@ -169,7 +170,7 @@ class ConstructionWatch:
         ]
         if used is None and not waiting and not self._is_new:
             return  # calls are many, and what another thread builds may wait for long
-        unfinished = set(_under_construction(sys._getframe(1)))
+        unfinished = set(running("__init__", sys._getframe(1)))
         for module in waiting:
             if module not in unfinished:
                 self._consider(module)
@@ -201,7 +202,7 @@ class ConstructionWatch:
         if watch_of_this_thread() is self:
             self.catch_up()
             settle(self._seen)
-            self._judge_adopted(set(_under_construction(sys._getframe(1))))
+            self._judge_adopted(set(running("__init__", sys._getframe(1))))
             for owner in {*self._owners, *self._parents}:
                 for module in owner.children():
                     if type(module) is nn.Module:  # it may have got its buffers since it was registered
@@ -440,15 +441,6 @@ def _compiled_in(modules: Iterable[nn.Module]) -> Iterator[str]:
         for child in module._modules.values():
             if isinstance(child, ScriptModule):
                 yield from (str(getattr(part, "original_name", "")) for part in child.modules())
-
-
-def _under_construction(frame: Any) -> Iterator[nn.Module]:
-    """Yield the modules whose constructors run in ``frame`` and its callers, the innermost first."""
-    while frame is not None:
-        owner = first_argument(frame) if frame.f_code.co_name == "__init__" else None
-        if isinstance(owner, nn.Module):
-            yield owner
-        frame = frame.f_back
 
 
 def _is_under_construction(module: nn.Module, frame: Any) -> bool:

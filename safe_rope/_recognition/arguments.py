@@ -124,6 +124,15 @@ def first_argument(frame: FrameType) -> Any:
     return first
 
 
+def running(method: str, frame: FrameType | None) -> Iterator[nn.Module]:
+    """Yield the modules whose ``method`` runs in a frame and its callers, the innermost first."""
+    while frame is not None:
+        owner = first_argument(frame) if frame.f_code.co_name == method else None
+        if isinstance(owner, nn.Module):
+            yield owner
+        frame = frame.f_back
+
+
 def _let_go(frame: FrameType, values: Any) -> None:
     # Before Python 3.13 they are a copy that the frame keeps, and with it whatever the caller lets go of.
     if type(values) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
