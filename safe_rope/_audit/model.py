@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import operator
 from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -37,7 +39,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["AuditReport", "Finding", "MeasuredRow", "ModuleAudit", "audit"]
 
 
-def audit(model: nn.Module, positions: Iterable[int] | None = None) -> AuditReport:
+def audit(model: nn.Module, positions: Iterable[SupportsIndex] | None = None) -> AuditReport:
     """Measure the position tables of ``model`` against float64; change nothing.
 
     Measured are the tensors ``*inv_freq``, ``cos_cached`` and ``sin_cached`` of every rotary module,
@@ -140,10 +142,15 @@ def _is_audited(module: nn.Module) -> bool:
     return known or counted.may_be_asked(module) or any(may_be_cast_beside(module))
 
 
-def _checked(positions: Iterable[int]) -> list[int]:
-    asked = list(positions)
-    if not asked or any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for p in asked):
+def _checked(positions: Iterable[SupportsIndex]) -> list[int]:
+    given: Any = positions
+    try:
+        given = list(positions)
+        asked = sorted({-1 if isinstance(one, bool) else operator.index(one) for one in given})
+    except TypeError:
+        asked = []
+    if not asked or asked[0] < 0:
         raise ConfigError(
-            f"positions must be one or more integers from 0 on, got {asked!r}; pass e.g. [0, 4095, 100_000]"
+            f"positions must be one or more integers from 0 on, got {given!r}; pass e.g. [0, 4095, 100_000]"
         )
-    return sorted(set(asked))
+    return asked

@@ -23,7 +23,12 @@ _NAMED = 3
 @click.option(
     "--format", "style", type=click.Choice(("text", "json", "markdown")), default="text", show_default=True
 )
-@click.option("--update", metavar="FILE", help=f"Write the table into FILE, between its marks ({_BEGIN} …).")
+@click.option(
+    "--update",
+    type=click.Path(exists=True),
+    metavar="FILE",
+    help=f"Write the table into FILE, between its marks ({_BEGIN} …).",
+)
 @click.option("--record", is_flag=True, help="Add the installed versions to the tested ones.")
 def command(style: str, update: str | None, record: bool) -> None:
     """List the architectures that a patch protects: safe_rope's, and those of packages that add one."""

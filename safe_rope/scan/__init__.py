@@ -50,5 +50,8 @@ def scan(
 
     Raises:
         ConfigError: a pyproject.toml holds settings that are wrong.
+        TypeError: ``paths`` is one path.
     """
+    if isinstance(paths, str | bytes | os.PathLike):
+        raise TypeError(f"paths must be a list of paths, got {paths!r}; pass [{paths!r}]")
     return session.scan_paths([os.fspath(path) for path in paths], settings, jobs=jobs)

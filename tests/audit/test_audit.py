@@ -110,10 +110,17 @@ def test_a_module_that_never_notes_the_length_is_ok_at_any(
         assert safe_rope.audit(model).damaged
 
 
-@pytest.mark.parametrize("positions", [[], [-1], [1.5], [True]])
+@pytest.mark.parametrize(
+    "positions", [[], [-1], [1.5], [True], 5, torch.tensor(5), torch.tensor([0, -1]), torch.tensor([1.5])]
+)
 def test_positions_that_are_none_are_refused(positions: Any) -> None:
     with pytest.raises(ConfigError, match="integers from 0 on, got"):
         safe_rope.audit(build(layers=1), positions)
+
+
+def test_positions_may_be_an_integer_tensor() -> None:
+    given, asked = (safe_rope.audit(build(layers=1), these) for these in (torch.arange(3), range(3)))
+    assert given.to_dict() == asked.to_dict()
 
 
 def test_what_is_no_module_is_refused() -> None:

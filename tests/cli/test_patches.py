@@ -79,6 +79,10 @@ def test_an_update_replaces_what_is_between_the_marks_alone(
         main(["patches", "--update", str(file)])
     assert ended.value.code == 2
     assert file.read_text(encoding="utf-8") == "no marks\n"
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["patches", "--update", str(tmp_path / "missing.md")])
+    assert "missing.md' does not exist" in capsys.readouterr().err
 
 
 def test_the_list_needs_no_torch(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scan_examples import BAD, CLEAN
@@ -37,6 +38,12 @@ def test_the_nearest_pyproject_decides_where_no_settings_are_given(project: Path
     (project / "pyproject.toml").write_text("[tool.safe-rope]\nignore = ['SR999']\n")
     with pytest.raises(ConfigError, match="there is no rule 'SR999'"):
         scan(["a.py"])
+
+
+@pytest.mark.parametrize("path", ["a.py", Path("a.py")])
+def test_one_path_is_no_list_of_paths(path: Any) -> None:
+    with pytest.raises(TypeError, match=r"paths must be a list of paths, got .*; pass \["):
+        scan(path)
 
 
 def test_the_face_imports_the_standard_library_only_and_the_package_nothing_of_the_face() -> None:

@@ -21,8 +21,11 @@ DTYPES = {
     "float16": "float16",
     "fp16": "float16",
 }
-# The sections of a DeepSpeed config that decide over position tables.
-_DECISIVE = ("zero_optimization", "bf16", "bfloat16", "fp16")
+_SECTIONS = {
+    "zero_optimization": '{"stage": 3}',
+    **dict.fromkeys(("bf16", "bfloat16", "fp16"), '{"enabled": true}'),
+}
+"""The sections of a DeepSpeed config that decide over position tables, each with an example."""
 _LONGEST_DUMP = 16_384
 _NAMED = 3
 _HUB_NAME = re.compile(r"^[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)(?<!\.safetensors)$")
@@ -148,32 +151,25 @@ def load_deepspeed_config(path: str) -> dict[str, Any]:
     """
     config = _json_object(Path(path), "a DeepSpeed config")
     for key in config:
-        near = get_close_matches(key.lower(), _DECISIVE, 1, 0.86)
-        if near and key not in _DECISIVE:
+        near = get_close_matches(key.lower(), _SECTIONS, 1, 0.86)
+        if near and key not in _SECTIONS:
             raise ConfigError(
                 f"{path} has an unknown key {key!r}, which DeepSpeed ignores; did you mean {near[0]!r}?"
             )
+    for name, example in _SECTIONS.items():
+        if not isinstance(section := config.get(name, {}), dict):
+            raise ConfigError(f"{path}: {name} must be an object such as {example}, got {section!r}")
     stage = stage_of(config)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ConfigError(f"{path}: zero_optimization.stage must be 0, 1, 2 or 3, got {stage!r}")
-    sections = {name: config.get(name, {}) for name in ("bf16", "fp16")}
-    for name, section in sections.items():
-        if not isinstance(section, dict):
-            raise ConfigError(
-                f"{path}: {name} must be an object such as {{'enabled': true}}, got {section!r}"
-            )
-    enabled = [name for name, section in sections.items() if section.get("enabled") is True]
-    if len(enabled) > 1:
+    if all(config.get(name, {}).get("enabled") is True for name in ("bf16", "fp16")):
         raise ConfigError(f"{path}: bf16 and fp16 are both enabled; keep one")
     return config
 
 
 def stage_of(config: dict[str, Any]) -> Any:
     """The ZeRO stage of a DeepSpeed config."""
-    zero = config.get("zero_optimization", {})
-    if not isinstance(zero, dict):
-        raise ConfigError(f"zero_optimization must be an object, got {zero!r}")
-    return zero.get("stage", 0)
+    return config.get("zero_optimization", {}).get("stage", 0)
 
 
 def read_side(given: str, model: dict[str, Any] | None) -> dict[str, Any]:

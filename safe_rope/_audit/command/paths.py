@@ -54,7 +54,7 @@ class Material:
 
     @classmethod
     def prepare(cls, job: Job, folder: Path) -> Material:
-        """Build the small model once, in peace, and save it to ``folder``."""
+        """Build the small model once, with nothing in its way, and save it to ``folder``."""
         skeleton = Skeleton(job.model)
         model: Any = skeleton.build()
         model.save_pretrained(folder)
