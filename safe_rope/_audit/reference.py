@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from safe_rope._audit.report import BAD_RADIANS, MeasuredRow
 from safe_rope._base.dtypes import LOW
-from safe_rope._protection.rotary import Frequencies, spec_now
+from safe_rope._protection.frequency_sets import Frequencies, spec_now
 from safe_rope._recognition.specs import (
     Convention,
     divides_positions,
@@ -68,7 +68,7 @@ class PhaseReference:
     Attributes:
         spec: what the module was built for.
         prefix: what its tensors' names start with, "" or the layer type and an underscore.
-        divisor: what the module divides positions by (linear scaling before transformers 4.43), or 1.
+        divisor: what the module divides positions by (linear scaling; Llama before transformers 4.43), or 1.
         base: FP32 CPU ``[rotary_dim // 2]``, the frequencies of a sequence of the trained length.
         original: as ``base``, what ``original_inv_freq`` should hold.
         layouts: the layouts that cos and sin may have; one where a patch says which.

@@ -20,6 +20,7 @@ from safe_rope._base.carried import Carried
 from safe_rope._base.forwards import method, reads_of, setting
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import is_learned
+from safe_rope._protection.frequency_sets import Frequencies, Table, read_sets, spec_now, table_of
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
 from safe_rope._recognition.reference import stock_class
@@ -27,19 +28,15 @@ from safe_rope._recognition.specs import (
     Convention,
     cached_length,
     divides_positions,
-    layer_types,
     position_buffers,
-    read_spec,
-    shown_spec,
     trained_length,
 )
 from safe_rope.constructors._shadow import shadow_dtype
-from safe_rope.errors import SafeRopeError
-from safe_rope.frequencies import Bits, RopeSpec
-from safe_rope.registry import RopePatch, find
+from safe_rope.frequencies import Bits
+from safe_rope.registry import RopePatch
 from safe_rope.rotation._ahead import ROWS, Ahead
 from safe_rope.rotation._cos_sin import CosSin
-from safe_rope.tables import RotaryTable, StockTable, _fractions, shared_table
+from safe_rope.tables import RotaryTable, _fractions
 from safe_rope.tables._rows import RowCache, Rows, shared_rows
 
 _KEPT_BY_TABLES = ("max_seq_len_cached", "original_max_seq_len")
@@ -51,33 +48,7 @@ _LAST_AHEAD = 1 << 31
 _ROUNDING = 2.0**-20
 """How far FP32's cos and sin may be off for each position: eight ulps of a phase, as in the audit."""
 
-Table = RotaryTable | StockTable
 Make = Callable[[torch.device], torch.Tensor]
-
-
-@dataclasses.dataclass
-class Frequencies(Carried):
-    """One set of frequencies of a module, and the table that belongs to it.
-
-    ``inv_freq`` is what the buffer of that name shows, ``table`` what cos and sin come from. They differ only
-    for linear scaling before transformers 4.43, which divides the position and not inv_freq.
-    """
-
-    spec: RopeSpec
-    prefix: str
-    original: torch.Tensor
-    inv_freq: torch.Tensor
-    table: Table
-    original_table: Table
-    long: torch.Tensor | None = None
-    long_table: Table | None = None
-    is_asked: bool = False
-    """Whether cos and sin have been looked up: longrope reads its long factors in the first forward."""
-
-    def set_long(self, tables: str, module: nn.Module, spec: RopeSpec, bits: Bits) -> None:
-        """Take the long factors of ``spec``; what cos and sin are multiplied by stays."""
-        self.long = spec.inv_freq((spec.original_max_position_embeddings or 0) + 1, bits)
-        self.long_table = _table(tables, module, self.spec, self.long, bits)
 
 
 class RotaryState(Keeper):
@@ -150,18 +121,7 @@ class RotaryState(Keeper):
         true = true or {}
         # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
         bits: Bits = "machine" if tables == "fp32" else inv_freq
-        sets: dict[str | None, Frequencies] = {}
-        for layer_type in layer_types(module):
-            spec = read_spec(module, patch, layer_type)
-            prefix = "" if layer_type is None else f"{layer_type}_"
-            expected = shown_spec(module, spec).inv_freq(bits=bits)
-            shown = _authoritative(true.get(f"{prefix}inv_freq"), shown_spec(module, spec), expected)
-            first = true.get(f"{prefix}original_inv_freq")
-            original = shown if first is None else _authoritative(first, shown_spec(module, spec), expected)
-            table = _table(tables, module, spec, shown, bits)
-            sets[layer_type] = Frequencies(spec, prefix, original, shown, table, table)
-            if spec.rope_type == "longrope":
-                sets[layer_type].set_long(tables, module, spec, bits)
+        sets = read_sets(module, patch, true, tables, bits)
         layout = patch.layout if patch is not None else "half"
         state = cls(sets, convention, layout, tables, apply, bits)
         if convention == "length":
@@ -320,7 +280,7 @@ class RotaryState(Keeper):
             setattr(module, name, trained)
 
     def _set_inv_freq(self, module: nn.Module, frequencies: Frequencies, inv_freq: torch.Tensor) -> None:
-        table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+        table = table_of(self.tables, module, frequencies.spec, inv_freq, self.bits)
         self._show(module, frequencies, inv_freq, table)
 
     def _show(
@@ -405,7 +365,7 @@ class RotaryState(Keeper):
                 inv_freq = values.detach().to("cpu", torch.float32, copy=True)
                 if own == "inv_freq":
                     frequencies.inv_freq = inv_freq
-                    frequencies.table = _table(self.tables, module, frequencies.spec, inv_freq, self.bits)
+                    frequencies.table = table_of(self.tables, module, frequencies.spec, inv_freq, self.bits)
                 else:
                     frequencies.original = inv_freq
                 self._now = self._pins(module)
@@ -473,44 +433,6 @@ def _only(position_ids: torch.Tensor) -> int | None:
         return None
     first, *others = position_ids.reshape(-1).tolist()
     return first if all([other == first for other in others]) else None
-
-
-def spec_now(module: nn.Module, layer_type: str | None, spec: RopeSpec) -> RopeSpec:
-    """Return what a module's config asks for now; ``spec`` where that is no other of its kind."""
-    try:
-        now = read_spec(module, find(module), layer_type)
-    except SafeRopeError:
-        return spec
-    if spec.rope_type == "dynamic" and now.factor is not None:
-        now = dataclasses.replace(now, rope_type=spec.rope_type)  # the module keeps its own rule
-    return now if (now.rope_type, now.rotary_dim) == (spec.rope_type, spec.rotary_dim) else spec
-
-
-def _table(kind: str, module: nn.Module, spec: RopeSpec, inv_freq: torch.Tensor, bits: Bits) -> Table:
-    divisor = 1.0
-    if divides_positions(module, spec):
-        if kind == "fp32":
-            divisor = spec.factor or 1.0
-        else:
-            inv_freq = spec.inv_freq(bits=bits)
-    table: Table = shared_table(kind, inv_freq, spec.attention_scaling, divisor)  # type: ignore[arg-type]
-    return table
-
-
-def _authoritative(true: torch.Tensor | None, spec: RopeSpec, expected: torch.Tensor) -> torch.Tensor:
-    """Return the true inv_freq; ``expected``, whose bits no CPU changes, where the two are the same.
-
-    Args:
-        true: what the module should hold, where that is known.
-        spec: what its config says.
-        expected: the frequencies of that spec.
-
-    """
-    if true is None or true.shape != expected.shape or true.dtype != torch.float32:
-        return expected
-    if torch.equal(true, expected) or torch.equal(true, spec.inv_freq(bits="machine")):
-        return expected
-    return true.detach().clone()
 
 
 def _shown_rows(cache: RowCache, index: int, device: torch.device) -> torch.Tensor:
