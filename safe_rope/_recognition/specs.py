@@ -95,7 +95,7 @@ def read_spec(module: nn.Module, patch: RopePatch | None, layer_type: str | None
 
 
 def divides_positions(module: nn.Module, spec: RopeSpec) -> bool:
-    """Whether the module divides positions instead of inv_freq, as linear scaling did before 4.43."""
+    """Whether the module divides positions instead of inv_freq, as Llama's linear scaling did before 4.43."""
     return (
         spec.rope_type == "linear"
         and getattr(module, "rope_type", None) is None

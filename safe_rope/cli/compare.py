@@ -17,6 +17,7 @@ from safe_rope.cli.audit import LONGEST, read_positions, require
 
 SCHEMA = "safe_rope.compare/2"
 _HEADER = ("positions", "max ulp", "max rad", "at", "differs from", "beyond from", "module")
+_NAME_WIDTH = 32
 
 
 def _read_number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -91,7 +92,7 @@ def _text(a: str, b: str, found: dict[str, Any], differ: int) -> str:
             grouped(module["at"]),
             grouped(module["first_difference"]),
             grouped(module["first_beyond"]),
-            shortened(module["name"], _NAME),
+            shortened(module["name"], _NAME_WIDTH),
         )
         for module in found["modules"]
     ]
@@ -104,6 +105,3 @@ def _text(a: str, b: str, found: dict[str, Any], differ: int) -> str:
         verdict = f"SAME: {count} of {count} tables within the tolerance"
     left = len(found["not_compared"])
     return "\n".join([*lines, f"{verdict}; {left} not compared" if left else verdict])
-
-
-_NAME = 32

@@ -231,7 +231,7 @@ class StockTable(_Table):
     Args:
         inv_freq: FP32 CPU tensor ``[rotary_dim // 2]``, radians per position.
         attention_scaling: multiplies cos and sin.
-        position_divisor: divides the positions (linear scaling in transformers before 4.48).
+        position_divisor: divides the positions (linear scaling, in Llama before transformers 4.43).
 
     Raises:
         TypeError: inv_freq is no FP32 tensor.
