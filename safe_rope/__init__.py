@@ -17,6 +17,7 @@ What is here:
     integrations     callbacks for transformers' Trainer and for Lightning
     autocast         which parameters may travel in low precision
     constructors     the dtype that was asked for, under deepspeed.zero.Init
+    scan             source in which positions can be rounded: scan
 
     SafeRopeError    the base of every error: ConfigError, DamagedTablesError, IncompatibleVersionError,
                      MissingDependencyError, PrecisionError, UnsupportedModelError
@@ -87,6 +88,7 @@ _SUBMODULES = frozenset(
         "integrations",
         "registry",
         "rotation",
+        "scan",
         "tables",
     }
 )

@@ -68,9 +68,8 @@ class RopePatch:
         for field in ("modules", "rotary_classes", "applications", "methods"):
             value = getattr(self, field)
             if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-                raise ConfigError(
-                    f"RopePatch.{field} must be a tuple of names, got {value!r}; write ({value!r},)"
-                )
+                remedy = f"write ({value!r},)" if isinstance(value, str) else "give each name as a string"
+                raise ConfigError(f"RopePatch.{field} must be a tuple of names, got {value!r}; {remedy}")
         if self.layout not in ("half", "interleaved"):
             raise ConfigError(f'RopePatch.layout must be "half" or "interleaved", got {self.layout!r}')
 

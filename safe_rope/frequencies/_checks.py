@@ -36,7 +36,7 @@ def check(spec: RopeSpec) -> None:
     """
     faults = itertools.chain(_of_type(spec), _of_dimensions(spec), _of_numbers(spec), _of_variants(spec))
     for expected, got, remedy in faults:
-        raise ConfigError(f"expected {expected}, got {got}; {remedy}")
+        raise ConfigError(f"expected {expected}, got {got!r}; {remedy}")
 
 
 Faults = Iterator[tuple[str, object, str]]
@@ -46,22 +46,22 @@ Faults = Iterator[tuple[str, object, str]]
 def _of_type(spec: RopeSpec) -> Faults:
     if spec.rope_type not in ROPE_TYPES:
         remedy = "correct rope_type, or keep this module unprotected"
-        yield f"rope_type to be one of {', '.join(ROPE_TYPES)}", repr(spec.rope_type), remedy
+        yield f"rope_type to be one of {', '.join(ROPE_TYPES)}", spec.rope_type, remedy
     for name in _REQUIRED.get(spec.rope_type, ()):
         if getattr(spec, name) is None:
             remedy = (
                 f"add {name} to the config's rope_scaling or rope_parameters (lengths: to the config itself)"
             )
-            yield f"{name} for rope_type {spec.rope_type!r}", "none", remedy
+            yield f"{name} for rope_type {spec.rope_type!r}", None, remedy
 
 
 def _of_dimensions(spec: RopeSpec) -> Faults:
     if not (isinstance(spec.rotary_dim, int) and spec.rotary_dim > 0 and spec.rotary_dim % 2 == 0):
         remedy = "check head_dim and partial_rotary_factor, or pass rotary_dim"
-        yield "rotary_dim to be a positive even integer", repr(spec.rotary_dim), remedy
+        yield "rotary_dim to be a positive even integer", spec.rotary_dim, remedy
     if not (isinstance(spec.head_dim, int) and spec.head_dim >= spec.rotary_dim):
         expected = f"head_dim to be an integer of at least rotary_dim = {spec.rotary_dim}"
-        yield expected, repr(spec.head_dim), "check head_dim and partial_rotary_factor, or pass head_dim"
+        yield expected, spec.head_dim, "check head_dim and partial_rotary_factor, or pass head_dim"
     if spec.rope_type == "proportional":
         if spec.rotary_dim != spec.head_dim:
             expected = (
@@ -79,7 +79,7 @@ def _of_numbers(spec: RopeSpec) -> Faults:
     for name in ("max_position_embeddings", "original_max_position_embeddings"):
         length = getattr(spec, name)
         if not (length is None or (isinstance(length, int) and length > 0)):
-            yield f"{name} to be a positive integer", repr(length), f"correct {name} in the config"
+            yield f"{name} to be a positive integer", length, f"correct {name} in the config"
     for name in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
         value = getattr(spec, name)
         if not (value is None or (_is_number(value) and value >= 0)):
@@ -87,7 +87,7 @@ def _of_numbers(spec: RopeSpec) -> Faults:
     # longrope's factor is the ratio of two lengths and may be below one: transformers then scales by one.
     factor = 1.0 if spec.factor is None or spec.rope_type == "longrope" else spec.factor
     if not (_is_number(factor) and factor >= 1):
-        yield "factor >= 1", factor, "give the ratio of new to trained length"
+        yield "factor to be a number of at least 1", factor, "give the ratio of new to trained length"
     for name in ("short_factor", "long_factor"):
         values = getattr(spec, name) or ()
         if not all(_is_number(value) and value > 0 for value in values):
@@ -96,13 +96,13 @@ def _of_numbers(spec: RopeSpec) -> Faults:
     if spec.rope_type == "yarn":
         fast, slow = spec.beta_fast or YARN_BETA_FAST, spec.beta_slow or YARN_BETA_SLOW
         if not fast >= slow:
-            yield "beta_fast >= beta_slow", f"{fast} and {slow}", "exchange them, or leave them out (32, 1)"
+            yield "beta_fast >= beta_slow", (fast, slow), "exchange them, or leave them out (32, 1)"
         if spec.rope_theta == 1:
             yield "rope_theta other than 1 for yarn", spec.rope_theta, "correct rope_theta in the config"
     if spec.rope_type == "llama3":
         low, high = spec.low_freq_factor, spec.high_freq_factor
         if not (_is_number(low) and _is_number(high) and 0 < low < high):
-            yield "0 < low_freq_factor < high_freq_factor", f"{low} and {high}", "exchange or correct them"
+            yield "0 < low_freq_factor < high_freq_factor", (low, high), "exchange or correct them"
 
 
 def _of_variants(spec: RopeSpec) -> Faults:
@@ -120,4 +120,4 @@ def _of_variants(spec: RopeSpec) -> Faults:
                 yield f"{name} to have rotary_dim // 2 = {pairs} entries", count, remedy
         if spec.attention_factor is None and spec.factor is None:
             expected = "factor, attention_factor, or max_position_embeddings to derive them from"
-            yield expected, "none", "add one of them to the config"
+            yield expected, None, "add one of them to the config"

@@ -11,7 +11,16 @@ import pytest
 
 import safe_rope
 
-MODULES = ("autocast", "constructors", "frequencies", "integrations", "registry", "rotation", "tables")
+MODULES = (
+    "autocast",
+    "constructors",
+    "frequencies",
+    "integrations",
+    "registry",
+    "rotation",
+    "scan",
+    "tables",
+)
 
 
 def test_dir_has_the_public_names_and_no_others() -> None:

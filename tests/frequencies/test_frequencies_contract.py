@@ -223,9 +223,13 @@ def test_contradiction_is_refused_with_expected_got_and_remedy(name: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "mentioned"),
     [
-        ({"rope_type": "default", "rope_theta": "1e4", "rotary_dim": 64, "head_dim": 64}, "rope_theta"),
+        ({"rope_type": "default", "rope_theta": "1e4", "rotary_dim": 64, "head_dim": 64}, "got '1e4'"),
         ({"rope_type": "default", "rope_theta": 1e4, "rotary_dim": 64.0, "head_dim": 64}, "rotary_dim"),
         ({"rope_type": "linear", "rope_theta": 1e4, "rotary_dim": 64, "head_dim": 64}, "factor"),
+        (
+            {"rope_type": "linear", "rope_theta": 1e4, "rotary_dim": 64, "head_dim": 64, "factor": "2"},
+            "factor to be a number of at least 1, got '2'",
+        ),
     ],
 )
 def test_a_spec_built_by_hand_is_checked_too(arguments: dict[str, Any], mentioned: str) -> None:
