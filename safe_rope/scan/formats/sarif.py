@@ -15,17 +15,17 @@ from urllib.parse import quote_from_bytes
 from safe_rope._base.version import VERSION
 from safe_rope.scan.engine import Diagnostic, Fix, Hit
 from safe_rope.scan.formats.plain import fingerprints
-from safe_rope.scan.rules import RULES
+from safe_rope.scan.rules import RULES, Rule
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
 def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
     """Return a log with one run; files that could not be scanned are notifications of the tool."""
-    rules = sorted({*RULES, *(hit.finding.rule for hit in hits)})
+    rules = list(RULES)
     marked = zip(hits, fingerprints(hits), strict=True)
     results = [_result(hit, rules.index(hit.finding.rule), mark) for hit, mark in marked]
-    driver = {"name": "safe-rope", "semanticVersion": VERSION, "rules": [_rule(rule) for rule in rules]}
+    driver = {"name": "safe-rope", "semanticVersion": VERSION, "rules": [*map(_rule, RULES.values())]}
     notifications = [_notification(error) for error in errors]
     run = {
         "tool": {"driver": driver},
@@ -36,10 +36,7 @@ def render(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
 
-def _rule(rule_id: str) -> dict[str, Any]:
-    rule = RULES.get(rule_id)
-    if rule is None:
-        return {"id": rule_id}
+def _rule(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.id,
         "name": rule.name,

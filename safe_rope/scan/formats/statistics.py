@@ -19,8 +19,7 @@ def table(hits: Iterable[Hit]) -> str:
     for rule, found in sorted(rules.items(), key=lambda item: (-len(item[1]), item[0])):
         severities = Counter(hit.finding.severity for hit in found)
         kinds = ", ".join(f"{severities[kind]} {kind}" for kind in _KINDS if severities[kind])
-        summary = RULES[rule].summary if rule in RULES else ""
-        lines.append(f"{len(found):6}  {rule}  {summary} ({kinds})")
+        lines.append(f"{len(found):6}  {rule}  {RULES[rule].summary} ({kinds})")
         counts = Counter(hit.snippet for hit in found)
         for snippet, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             where = {hit.finding.path for hit in found if hit.snippet == snippet}
