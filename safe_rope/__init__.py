@@ -47,8 +47,8 @@ from safe_rope.errors import (
 )
 
 if TYPE_CHECKING:
-    from safe_rope._audit.model import AuditReport as AuditReport
     from safe_rope._audit.model import audit as audit
+    from safe_rope._audit.report import AuditReport as AuditReport
     from safe_rope._protection import guard as guard
     from safe_rope._protection import protect as protect
     from safe_rope.autocast.engine import initialize as initialize
@@ -77,7 +77,7 @@ _LAZY = {
     "guard": "safe_rope._protection",
     "protect": "safe_rope._protection",
     "audit": "safe_rope._audit.model",
-    "AuditReport": "safe_rope._audit.model",
+    "AuditReport": "safe_rope._audit.report",
     "initialize": "safe_rope.autocast.engine",
 }
 _SUBMODULES = frozenset(

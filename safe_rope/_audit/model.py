@@ -19,7 +19,7 @@ from safe_rope._audit.held import may_be_cast_beside
 from safe_rope._audit.lost_counts import add_lost_counts
 from safe_rope._audit.module import ModuleAuditor
 from safe_rope._audit.reference import TOLERANCE
-from safe_rope._audit.report import AuditReport, Finding, MeasuredRow, ModuleAudit
+from safe_rope._audit.report import AuditReport
 from safe_rope._audit.torchs import add_rounded
 from safe_rope._audit.wrappers import compute_dtypes, pending_casts, unwrapped
 from safe_rope._base.text import class_name
@@ -35,8 +35,6 @@ from safe_rope.errors import ConfigError, UnsupportedModelError
 from safe_rope.registry import find
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["AuditReport", "Finding", "MeasuredRow", "ModuleAudit", "audit"]
 
 
 def audit(model: nn.Module, positions: Iterable[SupportsIndex] | None = None) -> AuditReport:

@@ -7,7 +7,8 @@ import warnings
 from collections import Counter
 from typing import Any, Literal
 
-from safe_rope._audit.model import AuditReport, audit
+from safe_rope._audit.model import audit
+from safe_rope._audit.report import AuditReport
 from safe_rope._base.text import counted
 from safe_rope._protection.report import is_main_rank
 from safe_rope.errors import ConfigError, DamagedTablesError, PrecisionWarning

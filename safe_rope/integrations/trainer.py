@@ -10,7 +10,8 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from safe_rope._audit.model import AuditReport, audit
+from safe_rope._audit.model import audit
+from safe_rope._audit.report import AuditReport
 from safe_rope.integrations.checked import Checked
 
 if TYPE_CHECKING:

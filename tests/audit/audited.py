@@ -8,7 +8,7 @@ import torch
 from rotary_models import LENGTH, first_rotary, rotary_modules
 from torch import nn
 
-from safe_rope._audit.model import Finding
+from safe_rope._audit.report import Finding
 
 
 def of(report: Any, what: str, severity: str = "damaged") -> list[Finding]:
