@@ -53,7 +53,7 @@ _MOVED = 0.5
 _INTERCEPTED = "constructor intercepted or default dtype"
 
 
-def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | None] = ()) -> Explanation:
+def explain_table(actual: Tensor, expected: Tensor, replays: Iterable[Tensor | None]) -> Explanation:
     """Say how ``actual``, a damaged table on CPU, came from ``expected``, FP32 of the same shape.
 
     ``replays``: what its constructor makes of it under each of the conditions that damage tables.

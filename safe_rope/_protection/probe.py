@@ -70,7 +70,7 @@ def full_state(
     *,
     tables: str,
     apply: str,
-    inv_freq: Bits = "checkpoint",
+    inv_freq: Bits,
 ) -> RotaryState | None:
     """Return the state that protects ``module`` fully, or None if that would not be the stock computation.
 

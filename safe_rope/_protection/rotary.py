@@ -61,7 +61,7 @@ class RotaryState(Keeper):
         layout: str,
         tables: str,
         apply: str,
-        bits: Bits = "checkpoint",
+        bits: Bits,
     ) -> None:
         super().__init__()
         self.bits = bits
@@ -98,7 +98,7 @@ class RotaryState(Keeper):
         *,
         tables: str,
         apply: str,
-        true: Mapping[str, torch.Tensor] | None = None,
+        true: Mapping[str, torch.Tensor],
         inv_freq: Bits = "checkpoint",
     ) -> RotaryState:
         """Read the state from a rotary module, changing nothing.
@@ -118,7 +118,6 @@ class RotaryState(Keeper):
             UnsupportedModelError: neither a config nor the usual attributes tell its frequencies.
 
         """
-        true = true or {}
         # What stock FP32 gives on this CPU begins with the frequencies that it computes on this CPU.
         bits: Bits = "machine" if tables == "fp32" else inv_freq
         sets = read_sets(module, patch, true, tables, bits)

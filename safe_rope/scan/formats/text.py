@@ -32,7 +32,7 @@ def render(hits: Sequence[Hit], *, colored: bool, width: int | None = None) -> s
     return "".join(_finding(hit, width or _PIPED_WIDTH, style) for hit in hits)
 
 
-def for_stdout(hits: Sequence[Hit], errors: Sequence[Diagnostic] = ()) -> str:
+def for_stdout(hits: Sequence[Hit], errors: Sequence[Diagnostic]) -> str:
     """Return the findings as text in the colours and the width that stdout takes; errors go to stderr."""
     if not sys.stdout.isatty():
         return render(hits, colored=bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR"))
