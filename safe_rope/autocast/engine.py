@@ -13,7 +13,7 @@ from torch import nn
 
 from safe_rope._base.functions import signature_of
 from safe_rope.autocast import _deepspeed, arrival, gather3, gather12, losses, preflight, reads
-from safe_rope.autocast.safety import agreement, choose_parameters, full_shape
+from safe_rope.autocast.safety import SafetyReport, agreement, choose_parameters, full_shape, held_by
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 _FP32_BYTES = 4
 _FEW = 0.25
 """The share of elements up to which gradients are reduced in FP32, unless the config says otherwise."""
+_REPLACED = "in modules that DeepSpeed puts in place of those traced, as AutoTP does, and travel as they are"
 _OWN = ("example_inputs", "low_precision_gather")  # arguments of `initialize` that are not DeepSpeed's
 
 Built = tuple[Any, Any, Any, Any]
@@ -108,9 +109,7 @@ def initialize(
         return _plain(arguments)
     safe, report = chosen
     arguments |= {"args": without_config(args), "config": read, "config_params": None}
-    built = _with_autocast(arguments, settings, safe, low_precision_gather)
-    built[0].safety_report = report
-    return built
+    return _with_autocast(arguments, settings, safe, report, low_precision_gather)
 
 
 def in_place_of_deepspeeds(module: Any) -> None:
@@ -166,6 +165,7 @@ def _with_autocast(
     arguments: dict[str, Any],
     settings: AutocastSettings,
     safe: list[nn.Parameter],
+    report: SafetyReport,
     low_precision_gather: bool,
 ) -> Built:
     model, dtype = arguments["model"], settings.dtype
@@ -190,6 +190,7 @@ def _with_autocast(
     bucket_size = _bucket_size(settings, set(map(reduce_dtype, trained)))
     arguments = {**arguments, "config": _for_deepspeed(arguments["config"], bucket_size)}
     _deepspeed.unmark(model.parameters())
+    named, holders = dict(model.named_parameters(remove_duplicate=False)), held_by(model)
     try:
         # ZeRO builds a bucket for each dtype of the marks that it finds.
         _deepspeed.mark([p for p in trained if reduce_dtype(p) != p.dtype], reduced)
@@ -199,6 +200,15 @@ def _with_autocast(
         _deepspeed.unmark(model.parameters())
         raise
     engine = built[0]
+    now = held_by(engine.module)
+    moved = {i for i in map(id, safe) if now.get(i, {}).keys() != holders[i].keys()}
+    moved -= {id(p) for p in safe if p.dtype == dtype}  # these travel as they are
+    if moved:
+        names = {name: _REPLACED for name, p in named.items() if id(p) in moved}
+        report = report.without(names, f"{len(names)} parameters are {_REPLACED}")
+        logger.info("%s", report.warnings[-1])
+        safe, low = [p for p in safe if id(p) not in moved], low - moved
+    engine.safety_report = report
     _deepspeed.unmark(trained)
     _deepspeed.mark(safe, dtype)  # ZeRO 3 reads the marks at each gather
     _deepspeed.reduce_in(engine.optimizer, reduce_dtype)

@@ -333,7 +333,42 @@ def experts() -> Any:
     return found
 
 
-PARTS = (merged, checkpoints, universal, experts, ulysses, pipeline)
+def tensor_parallel() -> Any:
+    """AutoTP, which adds biases in FP32, beside the same without the section; which biases are safe."""
+    import deepspeed
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    llama = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, mlp_bias=True)
+    asked = config(2, tensor_parallel={"autotp_size": 2})
+    found: list[Any] = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(llama)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(parameter, std=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if ours:
+            engine = initialize(model=model, optimizer=optimizer, config=asked)
+            found.append(sorted(name for name in engine.safety_report.safe if name.endswith("bias")))
+        else:
+            asked = {key: value for key, value in asked.items() if key != "torch_autocast"}
+            engine = deepspeed.initialize(model=model, optimizer=optimizer, config=asked)[0]
+        losses = []
+        for step in range(3):
+            ids = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(step))
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not ours):
+                loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(float(loss.detach()))
+        engine.destroy()
+        found.append(losses)
+    return found
+
+
+PARTS = (merged, checkpoints, universal, experts, ulysses, pipeline, tensor_parallel)
 
 
 def run(

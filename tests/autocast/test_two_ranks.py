@@ -46,7 +46,7 @@ EVERY_DAY: dict[str, Any] = {
         ],
     },
     "features": {
-        "parts": ["merged", "checkpoints", "experts", "ulysses", "pipeline"],
+        "parts": ["merged", "checkpoints", "experts", "ulysses", "pipeline", "tensor_parallel"],
         "names": [
             *("offloaded optimizer and parameters, ZeRO 3", "uneven last batch, ZeRO 2"),
             *("edited under GatheredParameters", "adapters on a low base, ZeRO 2", "low weights, ZeRO 1"),
@@ -152,6 +152,10 @@ def assert_features_equal_ddp(both: list[Any]) -> None:
             if name in seen:
                 for value, truth in zip(*seen[name][:2], strict=True):
                     assert abs(value - truth) <= bound, (name, seen[name])
+        if "tensor_parallel" in seen:
+            safe, ours, plain = seen["tensor_parallel"]
+            assert not safe
+            assert ours == plain
         assert "bfloat16" not in seen.get("ulysses", [[], [], []])[2], seen["ulysses"]
         for stage, one in seen.get("checkpoints", {}).items():
             assert all(one.values()), (stage, one)

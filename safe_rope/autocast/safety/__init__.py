@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from safe_rope.autocast.safety.choose import choose_parameters
 from safe_rope.autocast.safety.derive import derive_safe_parameters
-from safe_rope.autocast.safety.parameters import full_shape
+from safe_rope.autocast.safety.parameters import full_shape, held_by
 from safe_rope.autocast.safety.ranks import agreement
 from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
 
@@ -15,4 +15,5 @@ __all__ = [
     "choose_parameters",
     "derive_safe_parameters",
     "full_shape",
+    "held_by",
 ]

@@ -43,6 +43,15 @@ def shared_parameters(model: nn.Module) -> list[Shared]:
     return [group for index, group in enumerate(groups) if index not in joined]
 
 
+def held_by(model: nn.Module) -> dict[int, dict[int, nn.Module]]:
+    """Return the modules that hold each parameter of ``model`` themselves, all by their ids."""
+    held: dict[int, dict[int, nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            held.setdefault(id(parameter), {})[id(module)] = module
+    return held
+
+
 def storage_of(tensor: Tensor) -> Any:
     """Return the tensor's storage; None for a wrapper of other tensors."""
     try:

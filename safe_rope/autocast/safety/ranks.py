@@ -13,12 +13,11 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from safe_rope._base.text import counted
 from safe_rope._base.torch_private import default_store
-from safe_rope.autocast.safety.report import ParameterSafety, SafetyReport
+from safe_rope.autocast.safety.report import SafetyReport
 from safe_rope.errors import ConfigError, PrecisionWarning
 
 Agree = Callable[[SafetyReport], SafetyReport]
@@ -116,15 +115,7 @@ def _agreed(report: SafetyReport, talk: _Talk) -> SafetyReport:
         "input, pass example_inputs that take every path"
     )
     warnings.warn(text, PrecisionWarning, stacklevel=5)
-
-    def unsafe(entry: ParameterSafety) -> ParameterSafety:
-        if not entry.safe or entry.name not in differing:
-            return entry
-        return replace(entry, safe=False, reason=differing[entry.name])
-
-    return replace(
-        report, parameters=tuple(map(unsafe, report.parameters)), warnings=(*report.warnings, text)
-    )
+    return report.without(differing, text)
 
 
 def _merged(said: dict[int, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from safe_rope._base.text import Report, aligned, shortened, wrapped
@@ -63,6 +63,17 @@ class SafetyReport(Report):
         counted = self._distinct()
         total = sum(entry.numel for entry in counted)
         return sum(entry.numel for entry in counted if entry.safe) / total if total else 0.0
+
+    def without(self, reasons: Mapping[str, str], warning: str) -> SafetyReport:
+        """Return the report with the parameters named in ``reasons`` unsafe, and one more warning."""
+
+        def unsafe(entry: ParameterSafety) -> ParameterSafety:
+            if not entry.safe or entry.name not in reasons:
+                return entry
+            return replace(entry, safe=False, reason=reasons[entry.name])
+
+        parameters = tuple(map(unsafe, self.parameters))
+        return replace(self, parameters=parameters, warnings=(*self.warnings, warning))
 
     def _distinct(self) -> list[ParameterSafety]:
         seen: set[str] = set()
