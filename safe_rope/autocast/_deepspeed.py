@@ -285,6 +285,17 @@ def replaced_gather(gather: Callable[..., Any]) -> contextlib.AbstractContextMan
     return meanwhile(module, **{_GATHER: functools.partial(gather, getattr(module, _GATHER))})
 
 
+def detach_weights(optimizer: Any) -> None:
+    """Take the flat weights of a ZeRO 1 or 2 ``optimizer`` out of the graph that they were made in.
+
+    Releases 0.18.7 to 0.18.9 flatten the parameters themselves where memory allows. A gather writes into the
+    result, which autograd refuses.
+    """
+    flat = getattr(optimizer, "bit16_groups_flat", [])
+    for tensors in (flat, *getattr(optimizer, "parallel_partitioned_bit16_groups", [])):
+        tensors[:] = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+
+
 def gather_groups(optimizer: Any) -> None:
     """Gather the weights of a ZeRO 1 or 2 optimizer as DeepSpeed does, in FP32."""
     getattr(_gather_module(), _GATHER)(

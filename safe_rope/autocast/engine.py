@@ -215,6 +215,7 @@ def _with_autocast(
     if settings.stage == 1:
         arrival.send_all(engine.optimizer)
     if settings.stage in (1, 2):
+        _deepspeed.detach_weights(engine.optimizer)
         arrival.send_all_coalesced(engine)
     _gather_low(engine, safe, settings, low_precision_gather)
     if dtype == torch.float16 and (settings.stage == 0 or hasattr(engine.optimizer, "loss_scaler")):

@@ -38,13 +38,11 @@ _OVERWRITTEN = "lets each micro-batch's gradient overwrite the last one's"
 _WRONG = "gets gradients wrong by up to their own size"
 _PLAIN = f"set overlap_comm to false and contiguous_gradients to true, or {_NEWER}"
 _TWICE = "divides by the accumulation steps twice (ZeRO 0), or keeps the last micro-batch only"
-_GATHER = "fails in the all-gather after the step"
 
 FAULTS = (
     Fault("0.17.6", "0.18.2", (2,), _OVERWRITTEN, _NO_STEPS, accumulation=True),
     Fault("0.17.6", "0.18.2", (1,), _WRONG, _PLAIN, accumulation=True, overlap=True),
     Fault("0.18.3", "0.18.3", (0, 1, 2), _TWICE, _NO_STEPS, accumulation=True),
-    Fault("0.18.9", "0.18.9", (1, 2), _GATHER, f"{_NEWER}, or zero_optimization.stage 3"),
 )
 
 

@@ -157,8 +157,7 @@ def test_a_deepspeed_without_the_feature_refuses_the_section(has_autocast: bool)
         ("0.18.3", 0, 2, True),
         ("0.18.3", 3, 2, False),
         ("0.18.3", 2, 1, False),
-        ("0.18.9", 2, 1, True),
-        ("0.18.9", 3, 1, False),
+        ("0.18.9", 2, 1, False),
         ("0.18.10", 2, 1, False),
         ("0.19.8+cpu", 2, 2, False),
     ],
@@ -176,6 +175,18 @@ def test_a_known_wrong_release_is_refused(check: Any, monkeypatch: pytest.Monkey
     check(config(gradient_accumulation_steps=2, zero_optimization={"stage": 1}))
     with pytest.raises(ConfigError, match=r"overwrite the last one's: use DeepSpeed 0.19.3 or newer"):
         check(config(gradient_accumulation_steps=2))
+
+
+def test_weights_that_were_flattened_within_a_graph_can_be_gathered_into() -> None:
+    flat = torch.cat([p.view(-1) for p in nn.Linear(3, 3).parameters()])  # as DeepSpeed 0.18.7 to 0.18.9
+    optimizer = types.SimpleNamespace(bit16_groups_flat=[flat])
+    optimizer.parallel_partitioned_bit16_groups = [list(flat.chunk(2))]
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        optimizer.parallel_partitioned_bit16_groups[0][1].copy_(torch.ones(6))
+    _deepspeed.detach_weights(optimizer)
+    optimizer.parallel_partitioned_bit16_groups[0][1].copy_(torch.ones(6))
+    assert torch.equal(optimizer.bit16_groups_flat[0][6:], torch.ones(6))
+    assert optimizer.bit16_groups_flat[0].data_ptr() == flat.data_ptr()
 
 
 def test_a_hook_point_that_deepspeed_lacks_is_named_with_the_release() -> None:
