@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from safe_rope._base.functions import signature_of
+from safe_rope._base.text import counted
 from safe_rope.autocast import _deepspeed, arrival, gather3, gather12, losses, preflight, reads
 from safe_rope.autocast.safety import SafetyReport, agreement, choose_parameters, full_shape, held_by
 from safe_rope.autocast.settings import SECTION, AutocastSettings, find_config, read_config, without_config
@@ -22,7 +23,7 @@ TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 _FP32_BYTES = 4
 _FEW = 0.25
 """The share of elements up to which gradients are reduced in FP32, unless the config says otherwise."""
-_REPLACED = "in modules that DeepSpeed puts in place of those traced, as AutoTP does, and travel as they are"
+_REPLACED = "in a module that DeepSpeed has put in place of the one traced, as AutoTP does"
 _OWN = ("example_inputs", "low_precision_gather")  # arguments of `initialize` that are not DeepSpeed's
 
 Built = tuple[Any, Any, Any, Any]
@@ -205,8 +206,9 @@ def _with_autocast(
     moved -= {id(p) for p in safe if p.dtype == dtype}  # these travel as they are
     if moved:
         names = {name: _REPLACED for name, p in named.items() if id(p) in moved}
-        report = report.without(names, f"{len(names)} parameters are {_REPLACED}")
-        logger.info("%s", report.warnings[-1])
+        told = f"what is {_REPLACED}, travels in its own dtype: {counted(len(names), 'parameter')}"
+        report = report.without(names, told)
+        logger.info("%s", told)
         safe, low = [p for p in safe if id(p) not in moved], low - moved
     engine.safety_report = report
     _deepspeed.unmark(trained)
