@@ -29,6 +29,7 @@ from safe_rope._audit.kept import shown_by_calls
 from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
+from safe_rope._audit.rotated import turned_by
 from safe_rope._audit.tables import Difference, Held, aligned, damaged_in_itself, difference, is_replayed
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
@@ -144,6 +145,8 @@ class ModuleAuditor:
             for layer_type in layer_types(self.module):
                 for name in self._audit_embedding(layer_type, asked, convention, tables):
                     tables.pop(name, None)
+        elif tables and (turned := turned_by(self.module, (t.actual for t in tables.values()), asked)):
+            self.report.tables[self.table_name(None)] = turned
         if self._unanswered is not None and told is None:
             self.add("forward", "note", f"what it returns is not measured: {self._unanswered}")
         for held in tables.values():
