@@ -42,6 +42,11 @@ _ANOTHER_CONFIG = (
     "what another config asks for: the config was changed after the module was built, or the module was "
     "given other frequencies"
 )
+_SET_BACK = Explanation(
+    "the frequencies of the trained length, while the module notes a longer sequence (functional_call puts "
+    "buffers back): calls of lengths in between use them until a shorter or a longer one comes",
+    None,
+)
 KEPT_OF_CONFIG = ("rope_type", "original_max_seq_len", "attention_scaling")
 """What rotary modules of transformers keep of their config."""
 
@@ -73,6 +78,7 @@ class EmbeddingAuditor:
         self._cache: Explanation | None = None
         self._slope = 0.0
         self._is_of_another_config = self._was_built_for_another()
+        self._is_read = False  # by some calls, although none was measured
         self.names: set[str] = set()
         """The tables that the config's formula tells all about."""
 
@@ -129,6 +135,9 @@ class EmbeddingAuditor:
             if relative <= TOLERANCE:
                 continue
             explained = explain_table(actual.cpu(), expected, self._owner.reference.replays(name))
+            if self._is_set_back(actual):
+                self._is_read = True
+                explained = _SET_BACK
             if not explained.shown and not is_protected(self._module):
                 explained = self._judged(name, actual, explained)
             off = (
@@ -150,6 +159,18 @@ class EmbeddingAuditor:
             )
             if name == f"{self._reference.prefix}inv_freq":
                 self._inv_freq, self._slope = explained, slope
+
+    def _is_set_back(self, actual: Tensor) -> bool:
+        """Whether these are the trained length's frequencies, and the module notes a longer sequence.
+
+        `torch.func.functional_call` puts buffers back after a call, and leaves other attributes as they are.
+        """
+        reference = self._reference
+        is_dynamic = reference.spec.rope_type == "dynamic" and reference.convention == "positions"
+        if not is_dynamic or is_protected(self._module):
+            return False
+        is_noted = bool(reference.cached_length() > reference.max_position)
+        return is_noted and relative_error(actual, reference.base) <= TOLERANCE
 
     def _judged(self, name: str, actual: Tensor, explained: Explanation) -> Explanation:
         """What is to be said of frequencies whose difference from the config's shows no damage."""
@@ -252,6 +273,8 @@ class EmbeddingAuditor:
 
         Not where the tensor is kept for others to read; nobody reads numbers of one on the meta device.
         """
+        if self._is_read:
+            return
         findings, is_kept = self._owner.findings, self._owner.result.protected
         severity: Severity = "note" if any(self._positions) else "unknown"
         for index, finding in enumerate(findings):

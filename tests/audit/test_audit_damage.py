@@ -52,6 +52,28 @@ def test_a_cast_model_is_damaged(family: str, dtype: torch.dtype, least: float, 
         assert row.phase_error_rad == pytest.approx(longest, rel=1e-3), "whole turns are counted"
 
 
+@pytest.mark.skipif("dynamic" not in rope_types(), reason="this transformers has no such rope type")
+def test_frequencies_that_are_put_back_after_a_long_sequence_are_damaged() -> None:
+    model = build(rope_type="dynamic")
+    rotary, true = first_rotary(model), first_rotary(build(rope_type="dynamic"))
+    positions = torch.arange(3 * LENGTH)[None]
+    buffers = {name: buffer.clone() for name, buffer in rotary.named_buffers()}
+    if has_caches(model):
+        pytest.skip("it takes no positions")
+    torch.func.functional_call(rotary, buffers, (torch.zeros(1, 1, 1, 1), positions))
+    if getattr(rotary, "max_seq_len_cached", 0) <= LENGTH:
+        pytest.skip("it notes no length")
+    report = safe_rope.audit(model)
+    asked = torch.zeros(1, 1, 1, 1), positions[:, : 2 * LENGTH]
+    off = float((rotary(*asked)[0] - true(*asked)[0]).abs().max())
+    assert off > 0.1
+    assert "while the module notes a longer sequence" in of(report, "inv_freq")[0].source
+    rotary(torch.zeros(1, 1, 1, 1), positions[:, :4])
+    assert safe_rope.audit(model).ok
+    rotary(torch.zeros(1, 1, 1, 1), positions)
+    assert safe_rope.audit(model).ok
+
+
 @pytest.mark.parametrize("rope_type", rope_types())
 def test_a_cast_is_found_for_every_rope_type(rope_type: str) -> None:
     report = safe_rope.audit(build(rope_type=rope_type).bfloat16())
