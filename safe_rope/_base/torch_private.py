@@ -338,16 +338,28 @@ def storage_key(tensor: torch.Tensor | torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+def operator(
+    name: str, schema: str, direct: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Decorate a function that is one operator to a compiler.
 
-    ``schema`` is given, for torch 2.4 cannot infer one from postponed annotations.
+    Args:
+        name: of the operator, with its namespace.
+        schema: is given, for torch 2.4 cannot infer one from postponed annotations.
+        direct: kinds of device on which torch calls the function itself. It has no gradient there, and sees
+            to it that its results share no memory with each other or with an argument.
+
     """
 
     def registered(function: Callable[..., Any]) -> CustomOpDef:
         # torch asks whose line this is; `inspect` looks through all modules for a file that it does not know.
         inspect.modulesbyfile[__file__] = __name__
-        return torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
+        defined = torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
+        implement: Callable[..., None] = defined._lib.impl
+        for device in direct:
+            implement(defined._name, function, device)
+            implement(defined._name, torch.library.fallthrough_kernel, f"Autograd{device}")
+        return defined
 
     return registered
 

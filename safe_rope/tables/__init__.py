@@ -117,7 +117,11 @@ def _make_lookup(key: str) -> _Lookup:
 _lookups: _Interned[_Lookup] = _Interned(_make_lookup)
 
 
-@operator("safe_rope::rotary_lookup", "(Tensor position_ids, str key, ScalarType dtype) -> (Tensor, Tensor)")
+@operator(
+    "safe_rope::rotary_lookup",
+    "(Tensor position_ids, str key, ScalarType dtype) -> (Tensor, Tensor)",
+    direct=("CPU", "CUDA"),
+)
 def _rotary_lookup(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     check_arguments(position_ids, dtype)
     cos, sin = _lookups[key](position_ids, dtype)

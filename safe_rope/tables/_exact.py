@@ -74,7 +74,10 @@ class ExactLookup:
         half = self.levels.half
         count = position_ids.numel()
         if 0 < count <= _FEW and position_ids.is_cpu:
-            first, *others = position_ids.reshape(-1).to(torch.int64).tolist()
+            if count == 1:
+                first, others = int(position_ids.item()), []
+            else:
+                first, *others = position_ids.reshape(-1).to(torch.int64).tolist()
             if not others or set(others) == {first}:  # as the sequences of a batch that is decoded
                 rows = self._at(first, dtype).to(dtype, copy=True)
                 if others:

@@ -224,6 +224,12 @@ def test_the_operator_passes_torch_s_own_check(table_class: type[Any]) -> None:
         )
 
 
+def test_torch_calls_the_lookup_itself_where_it_has_no_gradient() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
+    assert all(has_kernel("safe_rope::rotary_lookup", key) for key in keys)
+
+
 def test_meta_positions_give_meta_results() -> None:
     cos, _ = RotaryTable(inverse_frequencies()).lookup(torch.empty((2, 3), dtype=torch.int64, device="meta"))
     assert cos.is_meta
