@@ -54,8 +54,13 @@ class Inductor:
         """Return `torch.cat` of ``parts`` along their last dimension."""
         if not _is_on_cpu(parts[0]):  # no kernel of its own, whose layout nobody asked for
             return self._lowering.pointwise_cat(parts, len(parts[0].get_size()) - 1)
-        kernel = self._lowering.ir.ConcatKernel.create(parts, len(parts[0].get_size()) - 1)
-        return self._lowering.TensorBox(kernel)
+        # Inductor lays what it joins out as "channels last" where the operator that it makes loops of takes
+        # any tensor of one head. Those that follow then read with a stride. One channel has one layout.
+        view, (first, *between, _) = torch.ops.aten.view.default, self.shape(parts[0])
+        ahead = (first, 1, *between[:1], math.prod(between[1:]))
+        parts = [self(view, part, [*ahead, self.shape(part)[-1]]) for part in parts]
+        whole = self._lowering.TensorBox(self._lowering.ir.ConcatKernel.create(parts, len(ahead)))
+        return self(view, whole, [first, *between, self.shape(whole)[-1]])
 
     def product(self, x: Any, other: Any) -> Any:
         """Return the product of two FP32 tensors, rounded before anything is added to it."""

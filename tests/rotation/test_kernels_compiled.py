@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from typing import Any
 
@@ -125,6 +126,24 @@ def test_inside_a_compiled_region_small_states_are_fused_to_the_eager_bits(
     for one, other in zip(results["eager"], results["compiled"], strict=True):
         assert torch.equal(one, other)
     assert bool(calls) == (contract is not None), "a compiler that may contract calls the operator"
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", SMALL_FORMS, ids=lambda form: form.key)
+def test_what_is_rotated_beside_a_single_head_lies_head_by_head(form: Form) -> None:
+    utils = pytest.importorskip("torch._inductor.utils")
+
+    def region(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k = _operator.rotate((q.transpose(1, 2), k.transpose(1, 2)), cos, sin, form)
+        return (q.float() * k.float()).sum(-1)
+
+    states = [torch.randn(1, 1, heads, 20).bfloat16() for heads in (3, 1)]
+    cos, sin = (torch.randn(1, 1, 1, 8 if form.table == "shared" else 16) for _ in range(2))
+    compiled = torch.compile(region, fullgraph=True, options={"fx_graph_cache": False})
+    result, code = utils.run_and_get_code(compiled, *states, cos, sin)
+    assert torch.allclose(result, region(*states, cos, sin))
+    assert "torch.bfloat16" in code[0]
+    assert not re.findall(r"empty_strided_cpu\(.*\b3, .*, 3\), torch.bfloat16", code[0])
 
 
 def test_inside_a_compiled_region_small_states_need_no_kernel_of_their_own(monkeypatch: Any) -> None:
