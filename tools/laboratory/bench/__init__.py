@@ -36,7 +36,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     decoding.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     decoding.add_argument("--threads", type=int, default=1, help="for torch on CPU (default: %(default)s)")
     decoding.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    decoding.add_argument("--again", action="store_true", help="add to the file of --json, as a second run")
+    for name, of in (("again", "a second run"), ("compiled", "of compiled models")):
+        decoding.add_argument(
+            f"--{name}",
+            action="store_const",
+            const=name,
+            dest="add",
+            help=f"add to the file of --json, as {of}",
+        )
     decoding.add_argument("--page", action="store_true", help="run nothing; print the page of the record")
     decoding.add_argument("--only", metavar="NAMES", help="comma-separated model types")
     decoding.add_argument("--batches", default="1,16", help="sequences at a time (default: %(default)s)")

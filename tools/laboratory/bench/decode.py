@@ -100,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
         rows.append({"model_type": name, **found, "here": here(options)})
         say(f"{name}: {found.get('reason', '')} {time.monotonic() - began:.0f} s")
         if options.json:
-            record = json.loads(options.json.read_text(encoding="utf-8")) if options.again else {}
-            record["again" if options.again else "rows"] = rows
+            record = json.loads(options.json.read_text(encoding="utf-8")) if options.add else {}
+            record[options.add or "rows"] = rows
             options.json.write_text(json.dumps(record, indent=1) + "\n")
     return show(rows)
 
