@@ -54,7 +54,7 @@ from safe_rope._recognition.arguments import (
     running,
 )
 from safe_rope._recognition.conditions import Conditions
-from safe_rope._recognition.explained import UNTOLD, is_same
+from safe_rope._recognition.explained import UNMADE, UNTOLD, is_same
 from safe_rope._recognition.holdings import entries, get_table, set_table
 from safe_rope._recognition.integers import may_be_moved
 from safe_rope._recognition.rebuild import rebuilding
@@ -364,8 +364,10 @@ class ConstructionWatch:
         above = None if parent is None or is_torchs(parent) else stock_class(parent)
         reference = Reference(again, plain=plain, early=early, above=above)
         result = prepare(module, reference, around, self._options)
-        if not isinstance(result, Protection) and (owned := self._above.reference(module)) is not None:
-            result = prepare(module, owned, around, self._options) or result
+        if _tells_nothing(result) and (owned := self._above.reference(module)) is not None:
+            by_owner = prepare(module, owned, around, self._options)
+            if not (by_owner is None or (isinstance(result, Protection) and _tells_nothing(by_owner))):
+                result = by_owner
         moves = again is not None and again.moves
         if isinstance(result, Protection) and result.state and seen and not (result.notes or moves):
             built = {name: value for name, value in entries(module) if isinstance(value, torch.Tensor)}
@@ -462,6 +464,13 @@ def _is_built_alike(module: nn.Module, built: dict[str, torch.Tensor]) -> bool:
         if not table.is_meta and not is_same(current, table):
             return False
     return True
+
+
+def _tells_nothing(result: Protection | Unprotectable | None) -> bool:
+    """Whether a module's own constructor gives no table, or none of those that something has filled."""
+    if not isinstance(result, Protection):
+        return True
+    return result.state is None and not result.pins and UNMADE in result.notes.values()
 
 
 def _is_pinned_to_nothing(module: nn.Module) -> bool:

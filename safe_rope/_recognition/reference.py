@@ -100,7 +100,7 @@ class Again:
         """Whether it makes what ``module`` is: what has moved on between the two shows in its numbers."""
         if self.rebuilt is None or not self.rebuilt.moves:
             return True
-        own, other = vars(module), vars(self.rebuilt.module)
+        own, other = vars(module), vars(self.rebuilt.module) | {"training": None}  # which anybody sets
         return all(
             own[name] == value
             for name, value in other.items()

@@ -88,6 +88,27 @@ class Part(nn.Module):
         return (positions[:, None] * self.inv_freq).cos()
 
 
+class Filled(Part):
+    def fill(self) -> None:
+        self.inv_freq.copy_(BASE ** -(torch.arange(0, 16, 2).float() / 16))
+
+
+class ByAMethod(ByAChild):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        CALLS[0] += 1
+        self.linear = nn.Linear(16, 16)
+        self.part = Filled()
+        self.apply(self._init_weights)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Filled):
+            module.fill()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.part(torch.arange(len(x)))  # type: ignore[no-any-return]
+
+
 def two(cls: type[nn.Module]) -> nn.Module:
     CALLS[0] = 0
     return nn.Sequential(cls(), cls())
@@ -115,3 +136,42 @@ def test_tables_that_follow_a_count_are_kept() -> None:
     model.to(torch.bfloat16)
     assert all(map(torch.equal, tables(model), true))
     assert not session.report.unprotected
+
+
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_what_a_parent_has_a_child_fill_in_16_bits_is_exact(is_cast: bool) -> None:
+    true = tables(ByAMethod())
+    with safe_rope.guard() as session:
+        if is_cast:
+            model = ByAMethod().to(torch.bfloat16)
+        else:
+            with default_dtype(torch.bfloat16):
+                model = ByAMethod()
+    assert all(map(torch.equal, tables(model), true))
+    assert not session.report.unprotected
+    assert safe_rope.audit(model).ok
+
+
+def test_what_a_loader_fills_anew_as_its_parent_does_is_exact() -> None:
+    true = tables(ByAMethod())
+    with safe_rope.guard() as session:
+        with torch.device("meta"), default_dtype(torch.bfloat16):
+            model = ByAMethod()
+        for name, parameter in model.linear.named_parameters():
+            setattr(model.linear, name, nn.Parameter(torch.zeros_like(parameter, device="cpu")))
+        model.part.inv_freq = torch.empty_like(model.part.inv_freq, device="cpu")
+        model.apply(model._init_weights)
+        model.eval()
+    assert all(map(torch.equal, tables(model), true))
+    assert not session.report.unprotected
+    assert safe_rope.audit(model).ok
+
+
+@pytest.mark.filterwarnings("ignore::safe_rope.PrecisionWarning")
+def test_what_is_filled_otherwise_than_by_the_parent_stays() -> None:
+    with safe_rope.guard():
+        with torch.device("meta"):
+            model = ByAMethod()
+        model.part.inv_freq = torch.empty_like(model.part.inv_freq, device="cpu")
+        model.part.inv_freq.copy_(torch.linspace(1.0, 0.25, 8))
+    assert torch.equal(model.part.inv_freq, torch.linspace(1.0, 0.25, 8))
