@@ -346,6 +346,15 @@ def test_an_operation_that_takes_any_dtypes_asks_for_no_company(line: str) -> No
         assert runs(fixed, *how) or not runs(source, *how)
 
 
+@pytest.mark.parametrize("equation", ["i,j->ij", "...i,j->...ij", "i,j->ji", "ai,j->ij"])
+def test_autocast_leaves_an_einsum_that_sums_nothing_of_both_sides(equation: str) -> None:
+    t, w = torch.tensor([0.0, 257.0, 4097.0]), torch.tensor([1.0, 0.73, 0.0123])
+    with torch.autocast("cpu", torch.bfloat16):
+        product = torch.einsum(equation, t[None] if equation.startswith("a") else t, w)
+    outer = t[:, None] * w
+    assert torch.equal(product, outer.T if equation.endswith("ji") else outer)
+
+
 def asks_for_one_dtype(function: Callable[..., object], *given: object) -> bool:
     try:
         function(*given)

@@ -42,7 +42,7 @@ def test_an_example_is_found_in_a_large_file(rule: str, source: str) -> None:
         ("SR007", "m = torch.ones(\n    n,\n)\ny = (\n    m\n    .cumsum(\n        0\n    )\n)"),
         ("SR008", "self.register_buffer(\n    'inv_freq',\n    inv_freq,\n)"),
         ("SR009", "y = slopes.view(\n    n, 1\n).to(\n    torch.bfloat16\n)"),
-        ("SR010", "y = torch.einsum(\n    'i,j->ij',\n    t,\n    self.inv_freq,\n)"),
+        ("SR010", "y = torch.mm(\n    t,\n    self.inv_freq,\n)"),
         ("SR010", "y = (\n    inv_freq\n    @ t\n)"),
         ("SR011", "self.register_buffer(\n    'freqs_cos',\n    c,\n)"),
     ],

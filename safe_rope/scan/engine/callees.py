@@ -74,7 +74,7 @@ class Callees:
         if isinstance(function, ast.Attribute) and _root(full) not in self._imported:
             return self._method(function, place)
         if root.partition(".")[0] in ("torch", "einops"):
-            return name in ANY_DTYPES or name.endswith("_like") or (name == "einsum" and is_outer(call))
+            return name in ANY_DTYPES or name.endswith("_like") or (name == "einsum" and _is_outer(call))
         return None
 
     def given(self, call: Call, place: Place) -> list[Operand]:
@@ -196,8 +196,8 @@ def _packs(scope: Scope) -> bool:
     return arguments.vararg is not None or arguments.kwarg is not None
 
 
-def is_outer(call: Call) -> bool:
-    """Say whether an einsum sums over nothing: only then is it a product of positions and frequencies."""
+def _is_outer(call: Call) -> bool:
+    """Say whether an einsum sums over nothing: torch then multiplies elementwise, whatever the dtypes."""
     equation = call.positional[0].value if call.positional else None
     if not isinstance(equation, ast.Constant) or not isinstance(equation.value, str):
         return False

@@ -16,13 +16,12 @@ _FOREIGN = re.compile(rb"(?:\b(?:np|jnp|tf|numpy|mx|cp)|\.(?:long|int)\(\))\.$")
 _RESHAPED = rb"(?:\[[^\]\n]*\]|\.(?:unsqueeze|view|reshape|expand|flatten|to|float|c\w+)\([^()\n]*\))*"
 _CAST = rb"\.(?:to|type|type_as|half|bfloat16)\((?![\w.]*device\))"
 _IN_COMPANY = (
-    (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|einsum|matmul|bmm|mm\(")),
+    (b"inv_freq", re.compile(rb"register|Buffer|Parameter|@|matmul|bmm|mm\(")),
     (b"inv_freq", re.compile(rb"inv_freq\w*" + _RESHAPED + _CAST)),
     (b"slopes", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"alibi", re.compile(rb"\.(?:to|type\w*|half|bfloat16)\(")),
     (b"position_ids", re.compile(rb"position_ids" + _RESHAPED + _CAST)),
     (b"positions", re.compile(rb"positions" + _RESHAPED + _CAST)),
-    (b"einsum(", re.compile(rb"""einsum\(\s*["'][^"'\n]*["'][^\n]*(?:freq|theta)""")),
     (b"] = math.", re.compile(rb"math\.(?:sin|cos)\(")),
     (b"] = torch.", re.compile(rb"torch\.(?:sin|cos)\(")),
     (b"Buffer(", re.compile(rb"cos|sin|freq")),

@@ -6,8 +6,8 @@ import re
 
 # Tensors of these names hold indices or counts whatever their dtype is called elsewhere.
 INTEGER_TENSORS = re.compile(
-    r"(?:\w+_)?(?:ids?|idxs?|indices|index(?:es)?|[a-z]?labels?|lengths?|lens|seqlens|tokens|positions|top_?ks?|perm"
-    r"|permutation|indptr|cu_\w+)"
+    r"(?:\w+_)?(?:ids?|idxs?|indices|index(?:es)?|[a-z]?labels?|lengths?|lens|seqlens|tokens|positions|input_pos|top_?ks?"
+    r"|perm|permutation|indptr|cu_\w+)"
     r"|(?:\w+_)?(?:idxs?|indices)_\w{1,4}|(?:\w+_)?ids_(?:rm_?pad|unpad|padded|packed|flat|flattened|rolled|shifted)"
     r"|(?:\w+_)?(?:row|chunk|block|page|token|seq)_(?:offsets|starts|ends|slots|ptrs?)"
 )

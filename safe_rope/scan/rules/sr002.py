@@ -57,6 +57,8 @@ RULE = Rule(
         "    return torch.arange(n.max(), dtype=n.dtype)\n",
         "import torch\ndef f(position_ids_rmpad, n):\n"
         "    return torch.arange(n, dtype=position_ids_rmpad.dtype)\n",
+        "import torch\ndef f(input_pos, n):\n"
+        "    return input_pos[-1] + torch.arange(n, dtype=input_pos.dtype)\n",
         "import torch\nt = torch.arange(len(x), dtype=None)\n",
         "import torch\ndef f(lengths):\n    return lengths.new_tensor(range(9999))\n",
         "import torch\ndef f(x: torch.LongTensor):\n    return torch.arange(9999, dtype=x.dtype)\n",

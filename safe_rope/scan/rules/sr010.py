@@ -5,7 +5,8 @@
 digits. Switching autocast off around it leaves TF32 (a note).
 
 An elementwise product gives the same FP32 bits and neither touches it. The fix is offered where one side
-provably ends in a dimension of one, so that the two are the same.
+provably ends in a dimension of one, so that the two are the same. `torch.einsum("i,j->ij", …)` is elementwise
+too, and no finding: torch makes a matrix product only of a sum over what two operands have.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ import ast
 import re
 
 from safe_rope.scan.engine import INVERSE_FREQUENCIES, Call, File, Fix, Place, Report, Site
-from safe_rope.scan.engine.callees import is_outer
 from safe_rope.scan.fixing import fixes
 from safe_rope.scan.rules import messages
 from safe_rope.scan.rules.rule import Rule
 
 # Other things that a number is raised to a grid for.
 _OTHERS = re.compile(r"decay|slope|alibi|window|filter|kernel|pdf|mask", re.IGNORECASE)
-_PRODUCTS = ("torch.matmul", "torch.bmm", "torch.einsum", "torch.mm")
+_PRODUCTS = ("torch.matmul", "torch.bmm", "torch.mm")
 
 
 def check(file: File, site: Site, call: Call | None) -> Report | None:
@@ -29,7 +29,7 @@ def check(file: File, site: Site, call: Call | None) -> Report | None:
     node = site.node
     if call is None:
         operands = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-    elif call.function not in _PRODUCTS or (call.function == "torch.einsum" and not is_outer(call)):
+    elif call.function not in _PRODUCTS:
         return None
     else:
         operands = [item.value for item in call.positional]
@@ -146,23 +146,24 @@ RULE = Rule(
     severity="warning",
     summary="rotary phases as a matrix product, in reach of autocast or TF32",
     explanation=__doc__,
-    functions=("@", "matmul", "bmm", "einsum", "mm"),
+    functions=("@", "matmul", "bmm", "mm"),
     check=check,
     VALID=(
         "import torch\ndef forward(self, t):\n"
         "    return self.inv_freq[None, :, None] * t[:, None, :].float()\n",
         "import torch\ndef forward(self, t):\n    return torch.outer(t, self.inv_freq)\n",
-        "import torch\ndef forward(self, q, k):\n    return torch.einsum('bhid,bhjd->bhij', q, k)\n",
+        "import torch\ndef forward(self, q, k):\n    return torch.matmul(q, k)\n",
         "import torch\ndef f(n, t):\n    slopes = 2.0 ** -torch.arange(1, n).float()\n"
-        "    return torch.einsum('h,i->hi', slopes, t)\n",
+        "    return torch.matmul(slopes[:, None], t[None])\n",
+        "import torch\ndef forward(self, t):\n    return torch.einsum('i,j->ij', t, self.inv_freq)\n",
     ),
     INVALID=(
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        theta = 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d))\n"
         "        self.register_buffer('theta', theta)\n"
         "    def table(self, n):\n        t = torch.arange(n)\n"
-        "        return torch.einsum('i,j->ij', t, self.theta)\n",
-        "import torch\ndef forward(self, t):\n    return torch.einsum('i,j->ij', t, self.inv_freq)\n",
+        "        return torch.matmul(t[:, None], self.theta[None])\n",
+        "import torch\ndef forward(self, t):\n    return torch.mm(t[:, None], self.inv_freq[None])\n",
         "import torch\ndef forward(self, position_ids):\n    inv = self.inv_freq[None, :, None].float()\n"
         "    return (inv @ position_ids[:, None, :].float()).transpose(1, 2)\n",
         "import torch\ndef forward(self, x):\n    with torch.autocast('cuda', enabled=False):\n"
