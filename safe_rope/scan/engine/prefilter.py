@@ -33,7 +33,7 @@ _TENSOR_OF = rb"tensor\(\s*(?:data=)?" + _LISTED
 _RANGE = re.compile(_TENSOR_OF + rb"range\(")
 # A tensor of what is computed of each, within this many characters.
 _COMPUTED_RANGE = re.compile(
-    rb"tensor\(\s*(?:data=)?(?:\[|(?:list|tuple)\().{1,240}?(?: in |, )range\(", re.DOTALL
+    rb"tensor\(\s*(?:data=)?(?:\[|(?:list|tuple|sorted)\().{1,240}?(?: in |, |\()range\(", re.DOTALL
 )
 # How a variable begins to list what is computed, and a power on the line.
 _LISTS = (b".append(", b".extend(", b" += [", b" = [", b" = list(", b" = tuple(")
@@ -41,7 +41,7 @@ _POWER = re.compile(rb"\s*[^\n]{0,160}?(?:\*\*|pow\(|exp\()")
 # A variable that lists a range, and a tensor of what a variable lists.
 _KEPT_RANGE = re.compile(rb"= " + _LISTED + rb"range\(")
 _KEEPS = re.compile(rb"(\w+)(?:: [\w.\[\]]+)? $")
-_OF_VARIABLE = re.compile(_TENSOR_OF + rb"([A-Za-z_]\w*)\s*[,)\]]")
+_OF_VARIABLE = re.compile(_TENSOR_OF + rb"([A-Za-z_]\w*)\s*[,)\]+[]")
 _FACTOR = re.compile(rb"factors?\w*(?:: [\w.]+)? *=\s*\(?\s*\w+\.(?:tensor|full)\(")
 # The function gets another name: calls through that hold no token, so nothing can be passed over.
 _MENTIONED = re.compile(rb" as\b|[,)\n;\]\"']")

@@ -26,13 +26,17 @@ def _items(file: File, node: ast.expr, place: Place, depth: int = 0) -> Iterator
     if depth > _DEPTH:
         return
     match node:
-        case ast.ListComp(elt=made, generators=[ast.comprehension(ifs=[])]):
+        case (
+            ast.ListComp(elt=made)
+            | ast.GeneratorExp(elt=made)
+            | ast.Call(func=ast.Name(id="map"), args=[ast.Lambda(body=made), _])
+        ):
             yield made, place
-        case ast.GeneratorExp(elt=made, generators=[ast.comprehension(ifs=[])]):
-            yield made, place
-        case ast.Call(func=ast.Name(id="map"), args=[ast.Lambda(body=made), _]):
-            yield made, place
-        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]) | ast.List(elts=[ast.Starred(inner)]):
+        case (
+            ast.Call(func=ast.Name(id="list" | "tuple" | "sorted" | "reversed"), args=[inner])
+            | ast.List(elts=[ast.Starred(inner)])
+            | ast.Subscript(value=inner, slice=ast.Slice())
+        ):
             yield from _items(file, inner, place, depth + 1)
         case ast.List(elts=some) if depth:
             yield from ((one, place) for one in some)
@@ -102,9 +106,15 @@ def _is_counted(file: File, node: ast.AST, place: Place) -> bool:
     if not isinstance(node, ast.Name):
         return False
     some = file.names.bindings(node.id, place)
-    loops = [one for one in some if one.how == "item" and isinstance(one.value, ast.Call)]
-    counted = [file.names.qualify(one.value.func, one.place) for one in loops]  # type: ignore[union-attr]
-    return "range" in counted or any(one.how == "lambda" for one in some)
+    return any(one.how == "lambda" or (one.how == "item" and _is_range(file, one)) for one in some)
+
+
+def _is_range(file: File, loop: Binding) -> bool:
+    """Say whether a loop takes the numbers of a range, also enumerated or reversed."""
+    node = loop.value
+    if isinstance(node, ast.Call) and node.args and getattr(node.func, "id", "") in ("enumerate", "reversed"):
+        node = node.args[0]
+    return isinstance(node, ast.Call) and file.names.qualify(node.func, loop.place) == "range"
 
 
 def _is_power_of_two(file: File, node: ast.expr, place: Place) -> bool:

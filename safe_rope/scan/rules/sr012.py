@@ -9,10 +9,10 @@ bfloat16 it is 9984, and its logarithm is off by as much as all frequencies are.
 and that only powers are taken of, is no finding.
 
 An error is a tensor of powers that Python computes, `[base ** (-i / d) for i in range(0, d, 2)]`, where they
-are frequencies or slopes of positions. They may be listed by `append` in a loop or by `map`, too. Raise to an
-int64 `arange` that is cast to float32 instead. It is a warning where the import makes it in float32. Whole
-numbers are no finding. Nor are powers of two whose exponents are divided by powers of two at most, as the
-slopes of 8 heads: bfloat16 may hold them.
+are frequencies or slopes of positions. They may be listed by `append` in a loop or by `map`, and counted by
+`enumerate`, too. Raise to an int64 `arange` that is cast to float32 instead. It is a warning where the import
+makes it in float32. Whole numbers are no finding. Nor are powers of two whose exponents are divided by powers
+of two at most, as the slopes of 8 heads: bfloat16 may hold them.
 """
 
 from __future__ import annotations
@@ -198,6 +198,8 @@ RULE = Rule(
     functions=("tensor", "Tensor", "full", "ones"),
     check=check,
     VALID=(
+        "import torch\ndef inv_freqs(d, base, xs):\n"
+        "    return torch.tensor([base ** (-x / d) for _, x in enumerate(xs)])\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d):\n"
         "        x = torch.arange(0, d, 2).float() * torch.log(torch.tensor(d))\n",
         "import torch\nclass Rotary(torch.nn.Module):\n    def __init__(self):\n        self.scaling = 1.1\n"
@@ -240,6 +242,14 @@ RULE = Rule(
         "    return torch.arange(n)\n",
     ),
     INVALID=(
+        "import torch\ndef inv_freqs(d, base):\n"
+        "    return torch.tensor([base ** (-i / d) for i in range(d) if i % 2 == 0 for _ in range(2)])\n",
+        "import torch\ndef inv_freqs(d, base):\n"
+        "    return torch.tensor([base ** (-2 * k / d) for _, k in enumerate(range(d // 2))])\n",
+        "import torch\ndef inv_freqs(d, base):\n    fs = [base ** (-i / d) for i in reversed(range(d))]\n"
+        "    return torch.tensor(fs[: d // 2])\n",
+        "import torch\ndef inv_freqs(d, base):\n"
+        "    return torch.tensor(sorted([base ** (-i / d) for i in range(d)]))\n",
         "import torch\nclass R(torch.nn.Module):\n    def __init__(self, d, base):\n"
         "        inv_freq = torch.tensor([base ** (-i / d) for i in range(0, d, 2)])\n"
         "        self.register_buffer('inv_freq', inv_freq)\n",
