@@ -33,6 +33,7 @@ from safe_rope._base.torch_private import forget_compiled, is_learned
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.handed_out import note_copied
 from safe_rope._protection.keeper import Keeper
+from safe_rope._protection.shown import show
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.explained import LOST, MADE_LOW, UNKNOWN, is_cast
 from safe_rope._recognition.holdings import get_table
@@ -190,6 +191,7 @@ class PinnedState(Keeper):
         self.adopt(module, name, buffer)
         # No write to an inference tensor is counted.
         self.put(module, name, self.make(module, name, buffer.device) if buffer.is_inference() else buffer)
+        show(module, name)
 
     # ------------------------------------------------------------------ forward
 

@@ -187,19 +187,22 @@ def _run_as_it_is(call: Call) -> Any:
     module, state = call.module, call.state
     if state.code.asks_its_class and not call.watched:
         return on_twin(call, as_it_is)  # whose class is the stock one
-    if not state.pins or call.watched:
+    fills = state.code.stores
+    if call.watched or not (state.pins or fills):
         return call.on(module)
     tables = {name: get_table(module, name) for name in state.pins}
-    fills = state.code.stores and not _does_more(module)
     before = _filled(module) if fills else {}
     result = call.on(module)
     for name, table in tables.items():
         current = get_table(module, name)
         if current is not table and type(current) is torch.Tensor and not current.is_meta:
             state.keep_made(module, name, current)
+    makes_tables = bool(state.pins) and not _does_more(module)
     for name, (buffer, version) in (_filled(module) if fills else {}).items():
         was, written = before.get(name, (None, 0))
-        if name not in state.pins and (was is not buffer or version != written):
+        if name in state.pins or (was is buffer and version == written):
+            continue
+        if makes_tables or state.runner.has_phases(name, buffer):
             state.keep_new(module, name, buffer)
     state.restore(module)
     return result

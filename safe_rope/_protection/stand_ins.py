@@ -29,6 +29,7 @@ from safe_rope._recognition.holdings import get_table, held_by, set_table, take_
 from safe_rope._recognition.leads_back import Back, leads_back
 from safe_rope._recognition.point_back import point_back
 from safe_rope._recognition.reference import stock_class
+from safe_rope._recognition.waves import are_counted_out
 from safe_rope.rotation._cos_sin import CosSin, plain
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Runner:
         self.back: Back | None = None
         self.runs_in_graph = False  # whether Dynamo traces its forward now
         self.shows_in_graph = ""  # how it sees its tables there: "stock", "marked", or as they are
+        self.looked_at: dict[str, int] = {}  # size of what its forward has kept, when it held no phases
         self.threads: list[int] = []  # those in which the module runs, one as often as it has begun
         self._views: dict[str, tuple[torch.Tensor, tuple[Any, ...], torch.Tensor]] = {}
 
@@ -95,6 +97,15 @@ class Runner:
     def learn_of_counts(self, key: Hashable, makes: bool) -> None:
         """Remember whether a call makes counts and nothing else."""
         _remember(self.makes_counts, key, makes)
+
+    def has_phases(self, name: str, buffer: torch.Tensor) -> bool:
+        """Whether its forward has counted out what it keeps; looked at again once there is twice as much."""
+        if buffer.numel() < 2 * self.looked_at.get(name, 0):
+            return False
+        are_phases = are_counted_out(buffer)
+        if not are_phases:
+            self.looked_at[name] = buffer.numel()
+        return are_phases
 
     def view(
         self, name: str, table: torch.Tensor, make: Callable[..., torch.Tensor], *details: Any

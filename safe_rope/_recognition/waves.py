@@ -59,6 +59,25 @@ def is_progression(tensor: torch.Tensor) -> bool:
     return bool((rows > 0).all()) and bool((ratios != 1).all()) and bool(even.all())
 
 
+def are_counted_out(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds positions or phases: along an axis, each goes on by what the one before did."""
+    values = tensor.detach().squeeze()
+    if not values.is_floating_point() or values.is_meta:
+        return False
+    return any(_is_even(values.movedim(i, 0)) for i, n in enumerate(values.shape) if n >= FEWEST_ROWS)
+
+
+def _is_even(rows: torch.Tensor) -> bool:
+    first, last, few = rows[0].double(), rows[-1].double(), rows[:FEWEST_ROWS].double()
+    step, error = (last - first) / (len(rows) - 1), _ROUNDING * torch.maximum(first.abs(), last.abs())
+    for some in (few, rows):  # of most that are none, a few tell
+        counts = torch.arange(len(some), dtype=torch.float64, device=rows.device)
+        line = torch.tensordot(counts, step, dims=0) + first
+        if not bool(step.any()) or not bool(((some - line).abs() <= error).all()):
+            return False
+    return True
+
+
 def are_slopes(tensor: torch.Tensor, error: float = _ROUNDING) -> bool:
     """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything.
 

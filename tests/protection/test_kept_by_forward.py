@@ -170,6 +170,37 @@ class KeptByAHolder(nn.Module):
         return x[..., :16] * self.kept[: x.shape[1]].cos()
 
 
+class KeptBesideWeights(nn.Module):
+    """Makes its phases itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(16, 16)
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 32, 2).float() / 32))
+        self.register_buffer("kept", None, persistent=False)
+
+    def phases(self, count: int) -> torch.Tensor:
+        return torch.outer(torch.arange(count).float(), self.inv_freq)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None or len(self.kept) < x.shape[1]:
+            self.kept = self.phases(x.shape[1])
+        return self.value(x[..., :16]) * self.kept[: x.shape[1]].cos().to(x.dtype)
+
+
+class KeptWithoutATable(KeptBesideWeights):
+    """Makes its frequencies, too, and has no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Identity()
+        del self.inv_freq
+
+    def phases(self, count: int) -> torch.Tensor:
+        inv_freq = 1.0 / 10000 ** (torch.arange(0, 32, 2).float() / 32)
+        return torch.outer(torch.arange(count).float(), inv_freq).view(count, 1, 16).transpose(0, 1)[0]
+
+
 def in_16_bits(model: nn.Module) -> nn.Module:
     return model.to(torch.bfloat16)
 
@@ -186,13 +217,16 @@ AFTER_A_CALL: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("how", ["guard", "protect"])
 @pytest.mark.parametrize("change", AFTER_A_CALL.values(), ids=[*AFTER_A_CALL])
-@pytest.mark.parametrize("make", [KeptAbove, KeptByAHolder])
-def test_what_a_parent_keeps_of_a_call_in_fp32_is_not_rounded(
+@pytest.mark.parametrize("make", [KeptAbove, KeptByAHolder, KeptBesideWeights, KeptWithoutATable])
+def test_phases_that_are_kept_of_a_call_in_fp32_are_not_rounded(
     make: Any, change: Callable[[nn.Module], nn.Module], how: str, inference: bool
 ) -> None:
     torch.manual_seed(0)
     x, true = torch.randn(1, 1000, 32).bfloat16(), make().to(torch.bfloat16).float()
-    true.rope = Phases()
+    if hasattr(true, "rope"):
+        true.rope = Phases()
+    elif hasattr(true, "inv_freq"):
+        true.inv_freq = make().inv_freq
     if how == "guard":
         with safe_rope.guard():
             model = make()
@@ -218,6 +252,59 @@ def test_what_a_parent_keeps_is_a_plain_tensor_in_fp32(make: Any) -> None:
     assert type(model.kept) is torch.Tensor
     assert torch.equal(model.kept, Phases()(300))
     assert model(x).dtype == expected.dtype
+
+
+class ReadsWhatItKeeps(nn.Module):
+    """Takes cosines of phases that a part keeps."""
+
+    def __init__(self, kept: nn.Module) -> None:
+        super().__init__()
+        self.kept = kept
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kept(x) + self.linear(x[..., :16] * self.kept.kept[: x.shape[1]].cos())
+
+
+@pytest.mark.parametrize("make", [KeptBesideWeights, KeptWithoutATable])
+def test_phases_that_are_kept_have_the_stock_dtype_outside(make: Any) -> None:
+    x = torch.randn(1, 300, 32)
+    with safe_rope.guard():
+        model = ReadsWhatItKeeps(make())
+    expected = model(x)
+    got = model.to(torch.bfloat16)(x.bfloat16())
+    assert got.dtype == torch.bfloat16
+    assert (got.float() - expected).abs().max() < 2**-4
+
+
+class KeptActivations(nn.Module):
+    """Keeps keys beside its table, and a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(32, 32)
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 32, 2).float() / 32))
+        self.register_buffer("keys", None, persistent=False)
+        self.register_buffer("mean", torch.zeros(32), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        phases = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq)
+        new = self.key(x) * torch.cat((phases, phases), -1).cos().to(x.dtype)
+        self.keys = new if self.keys is None else torch.cat((self.keys, new), 1)
+        self.mean.lerp_(new.mean((0, 1)), 0.1)
+        return self.keys.sum(1) + self.mean
+
+
+@torch.no_grad()
+def test_activations_that_are_kept_are_as_in_stock() -> None:
+    x, stock = torch.randn(1, 30, 32), KeptActivations()
+    with safe_rope.guard():
+        model = KeptActivations()
+    model.load_state_dict(stock.state_dict())
+    for change in (torch.float32, torch.float32, torch.bfloat16):
+        got, expected = model.to(change)(x.to(change)), stock.to(change)(x.to(change))
+        assert got.dtype == expected.dtype == model.keys.dtype == model.mean.dtype
+        assert (got.float() - expected.float()).abs().max() < (1e-6 if change == torch.float32 else 0.5)
 
 
 def _loaded_from_its_own_file(model: nn.Module, x: torch.Tensor, folder: Path) -> torch.Tensor:
