@@ -224,14 +224,18 @@ class ConstructionWatch:
 
     def note_copy(self, module: nn.Module) -> None:
         """Remember that ``module`` is a copy, which no constructor has built."""
-        if not isinstance(module, ProtectedModule) or _is_pinned_to_nothing(module):
-            self._nothing_yet[module] = Building()
-        building = Building(conditions=Conditions.now(stock_class(module)), thread=threading.get_ident())
-        if isinstance(module, ProtectedModule) and building.counts_low:
-            self._settable[module] = building
         for name, child in module._modules.items():  # registered in the original alone
             if child is not None and child not in self._parents:
                 self._parents[child] = weakref.ref(module), name
+        if is_torchs(module):
+            return
+        if not isinstance(module, ProtectedModule) or _is_pinned_to_nothing(module):
+            self._nothing_yet[module] = Building()
+        building = Building(conditions=Conditions.now(stock_class(module)), thread=threading.get_ident())
+        if isinstance(module, ProtectedModule):
+            self._seen[module] = None
+            if building.counts_low:
+                self._settable[module] = building
 
     def _look_again(self) -> None:
         """Consider what has been filled since, by a parent or by a loader."""

@@ -163,7 +163,7 @@ def _noting_copy(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def setstate(self: nn.Module, state: Any) -> None:
         inner(self, state)
-        if torch.compiler.is_dynamo_compiling() or rebuilding() or is_torchs(self):
+        if torch.compiler.is_dynamo_compiling() or rebuilding():
             return
         watch = watch_of_this_thread()
         if watch is not None:

@@ -360,3 +360,27 @@ def test_a_child_that_is_cast_before_it_is_registered_is_known_as_one_that_is_no
         with safe_rope.guard() as session:
             model = CastsWhatItBuilds(casts=casts)
         assert not session.report.unprotected, model
+
+
+class Turns(nn.Module):
+    """Is given its frequencies."""
+
+    def __init__(self, speeds: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("speeds", speeds)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(x.shape[1]).view(-1, 1) * self.speeds).cos().to(x.dtype)
+
+
+def test_a_copy_of_a_whole_model_is_settled_and_named() -> None:
+    """What fills it past its methods is seen at the end of the guard, before a cast past them."""
+    speeds = 10000.0 ** (-torch.arange(0, 16, 2).float() / 16)
+    with safe_rope.guard() as session:
+        copied = copy.deepcopy(nn.Sequential(nn.Sequential(Turns(torch.ones(8)))))
+        copied[0][0].speeds.copy_(speeds)
+    for buffer in copied.buffers():
+        buffer.data = buffer.data.to(torch.bfloat16)
+    x = torch.zeros(1, 900, 8)
+    assert [found.path for found in session.report.protected] == ["0.0"]
+    assert (copied(x.bfloat16()).float() - Turns(speeds)(x)).abs().max() < 2**-8
