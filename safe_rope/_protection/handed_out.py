@@ -46,8 +46,12 @@ def mark_above(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
             is_plain = type(buffer) is torch.Tensor and buffer in _handed_out
             if buffer is None or not (is_plain or _is_marked(buffer)):
                 continue
-            dtype = sent_by(fn, torch.empty(1, device=buffer.device, dtype=buffer.dtype)).dtype
-            if is_plain and dtype in LOW:
+            sent = sent_by(fn, torch.empty(1, device=buffer.device, dtype=buffer.dtype))
+            dtype = sent.dtype
+            if is_plain and dtype == buffer.dtype and sent.device != buffer.device:
+                module._buffers[name] = own = fn(buffer)  # which stays when it is sent there again
+                _handed_out[own] = None
+            elif is_plain and dtype in LOW:
                 with torch.inference_mode(False):
                     own = buffer.clone() if buffer.is_inference() else buffer
                     module._buffers[name] = CosSin(own, own.dtype, faced=True)

@@ -74,3 +74,43 @@ def test_a_copy_is_where_the_model_is(
     for name in ("cos", "sin"):
         assert getattr(other, name).device == getattr(stock, name).device, name
     torch.testing.assert_close(other(x.to(DEVICE)).cpu(), expected)
+
+
+class Phases(nn.Module):
+    """Phases that somebody else keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 10000.0 ** (-torch.arange(16.0) / 16))
+
+    def forward(self, length: int) -> Tensor:
+        counts = torch.arange(length, dtype=self.inv_freq.dtype, device=self.inv_freq.device)
+        return torch.outer(counts, self.inv_freq)
+
+
+class KeepsPhases(nn.Module):
+    """Keeps, for later calls, what a part of it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = Phases()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("kept", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.rope(x.shape[1])
+        return self.layer(x) * self.kept.cos()
+
+
+@torch.no_grad()
+def test_phases_that_a_parent_keeps_stay_exact_where_they_are_moved_before_a_cast() -> None:
+    x, stock = torch.rand(1, 900, 16), KeepsPhases()
+    with safe_rope.guard():
+        model = KeepsPhases()
+    model.load_state_dict(stock.state_dict())
+    expected = stock(x)
+    model(x)
+    got = model.to(DEVICE).to(torch.bfloat16)(x.to(DEVICE, torch.bfloat16))
+    assert (got.device.type, got.dtype) == (DEVICE, torch.bfloat16)
+    assert (got.cpu().float() - expected).abs().max() < 2**-5
