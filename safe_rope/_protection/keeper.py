@@ -140,6 +140,9 @@ class Keeper:
         if name not in self._placed:  # what comes there next is judged by what was there before
             self._placed[name] = Placed.of(self.made(module, name, learned.device))
 
+    def keep_come(self, module: nn.Module) -> None:
+        """Keep what has come into the module since it was protected, where that may be positions."""
+
     # ------------------------------------------------------------------ keeping
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:

@@ -33,13 +33,14 @@ from safe_rope._base.torch_private import forget_compiled, is_learned
 from safe_rope._protection import running, stand_ins
 from safe_rope._protection.handed_out import note_copied
 from safe_rope._protection.keeper import Keeper
-from safe_rope._protection.shown import show
+from safe_rope._protection.shown import is_shown, show
 from safe_rope._recognition.applications import Applications, How
 from safe_rope._recognition.explained import LOST, MADE_LOW, UNKNOWN, is_cast
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.tables import only_counts, only_makes_positions
+from safe_rope._recognition.waves import are_phasors, oscillates
 from safe_rope.constructors._shadow import shadow_dtype
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._cos_sin import CosSin
@@ -99,6 +100,7 @@ class PinnedState(Keeper):
         self.runner = stand_ins.Runner()
         self.patch: Callable[..., Any] | None = None  # the forward that somebody has put into its class since
         self.marked: dict[str, CosSin] = {}  # tables that an application function takes
+        self.seen = frozenset(name for name, one in module._buffers.items() if one is not None)
 
     @property
     def how(self) -> How | None:
@@ -186,12 +188,24 @@ class PinnedState(Keeper):
         """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""
         if is_learned(buffer):
             return
-        self.pins[name] = Pin(buffer, finished=False)  # phases, for all that is known
+        # Anything else than sines may be phases, for all that is known.
+        self.pins[name] = Pin(buffer, finished=oscillates(buffer) or are_phasors(buffer))
         self.nominal[name] = buffer.dtype
         self.adopt(module, name, buffer)
         # No write to an inference tensor is counted.
         self.put(module, name, self.make(module, name, buffer.device) if buffer.is_inference() else buffer)
         show(module, name)
+        self.is_shown &= is_shown(module, name)
+
+    def keep_come(self, module: nn.Module) -> None:
+        """Keep the buffers that a method, a hook or a parent has put into a mere maker of positions since."""
+        if all([name in self.seen or one is None for name, one in module._buffers.items()]):
+            return
+        if not running.does_more(module):
+            for name, (buffer, _) in running.precise_buffers(module).items():
+                if name not in self.seen and name not in self.pins and name not in self.caches:
+                    self.keep_new(module, name, buffer)
+        self.seen |= {name for name, one in module._buffers.items() if one is not None}
 
     # ------------------------------------------------------------------ forward
 

@@ -388,6 +388,7 @@ class ProtectedModule(_Module):
         # The tables take no part: only where ``fn`` would have put them is asked.
         state = state_of(self)
         mark_above(fn)
+        state.keep_come(self)
         if inspect.unwrap(self._safe_rope_stock._apply) is not inspect.unwrap(nn.Module._apply):
             # An _apply of the class's own may look at the tables, as timm's does to make them anew.
             state.show(self)

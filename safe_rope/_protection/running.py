@@ -34,6 +34,7 @@ from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
 
 _CONTAINERS = (list, dict)
+_PRECISE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside: bool = False) -> Any:
@@ -92,7 +93,7 @@ def run_beside(
     else:
         is_part = threading.get_ident() in module._safe_rope.runner.threads
     has_forward = stock_class(module).forward is not nn.Module.forward
-    is_part |= has_forward and _does_more(module)
+    is_part |= has_forward and does_more(module)
     return called(module, *args, **kwargs) if is_part else run(module, called, args, dict(kwargs), True)
 
 
@@ -129,10 +130,10 @@ def _run(call: Call) -> Any:
     if not low and not (_is_lowered_by_its_call(call) or counts_low(call)):
         with products.noticed(call):
             result = _run_as_it_is(call)
-        if not (call.watched or _does_more(module)):
+        if not (call.watched or does_more(module)):
             note_handed_out(result)
         return result
-    if state.runner.as_stock or _does_more(module):
+    if state.runner.as_stock or does_more(module):
         with products.noticed(call):
             result = in_fp32.run_once(call)
         if state.runner.as_stock:
@@ -187,45 +188,49 @@ def _run_as_it_is(call: Call) -> Any:
     module, state = call.module, call.state
     if state.code.asks_its_class and not call.watched:
         return on_twin(call, as_it_is)  # whose class is the stock one
-    fills = state.code.stores
-    if call.watched or not (state.pins or fills):
+    if call.watched:
         return call.on(module)
+    fills = state.code.stores
     tables = {name: get_table(module, name) for name in state.pins}
-    before = _filled(module) if fills else {}
+    before = precise_buffers(module) if fills else {}
     result = call.on(module)
     for name, table in tables.items():
         current = get_table(module, name)
         if current is not table and type(current) is torch.Tensor and not current.is_meta:
             state.keep_made(module, name, current)
-    makes_tables = bool(state.pins) and not _does_more(module)
-    for name, (buffer, version) in (_filled(module) if fills else {}).items():
+    for name, (buffer, version) in (precise_buffers(module) if fills else {}).items():
         was, written = before.get(name, (None, 0))
         if name in state.pins or (was is buffer and version == written):
             continue
-        if makes_tables or state.runner.has_phases(name, buffer):
+        if (tables and not does_more(module)) or state.runner.has_phases(name, buffer):
             state.keep_new(module, name, buffer)
-    state.restore(module)
+    state.keep_come(module)
+    if state.pins:
+        state.restore(module)
     return result
 
 
-def _filled(module: Any) -> dict[str, tuple[torch.Tensor, int]]:
-    """The buffers in FP32 that are more than a number, and how often somebody has written to each."""
+def precise_buffers(module: Any) -> dict[str, tuple[torch.Tensor, int]]:
+    """The buffers in FP32 or finer that are more than a number, and how often each has been written to."""
     return {
         name: (buffer, 0 if buffer.is_inference() else buffer._version)
         for name, buffer in module._buffers.items()
-        if type(buffer) is torch.Tensor and buffer.dtype == torch.float32 and buffer.numel() > 1
+        if type(buffer) is torch.Tensor
+        and buffer.dtype in _PRECISE
+        and buffer.numel() > 1
+        and not buffer.is_meta
     }
 
 
 def _is_lowered_by_its_call(call: Call) -> bool:
     """Whether the arguments or autocast make something coarser of FP32 tables, in a maker of positions."""
     is_low = call.has_low or products.are_lowered(call) or (call.state.code.counts and bool(call.held_low))
-    if not is_low or _does_more(call.module):
+    if not is_low or does_more(call.module):
         return False
     return call.state.code.computes or any(not pin.finished for pin in call.state.pins.values())
 
 
-def _does_more(module: Any) -> bool:
+def does_more(module: Any) -> bool:
     """Whether a module does more than making positions: it has weights, or is an attention without any."""
     for _ in module.parameters():  # Dynamo before torch 2.8 takes no ``next`` of it
         return True
@@ -255,7 +260,7 @@ def _is_ready(state: Any, names: Any) -> bool:
 def rounded_in_graphs(module: Any) -> list[str]:
     """Names of the frequencies of a pinned module that a graph computes from as the stock model does."""
     state = module._safe_rope
-    if state.how is not None or state.rotates("forward") or not _does_more(module):
+    if state.how is not None or state.rotates("forward") or not does_more(module):
         return []
     return [name for name, pin in state.pins.items() if state.nominal[name] in LOW and not pin.finished]
 
@@ -281,7 +286,7 @@ def _run_in_graph(call: Call) -> Any:
     # Numbers in tensors may be there for their dtype, which nothing else tells then.
     are_numbers = all([state.pins[name].values.numel() == 1 for name in low])
     tells_dtype = once and are_numbers and not any([leaf.dtype in LOW for leaf in call.leaves])
-    if _does_more(module) or is_ready or tells_dtype:
+    if does_more(module) or is_ready or tells_dtype:
         return in_graphs.run_as_stock(call, low)
     if state.code.writes and any(
         [isinstance(one, _CONTAINERS) for one in (*call.args, *call.kwargs.values())]
