@@ -19,6 +19,8 @@ EXACT = 1e-5
 """What tables in FP32 may be off by from sines, phases or rotations."""
 _WIDEST = 512
 """Coordinates that a rotation turns."""
+_MOST_HEADS = 128
+"""Heads that ALiBi's slopes are sought for."""
 _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
 PHASE = 2.0**-20
@@ -79,17 +81,23 @@ def _is_even(rows: torch.Tensor) -> bool:
 
 
 def are_slopes(tensor: torch.Tensor, error: float = _ROUNDING) -> bool:
-    """Whether a tensor holds the slopes of ALiBi for as many heads; other short lists may be anything.
+    """Whether a tensor holds slopes of ALiBi; other short lists may be anything.
 
-    ``error`` is what each may be off by, relatively.
+    They are powers of 2**(-8 / heads), for as many heads, or for more where a rank has a part of them.
+    Where the heads are no power of two, some are those of other heads. ``error`` is what each may be off by,
+    relatively.
     """
     slopes = tensor.detach().squeeze()
     if not slopes.is_floating_point() or slopes.dim() != 1 or len(slopes) < FEWEST_ROWS:
         return False
     slopes = slopes.double()
-    places = torch.arange(1, len(slopes) + 1, dtype=torch.float64, device=tensor.device)
-    true = 2 ** (-8 * places / len(slopes))
-    return bool(((slopes - true).abs() <= error * true).all())
+    if not bool(((slopes > 0) & (slopes < 1)).all()) or len(set(slopes.tolist())) < len(slopes):
+        return False
+    heads = torch.arange(len(slopes), _MOST_HEADS + 1, dtype=torch.float64, device=tensor.device)[:, None]
+    places = (slopes.log2() * heads / -8).round()
+    true = 2 ** (-8 * places / heads)
+    are_powers = ((slopes - true).abs() <= error * true) & (places > 0) & (places <= heads)
+    return bool(are_powers.all(1).any())
 
 
 def rises_or_falls(tensor: torch.Tensor, fewest: int = FEWEST) -> bool:

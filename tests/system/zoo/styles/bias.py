@@ -369,3 +369,17 @@ class FewSlopesFromAList(nn.Module):
         places = torch.arange(x.shape[1])
         away = (places[:, None] - places[None]).abs().float().sqrt()
         return (-away * self.m.float()[:, None, None]).to(x.dtype)
+
+
+@style("bias", "slopes", "literal")
+class SlopesOfARank(nn.Module):
+    """Four of twelve heads' slopes under a name that says nothing, times logarithms of distances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.tensor([2.0 ** (-8 * i / 12) for i in range(1, 13)][4:8]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1])
+        away = torch.log1p((places[:, None] - places[None]).abs().float())
+        return (-away * self.m.float()[:, None, None]).to(x.dtype)
