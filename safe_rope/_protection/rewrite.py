@@ -28,10 +28,11 @@ from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
 from safe_rope._protection.rebound import lead_to_its_class
 from safe_rope._protection.rotary import RotaryState
-from safe_rope._protection.shown import STATE, is_shown, show
+from safe_rope._protection.shown import STATE, is_shown, seen, show
 from safe_rope._protection.traced import is_traced, run_traced, scripted
 from safe_rope._recognition.applications import Applications
 from safe_rope._recognition.explained import LOST
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import calling_convention
 from safe_rope.errors import UnsupportedModelError
@@ -39,6 +40,7 @@ from safe_rope.rotation import _installed
 from safe_rope.rotation._marks import marked
 from safe_rope.tables._rows import checked_once
 
+_COPIES = ("__deepcopy__", "__copy__")
 OF_SKIP_INIT = "_old_apply_of_skip_init_hook"
 """The ``_apply`` that zero.Init puts back into a class, or into one derived from it, after a skip_init."""
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
@@ -188,8 +190,46 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
                     namespace[name] = pinned_attribute(stock, name, of_forward=of_forward)
             if stock.forward is nn.Module.forward and stock.__call__ is not nn.Module.__call__:
                 namespace["__call__"] = pinned_attribute(stock, "__call__", of_forward=False)
+        for name in _COPIES:
+            if callable(getattr(stock, name, None)):
+                namespace[name] = _copying(stock, name)
         protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
     return protected
+
+
+def _copying(stock: Any, name: str) -> Callable[..., Any]:
+    """Return a class's own ``__deepcopy__`` or ``__copy__``, whose copies keep their tables, too."""
+
+    def copied(self: Any, *memo: Any) -> Any:
+        with seen("exact"):
+            other = getattr(stock, name)(self, *memo)
+        if type(other) in (stock, type(self)) and STATE not in vars(other):
+            _take_along(self, other, *memo)
+        return other
+
+    return copied
+
+
+def _take_along(module: Any, other: Any, *memo: Any) -> None:
+    """Protect a copy that an author's own method has made; as stock where its tables have another shape."""
+    state = state_of(module)
+    held: dict[str, Any] = {name: get_table(other, name) for name in state.names(module)}
+    if any(_shape(one) != _shape(get_table(module, name)) for name, one in held.items()):
+        if type(other) is type(module):
+            _become(other, stock_class(module))
+        return
+    by_constructor = type(other) is not type(module)
+    _become(other, type(module))
+    vars(other)[STATE] = copy.deepcopy(state, *memo)
+    if by_constructor:
+        state_of(other).nominal.update({name: t.dtype for name, t in held.items() if t is not None})
+    _acquire(other, state_of(other))
+    state_of(other).settle(other, "", dict.fromkeys(other._buffers))
+    _show_properties(other)
+
+
+def _shape(table: Any) -> Any:
+    return table.shape if isinstance(table, torch.Tensor) else table
 
 
 def _initializer(stock: type[nn.Module]) -> Callable[..., None]:
