@@ -181,6 +181,16 @@ def reduce_in(optimizer: Any, dtype_of: Callable[[nn.Parameter], torch.dtype]) -
         optimizer.get_param_comm_dtype = dtype_of
 
 
+def add_buckets(optimizer: Any, dtypes: Iterable[torch.dtype]) -> None:
+    """Give a ZeRO ``optimizer`` the buckets for gradients reduced in these dtypes that it lacks."""
+    buckets: dict[torch.dtype, Any] = getattr(optimizer, "ipg_buckets", {})
+    for like in list(buckets.values())[:1]:
+        for dtype in set(dtypes) - buckets.keys():
+            buckets[dtype] = type(like)()
+            if isinstance(like.buffer, torch.Tensor):  # ZeRO 3 makes it once, ZeRO 1 and 2 in each backward
+                buckets[dtype].buffer = torch.empty_like(like.buffer, dtype=dtype)
+
+
 # ---- what DeepSpeed takes and can do --------------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ _FP32_BYTES = 4
 _FEW = 0.25
 """The share of elements up to which gradients are reduced in FP32, unless the config says otherwise."""
 _REPLACED = "in a module that DeepSpeed has put in place of the one traced, as AutoTP does"
+_REPLACING = ("tensor_parallel", "expert_parallel")
+"""The sections of the config by which DeepSpeed replaces layers."""
 _OWN = ("example_inputs", "low_precision_gather")  # arguments of `initialize` that are not DeepSpeed's
 
 Built = tuple[Any, Any, Any, Any]
@@ -188,7 +190,10 @@ def _with_autocast(
     def reduce_dtype(parameter: nn.Parameter) -> torch.dtype:
         return reduced if id(parameter) in low else parameter.dtype
 
-    bucket_size = _bucket_size(settings, set(map(reduce_dtype, trained)))
+    kinds = set(map(reduce_dtype, trained))
+    if any(arguments["config"].get(section) for section in _REPLACING):
+        kinds.add(torch.float32)
+    bucket_size = _bucket_size(settings, kinds)
     arguments = {**arguments, "config": _for_deepspeed(arguments["config"], bucket_size)}
     _deepspeed.unmark(model.parameters())
     named, holders = dict(model.named_parameters(remove_duplicate=False)), held_by(model)
@@ -210,6 +215,7 @@ def _with_autocast(
         report = report.without(names, told)
         logger.info("%s", told)
         safe, low = [p for p in safe if id(p) not in moved], low - moved
+        _deepspeed.add_buckets(engine.optimizer, map(reduce_dtype, trained))
     engine.safety_report = report
     _deepspeed.unmark(trained)
     _deepspeed.mark(safe, dtype)  # ZeRO 3 reads the marks at each gather

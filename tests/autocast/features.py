@@ -370,7 +370,47 @@ def tensor_parallel() -> Any:
     return found
 
 
-PARTS = (merged, checkpoints, universal, experts, ulysses, pipeline, tensor_parallel)
+def all_replaced() -> Any:
+    """AutoTP of a model all of whose parameters were safe, beside the same without the section."""
+    import deepspeed
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+
+    from safe_rope.autocast import _deepspeed
+
+    if "partition_config" not in TPTrainingConfig.model_fields:
+        return [[], [], []]  # 0.18.3 takes no plan
+    newest = 3 if _deepspeed.gathers_several_dtypes() else 2  # AutoTP is not for ZeRO 3 before 0.19
+    specs = [
+        {"patterns": [rf"{place}\.weight$"], "partition_type": kind}
+        for place, kind in ((0, "column"), (2, "row"))
+    ]
+    plan = {"partition_config": {"use_default_specs": False, "layer_specs": specs}}
+    found: list[Any] = []
+    for stage, ours in ((2, True), (newest, True), (2, False)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.ReLU(), nn.Linear(32, 16, bias=False))
+        asked = config(stage, tensor_parallel={"autotp_size": 2, **plan})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if ours:
+            inputs = torch.ones(4, 16)
+            engine = initialize(model=model, optimizer=optimizer, config=asked, example_inputs=inputs)
+        else:
+            asked = {key: value for key, value in asked.items() if key != "torch_autocast"}
+            engine = deepspeed.initialize(model=model, optimizer=optimizer, config=asked)[0]
+        assert all(type(layer) is not nn.Linear for layer in engine.module)
+        losses = []
+        for x, y in batches()[:3]:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not ours):
+                loss = squares(engine(x), y)
+            engine.backward(loss)
+            engine.step()
+            losses.append(float(loss.detach()))
+        engine.destroy()
+        found.append(losses)
+    return found
+
+
+PARTS = (merged, checkpoints, universal, experts, ulysses, pipeline, tensor_parallel, all_replaced)
 
 
 def run(

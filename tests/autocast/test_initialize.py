@@ -159,6 +159,24 @@ def test_a_rank_alone_has_its_weights_as_they_are_after_a_step(stage: int) -> No
     assert all(torch.equal(exported[name], masters[name]) for name in masters)
 
 
+class OwnParameters(Regression):
+    """A model whose `parameters` is its own, and takes no arguments."""
+
+    def parameters(self) -> Any:  # type: ignore[override]
+        return (p for p in super().parameters() if p.requires_grad)
+
+
+@pytest.mark.usefixtures("autocast_engine")
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_model_may_have_a_parameters_of_its_own(stage: int) -> None:
+    losses = []
+    for model in (OwnParameters(), Regression()):
+        asked = config(stage, **AUTOCAST)
+        engine, *_ = safe_rope.initialize(model=model, config=asked, example_inputs=BATCH)
+        losses.append([step(engine), step(engine)])
+    assert losses[0] == losses[1]
+
+
 class Heads(nn.Module):
     """Two heads, of which a call uses one."""
 

@@ -46,7 +46,9 @@ EVERY_DAY: dict[str, Any] = {
         ],
     },
     "features": {
-        "parts": ["merged", "checkpoints", "experts", "ulysses", "pipeline", "tensor_parallel"],
+        "parts": [
+            *("merged", "checkpoints", "experts", "ulysses", "pipeline", "tensor_parallel", "all_replaced")
+        ],
         "names": [
             *("offloaded optimizer and parameters, ZeRO 3", "uneven last batch, ZeRO 2"),
             *("edited under GatheredParameters", "adapters on a low base, ZeRO 2", "low weights, ZeRO 1"),
@@ -156,6 +158,9 @@ def assert_features_equal_ddp(both: list[Any]) -> None:
             safe, ours, plain = seen["tensor_parallel"]
             assert not safe
             assert ours == plain
+        if "all_replaced" in seen:
+            zero_2, newest, plain = seen["all_replaced"]
+            assert zero_2 == newest == plain
         assert "bfloat16" not in seen.get("ulysses", [[], [], []])[2], seen["ulysses"]
         for stage, one in seen.get("checkpoints", {}).items():
             assert all(one.values()), (stage, one)

@@ -47,8 +47,9 @@ def held_by(model: nn.Module) -> dict[int, dict[int, nn.Module]]:
     """Return the modules that hold each parameter of ``model`` themselves, all by their ids."""
     held: dict[int, dict[int, nn.Module]] = {}
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            held.setdefault(id(parameter), {})[id(module)] = module
+        for parameter in module._parameters.values():  # a model may have a `parameters` of its own
+            if parameter is not None:
+                held.setdefault(id(parameter), {})[id(module)] = module
     return held
 
 
