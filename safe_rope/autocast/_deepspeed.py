@@ -191,6 +191,15 @@ def add_buckets(optimizer: Any, dtypes: Iterable[torch.dtype]) -> None:
                 buckets[dtype].buffer = torch.empty_like(like.buffer, dtype=dtype)
 
 
+def divide_once(engine: Any) -> None:
+    """Let the stages of a pipeline ``engine`` before its last take the gradients that come back as they are.
+
+    The last stage divides by the accumulation steps. Releases 0.18.5 to 0.18.9 divide in each.
+    """
+    if hasattr(engine, "_scale_wrt_gas") and hasattr(engine, "is_last_stage") and not engine.is_last_stage():
+        engine._scale_wrt_gas = False
+
+
 # ---- what DeepSpeed takes and can do --------------------------------------------------------------------
 
 

@@ -231,6 +231,7 @@ def _with_autocast(
 
         loss_scale.install(engine, settings.stage)
     _autocast_loss(model, dtype)
+    _deepspeed.divide_once(engine)
     reads.watch_surroundings(engine, dtype)
     if settings.stage == 2 or (settings.stage == 1 and getattr(engine.optimizer, "overlap_comm", False)):
         arrival.compare_before_steps(engine.optimizer)

@@ -189,6 +189,18 @@ def test_weights_that_were_flattened_within_a_graph_can_be_gathered_into() -> No
     assert optimizer.bit16_groups_flat[0].data_ptr() == flat.data_ptr()
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_of_a_pipelines_stages_the_last_alone_divides_by_the_accumulation_steps(last: bool) -> None:
+    engine = types.SimpleNamespace(_scale_wrt_gas=True, is_last_stage=lambda: last)  # as in DeepSpeed 0.18.9
+    _deepspeed.divide_once(engine)
+    assert engine._scale_wrt_gas is last
+    others = (types.SimpleNamespace(_scale_wrt_gas=True), types.SimpleNamespace(is_last_stage=lambda: last))
+    for other in others:  # no pipeline, and one of DeepSpeed 0.19.8
+        before = dict(vars(other))
+        _deepspeed.divide_once(other)
+        assert vars(other) == before
+
+
 def test_a_hook_point_that_deepspeed_lacks_is_named_with_the_release() -> None:
     optimizer = types.SimpleNamespace(step=len)
     _deepspeed.around(optimizer, "step", lambda step, batch: step(batch) + 1)
