@@ -207,7 +207,7 @@ def _with_autocast(
         raise
     engine = built[0]
     now = held_by(engine.module)
-    moved = {i for i in map(id, safe) if now.get(i, {}).keys() != holders[i].keys()}
+    moved = {i for i in map(id, safe) if now.get(i, {}).keys() != holders.get(i, {}).keys()}
     moved -= {id(p) for p in safe if p.dtype == dtype}  # these travel as they are
     if moved:
         names = {name: _REPLACED for name, p in named.items() if id(p) in moved}

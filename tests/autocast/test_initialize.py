@@ -166,13 +166,29 @@ class OwnParameters(Regression):
         return (p for p in super().parameters() if p.requires_grad)
 
 
+class OwnNames(Regression):
+    """A model that keeps its layers in a list, and names their parameters itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [vars(self)["_modules"].pop("layers")]
+
+    @property
+    def layers(self) -> nn.Module:
+        return self.kept[0]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kept[0].named_parameters(*args, **kwargs)
+
+
 @pytest.mark.usefixtures("autocast_engine")
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_model_may_have_a_parameters_of_its_own(stage: int) -> None:
+@pytest.mark.parametrize("model", [OwnParameters, OwnNames])
+def test_a_model_may_list_its_parameters_itself(model: type[Regression], stage: int) -> None:
     losses = []
-    for model in (OwnParameters(), Regression()):
+    for kind in (model, Regression):
         asked = config(stage, **AUTOCAST)
-        engine, *_ = safe_rope.initialize(model=model, config=asked, example_inputs=BATCH)
+        engine, *_ = safe_rope.initialize(model=kind(), config=asked, example_inputs=BATCH)
         losses.append([step(engine), step(engine)])
     assert losses[0] == losses[1]
 
