@@ -260,8 +260,11 @@ def in_fp32(module: nn.Module, called: nn.Module) -> nn.Module:
 def _arguments(module: nn.Module, by_name: bool) -> Iterator[tuple[Any, int]]:
     """Yield the ways to call forward, each a function of the dtype to compute in; how many places it has.
 
-    The likeliest come first.
+    The likeliest come first. There is one for a forward that has to be given nothing.
     """
+    if not _required(module):
+        yield functools.partial(values, module, (1, _LONG), _LONG), _LONG
+        return
     tables = [value for _, value in entries(module) if isinstance(value, Tensor)]
     last = [table.shape[-1] for table in tables if table.dim()]
     of_tables = (*(2 * n for n in last if n > 1), *(n for n in last if n > 1))

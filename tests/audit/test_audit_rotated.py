@@ -146,3 +146,16 @@ def test_engine_and_trainer_are_compared(tmp_path: Path) -> None:
     empty = Joined(True, torch.float32)
     empty.cos_sin_cache[:] = torch.nan
     assert is_beyond(empty, halves, 2.0**-7)
+
+
+class Saying(Joined):
+    """Says when it is called, with whatever it is called."""
+
+    def forward(self, *args: Any) -> Any:
+        print("called")
+        return super().forward(*args)
+
+
+def test_what_need_not_be_given_anything_is_asked_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert safe_rope.audit(Saying(True, torch.bfloat16)).ok
+    assert capsys.readouterr().out.split() == ["called"]
