@@ -26,6 +26,7 @@ from safe_rope._audit.embedding import EmbeddingAuditor
 from safe_rope._audit.forward import call, isolated
 from safe_rope._audit.held import KEPT, fill_as_loaded, held_tables
 from safe_rope._audit.kept import shown_by_calls
+from safe_rope._audit.layers import add_layers
 from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
@@ -145,6 +146,7 @@ class ModuleAuditor:
             for layer_type in layer_types(self.module):
                 for name in self._audit_embedding(layer_type, asked, convention, tables):
                     tables.pop(name, None)
+            add_layers(self.report.tables, getattr(self.module, "config", None), f"{self.result.path}:")
         elif tables and (turned := turned_by(self.module, (t.actual for t in tables.values()), asked)):
             self.report.tables[self.table_name(None)] = turned
         if self._unanswered is not None and told is None:

@@ -147,7 +147,7 @@ class AuditReport(Report):
         wrappers: the classes around it, from the outside in: an engine, FSDP, PEFT, a compiled model.
         tables: for each rotary embedding, by its module's path, what ``forward`` returned, or turned q by:
             "positions" int64 CPU ``[n]``, rising, "cos" and "sin" FP32 CPU ``[n, rotary_dim // 2]``, one
-            value of each pair.
+            value of each pair. That of a layer type has "layers" too: the numbers of its layers.
         tolerance: relative to a phase, and absolute for phases below 1 rad.
         findings: what was found, in the order of the modules.
         modules: one entry a module that holds positions, whether something was found or not.

@@ -218,6 +218,9 @@ def test_parameters_for_each_layer_type_are_measured() -> None:
     assert report.ok, str(report)
     embeddings = {(m.path, row.layer_type) for m in report.modules for row in m.rows}
     assert len(embeddings) == 2
+    layers = {name: table["layers"].tolist() for name, table in report.tables.items() if ":" in name}
+    for name, numbers in layers.items():
+        assert numbers == [at for at, one in enumerate(config.layer_types) if name.endswith(f":{one}")]
     damaged = safe_rope.audit(model.bfloat16())
     assert len([f for f in damaged.damaged if f.what.startswith("forward")]) == 2
 

@@ -292,6 +292,71 @@ def test_layers_of_other_names_are_compared_in_the_order_of_their_numbers(tmp_pa
     ]
 
 
+UNTOLD: dict[str, list[int]] = {"rope:full_attention": [], "rope:sliding_attention": []}
+TRAINER = {"rope:full_attention": [2, 5], "rope:sliding_attention": [0, 1, 3, 4]}
+
+
+def with_layers(
+    tmp_path: Path, engine: dict[str, float], layers: dict[str, list[int]] = TRAINER
+) -> tuple[dict[str, bool], list[str]]:
+    """Compare the two layer types of a trainer, which turn by 1 and by 0.5, with modules that turn so fast.
+
+    Returns whether the tables of each pair are the same, and what is not compared.
+    """
+
+    def turning(speed: float) -> dict[str, torch.Tensor]:
+        phases = torch.outer(torch.arange(8).float(), torch.full((4,), speed))
+        return {"positions": torch.arange(8), "cos": phases.cos(), "sin": phases.sin()}
+
+    trainer = {name: turning(speed) for name, speed in zip(layers, (1.0, 0.5), strict=True)}
+    for name, numbers in layers.items():
+        trainer[name] |= {"layers": torch.tensor(numbers)} if numbers else {}
+    sides = [{"name": name, "dump": str(tmp_path / name)} for name in ("trainer", "engine")]
+    save(tmp_path / "trainer", {"": trainer}, "a model")
+    save(tmp_path / "engine", {"": {name: turning(speed) for name, speed in engine.items()}}, "a model")
+    usual = {"positions": (), "longest": None, "tables": "stock", "tolerance": None, "ulp": None}
+    found = compare_sides({"sides": sides, **usual})
+    assert compare_sides({"sides": sides[::-1], **usual})["not_compared"] == found["not_compared"]
+    return {one["name"]: one["first_beyond"] is None for one in found["modules"]}, found["not_compared"]
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("numbers", [(0, 2), (0, 1, 2, 3, 4, 5)])
+def test_modules_of_layers_are_compared_with_the_table_of_their_layer_type(
+    numbers: tuple[int, ...], is_swapped: bool, tmp_path: Path
+) -> None:
+    fast = TRAINER[f"rope:{'sliding' if is_swapped else 'full'}_attention"]
+    engine = {f"layers.{layer}.attn.rope": 1.0 if layer in fast else 0.5 for layer in numbers}
+    same, left = with_layers(tmp_path, engine)
+    assert same == {
+        f"{name} / layers.{layer}.attn.rope": not is_swapped
+        for layer in numbers
+        for name, layers in TRAINER.items()
+        if layer in layers
+    }
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "names", [("rope", "rope_local"), ("a_global_rope", "rope"), ("b_full", "a_sliding")]
+)
+def test_modules_that_say_what_their_layers_see_are_compared_with_that_layer_type(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    for layers in (TRAINER, UNTOLD):
+        same, left = with_layers(tmp_path, dict(zip(names, (1.0, 0.5), strict=True)), layers)
+        assert same == {f"{kind} / {name}": True for kind, name in zip(TRAINER, names, strict=True)}
+        assert left == []
+
+
+def test_what_no_layer_tells_is_named_and_not_compared(tmp_path: Path) -> None:
+    same, left = with_layers(tmp_path, {"layers.0.rope": 0.5})
+    assert same == {"rope:sliding_attention / layers.0.rope": True}
+    assert left == ["nothing tells which tables belong to rope:full_attention of trainer"]
+    with pytest.raises(ConfigError, match=r"belong to layers\.0\.rope, layers\.2\.rope of engine"):
+        with_layers(tmp_path, {"layers.0.rope": 0.5, "layers.2.rope": 1.0}, UNTOLD)
+
+
 def test_a_table_without_a_position_that_others_have_is_named(tmp_path: Path) -> None:
     long, short = (
         {"positions": torch.arange(n), "cos": torch.ones(n, 2), "sin": torch.zeros(n, 2)} for n in (64, 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from torch import Tensor
 
 from safe_rope._audit.command.dump import environment, load
 from safe_rope._audit.command.job import Job
+from safe_rope._audit.command.pairs import paired
 from safe_rope._audit.command.skeleton import Skeleton
+from safe_rope._audit.layers import add_layers
 from safe_rope._audit.model import audit
 from safe_rope._audit.reference import TOLERANCE, angle_between, first_of, sizes
 from safe_rope._audit.report import Tables
-from safe_rope._base.text import counted
 from safe_rope._protection import protect
 from safe_rope.errors import ConfigError, UnsupportedModelError
 
@@ -47,7 +47,9 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
     (first, one), (second, other) = contents
     modules, left = [], _left_over(first, second, sides)
     for group, tables, others in _matched(first, second, sides):
-        for name, a, b in _paired(tables, others, sides):
+        pairs, untold = paired(tables, others, (side["name"] for side in sides))
+        left += untold
+        for name, a, b in pairs:
             title = " ".join(filter(None, (group, name)))
             try:
                 modules.append({"name": title, **_difference(a, b, request, title)})
@@ -55,7 +57,7 @@ def compare_sides(request: dict[str, Any]) -> dict[str, Any]:
                 left.append(str(error))
     if left and not modules:
         raise ConfigError("; ".join(left))
-    return {"modules": modules, "not_compared": left, "environments": [one, other]}
+    return {"modules": modules, "not_compared": [*dict.fromkeys(left)], "environments": [one, other]}
 
 
 def _name_of(model: dict[str, Any]) -> str:
@@ -97,6 +99,7 @@ def _tables(side: dict[str, Any], request: dict[str, Any], held: list[list[int]]
     tables = audit(model, asked).tables
     if not tables:
         raise UnsupportedModelError(f"{side['name']} has no module whose cos and sin can be read")
+    add_layers(tables, skeleton.whole)
     return tables
 
 
@@ -114,27 +117,6 @@ def _matched(
             f"{', '.join(first)}; {', '.join(second)}"
         )
     return [(name, first[name], second[name]) for name in common]
-
-
-def _paired(
-    first: Tables, second: Tables, sides: list[dict[str, Any]]
-) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
-    if len(first) != len(second):
-        raise ConfigError(
-            f"{sides[0]['name']} has {counted(len(first), 'rotary embedding')}, "
-            f"{sides[1]['name']} has {len(second)}: "
-            f"{', '.join(first)}; {', '.join(second)}; compare models of one layout"
-        )
-    pairs = [(name, name) for name in first if name in second]
-    # A dump holds them in the order of their letters.
-    lone = [sorted(side.keys() - dict(pairs).keys(), key=_counted) for side in (first, second)]
-    pairs += zip(*lone, strict=True)
-    return [(a if a == b else f"{a} / {b}", first[a], second[b]) for a, b in pairs]
-
-
-def _counted(name: str) -> list[str | int]:
-    """What to sort a name by so that layer 2 comes before layer 10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
 def _difference(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialized
 from torch import Tensor
 
+from safe_rope._audit.layers import LAYERS
 from safe_rope._audit.report import Tables
 from safe_rope._base.files import write_atomically
 from safe_rope._base.version import installed
@@ -87,7 +88,8 @@ def _in_order(file: Path, name: str, table: dict[str, Tensor]) -> dict[str, Tens
         said = ", ".join(f"{part} {list(one.shape)}" for part, one in sorted(table.items()))
         raise ConfigError(f"{file} holds no whole table for {name}: {said}; write it again")
     order = table["positions"].argsort()
-    return {part: table[part][order] for part in _PARTS}
+    layers = {part: one for part, one in table.items() if part == LAYERS}
+    return {part: table[part][order] for part in _PARTS} | layers
 
 
 def environment(model: str) -> dict[str, str]:

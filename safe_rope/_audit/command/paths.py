@@ -20,6 +20,7 @@ from torch import nn
 from safe_rope._audit.command.dump import save
 from safe_rope._audit.command.job import DTYPES, Job, stage_of
 from safe_rope._audit.command.skeleton import Skeleton
+from safe_rope._audit.layers import add_layers
 from safe_rope._audit.model import audit
 from safe_rope._audit.report import AuditReport, Finding, Where
 from safe_rope._audit.wrappers import unwrapped
@@ -152,7 +153,9 @@ def measure_path(job: Job, material: Material, path: str, kind: str, dump: Path 
         model = unwrapped(loaded)[0]  # paths stay the same whatever the engine
         audits.append((step, audit(model, job.measured(announced))))
     if dump is not None:
-        save(dump, {f"{path} ({kind})": audit(model, job.dumped(announced)).tables}, job.name)
+        tables = audit(model, job.dumped(announced)).tables
+        add_layers(tables, material.skeleton.whole)
+        save(dump, {f"{path} ({kind})": tables}, job.name)
     report = audits[-1][1]
     report.tables = {}  # it is sent to another process
     report.findings = [

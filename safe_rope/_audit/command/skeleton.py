@@ -76,6 +76,7 @@ class Skeleton:
 
     Attributes:
         config: the small config.
+        whole: the one that it was made of.
         announced: max_position_embeddings, or 2048 where nothing says so.
         description: the embedding in words, for the report.
         left_out: what of the model it does not have, in words.
@@ -89,7 +90,7 @@ class Skeleton:
                 text = getattr(whole, "text_config", whole)  # before transformers 4.44
             self.model_type: str = text.model_type
             self.left_out = _left_out(whole, text, content)
-            self.config, self._whole = _shrunk(text), text
+            self.config, self.whole = _shrunk(text), text
         except ConfigError:
             raise
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
@@ -129,7 +130,7 @@ class Skeleton:
         problem: Exception | None = None
         for way in self._ways:
             try:
-                config = _shrunk(self._whole, *way)
+                config = _shrunk(self.whole, *way)
                 if hasattr(config, "validate"):  # transformers 5 does so when a model is saved
                     config.validate()
                 if way.is_wide and not _is_small(auto, config):
