@@ -29,6 +29,7 @@ from safe_rope._audit.kept import shown_by_calls
 from safe_rope._audit.layers import add_layers
 from safe_rope._audit.left import judged
 from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relative_error
+from safe_rope._audit.remade import is_of_others, remade
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.rotated import turned_by
 from safe_rope._audit.tables import Difference, Held, aligned, damaged_in_itself, difference, is_replayed
@@ -356,10 +357,19 @@ class ModuleAuditor:
             found = difference(*pair, finished=held.finished, slack=slack)
             if found.damaged and (wide := self._in_float64(held, slack)) is not None:
                 pair, found = wide
-            if found.damaged:
+            if found.damaged and is_of_others(self.module, self.reference, held, *pair):
+                self._audit_remade(held, plain(actual), slack)
+            elif found.damaged:
                 self._add_damage(held, found, *pair)
             elif not goes_on(plain(actual), expected):
                 self.add(name, "unknown", NOT_CONTINUED, dtype=actual.dtype)
+
+    def _audit_remade(self, held: Held, actual: Tensor, slack: bool) -> None:
+        true = remade(self.module, self.reference, held.name)
+        if true is None or (pair := aligned(actual, true)) is None:
+            self.add(held.name, "unknown", UNTOLD, dtype=actual.dtype)
+        elif (found := difference(*pair, finished=held.finished, slack=slack)).damaged:
+            self._add_damage(held, found, *pair)
 
     def _in_float64(self, held: Held, slack: bool) -> tuple[tuple[Tensor, Tensor], Difference] | None:
         """Return how a table differs from what its constructor makes with float64 as the default dtype.
