@@ -358,18 +358,22 @@ class ModuleAuditor:
             if found.damaged and (wide := self._in_float64(held, slack)) is not None:
                 pair, found = wide
             if found.damaged and is_of_others(self.module, self.reference, held, *pair):
-                self._audit_remade(held, plain(actual), slack)
+                self._audit_remade(held, found, pair, slack)
             elif found.damaged:
                 self._add_damage(held, found, *pair)
             elif not goes_on(plain(actual), expected):
                 self.add(name, "unknown", NOT_CONTINUED, dtype=actual.dtype)
 
-    def _audit_remade(self, held: Held, actual: Tensor, slack: bool) -> None:
+    def _audit_remade(self, held: Held, found: Difference, pair: tuple[Tensor, Tensor], slack: bool) -> None:
         true = remade(self.module, self.reference, held.name)
-        if true is None or (pair := aligned(actual, true)) is None:
-            self.add(held.name, "unknown", UNTOLD, dtype=actual.dtype)
-        elif (found := difference(*pair, finished=held.finished, slack=slack)).damaged:
+        made = None if true is None else aligned(pair[0], true)
+        if made is not None:
+            if (found := difference(*made, finished=held.finished, slack=slack)).damaged:
+                self._add_damage(held, found, *made)
+        elif explain_table(*pair, self.reference.replays(held.name)).certain:
             self._add_damage(held, found, *pair)
+        else:
+            self.add(held.name, "unknown", UNTOLD, dtype=pair[0].dtype)
 
     def _in_float64(self, held: Held, slack: bool) -> tuple[tuple[Tensor, Tensor], Difference] | None:
         """Return how a table differs from what its constructor makes with float64 as the default dtype.
