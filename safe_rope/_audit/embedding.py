@@ -29,6 +29,7 @@ from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
 from safe_rope._protection.rewrite import is_protected
 from safe_rope._recognition.ask import UnansweredError
+from safe_rope._recognition.explained import UNTOLD
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import own_class, stock_class
 from safe_rope._recognition.specs import layer_types, position_buffers
@@ -177,6 +178,10 @@ class EmbeddingAuditor:
         said = damaged_in_itself(name, actual.cpu())
         if said is not None:
             return Explanation(said, explained.where)
+        again = self._owner.reference.again
+        if self._owner.patch is None and again is not None and not again.complete:
+            self._is_of_another_config = True
+            return Explanation(UNTOLD, None, certain=False, shown=False)
         if not (self._is_of_another_config or self._reference.is_of_another_config(actual)):
             return explained
         self._is_of_another_config = True

@@ -103,3 +103,42 @@ def test_where_none_does_nobody_knows_the_arguments(make: Callable[[], nn.Module
     module = make()
     module.cos_sin_cache.zero_()
     assert verdict(module)[0] == "damaged"
+
+
+class Base(nn.Module):
+    """lmdeploy's: positions are divided by a factor."""
+
+    def __init__(self, dim: int, base: int = 10000, scaling_factor: float = 1.0) -> None:
+        super().__init__()
+        self.scaling_factor, self.dim, self.base = scaling_factor, dim, base
+        inv_freq = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        steps = position_ids[:, None, :].float() / self.scaling_factor
+        phases = (self.inv_freq[None, :, None].float() @ steps).transpose(1, 2)
+        angles = torch.cat((phases, phases), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class Stretched(Base):
+    """Divides slow frequencies instead, and keeps neither the factor nor the lengths."""
+
+    def __init__(self, dim: int, base: int = 10000, scaling_factor: float = 1.0, longest: int = 8192) -> None:
+        super().__init__(dim, base, scaling_factor)
+        is_slow = 2 * torch.pi / self.inv_freq > longest
+        self.scaling_factor = 1.0
+        self.register_buffer("inv_freq", torch.where(is_slow, self.inv_freq / scaling_factor, self.inv_freq))
+
+
+def test_frequencies_are_unknown_where_arguments_are_not_kept() -> None:
+    def found(module: nn.Module) -> dict[str, str]:
+        return {one.what: one.severity for one in safe_rope.audit(module).findings if one.severity != "note"}
+
+    assert found(Stretched(DIM)) == {}
+    for longest in (2, 64):
+        assert found(Stretched(DIM, 10000, 8.0, longest)) == {"inv_freq": "unknown", "forward": "unknown"}
+        assert found(Stretched(DIM, 10000, 8.0, longest).to(BF16))["inv_freq"] == "damaged"
+        module = Stretched(DIM, 10000, 8.0, longest)
+        module.inv_freq.zero_()
+        assert found(module)["inv_freq"] == "damaged"
