@@ -15,7 +15,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import constant_in_graphs, pytree
 from safe_rope._protection.calls import Call
 from safe_rope._protection.in_fp32 import as_returned
-from safe_rope._protection.shown import show_in_graph, warn_rounded
+from safe_rope._protection.shown import in_graphs, show_in_graph, warn_rounded
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope.rotation import CosSin, marked
 from safe_rope.rotation._marks import is_dtype_the_mark
@@ -39,13 +39,22 @@ def hides_tensors(*values: Any) -> bool:
 
 def apply_results(call: Call) -> Any:
     """Run a forward whose cos and sin stay in FP32, marked for the application function."""
-    result = call.in_fp32(call.module)
+    result = _in_fp32(call)
     if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
         return CosSin(result)  # phases have to go through cos and sin first
     leaves, structure = pytree.tree_flatten(result)
     stock = pytree.tree_leaves(on_shown(call, "rounded")) if may_run_twice(call) else leaves
     leaves = [_marked(leaf, other) for leaf, other in zip(leaves, stock, strict=True)]
     return pytree.tree_unflatten(leaves, structure)
+
+
+def _in_fp32(call: Call, *, raised: bool = True) -> Any:
+    """Run a call whose results are rounded afterwards: it sees other modules' frequencies as they are."""
+    # No ``finally``, as in `safe_rope._protection.running.run`.
+    before, in_graphs.in_fp32 = in_graphs.in_fp32, True
+    result = call.in_fp32(call.module) if raised else call.on(call.module)
+    in_graphs.in_fp32 = before
+    return result
 
 
 def _marked(leaf: Any, stock: Any) -> Any:
@@ -68,7 +77,7 @@ def run_once(call: Call, low: list[str]) -> Any:
         tell(state.owner, "tables", _given(call, torch.bfloat16))
     # What it keeps of its arguments, or in their dtype, is not to be in FP32.
     keeps = state.code.keeps or call.module._modules
-    result = call.on(call.module) if keeps else call.in_fp32(call.module)
+    result = _in_fp32(call, raised=not keeps)
     nominal = [state.nominal[name] for name in low if state.nominal[name] in LOW]
     dtype = _given(call, nominal[0] if nominal else None)
     if state.code.widens or dtype is None:
@@ -95,7 +104,7 @@ def run_twice(call: Call, low: list[str]) -> Any:
         copies = pytree.tree_map_only(torch.Tensor, torch.clone, (call.args, call.kwargs))
         asked = call.with_arguments(*copies)
     stock = pytree.tree_leaves(on_shown(asked, "stock"))
-    leaves, structure = pytree.tree_flatten(call.in_fp32(call.module))
+    leaves, structure = pytree.tree_flatten(_in_fp32(call))
     if hides_tensors(stock):
         tell(state.owner, "tables", _given(call, torch.bfloat16))
     phase = _phase(call, low)

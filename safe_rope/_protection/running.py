@@ -28,6 +28,7 @@ from safe_rope._protection.calls import Call
 from safe_rope._protection.handed_out import note_handed_out
 from safe_rope._protection.low_counts import counts_low
 from safe_rope._protection.shown import STATE, sees
+from safe_rope._protection.shown import in_graphs as seen_in_graphs
 from safe_rope._protection.stand_ins import as_it_is, marked, marked_anew, on_twin, rounded
 from safe_rope._protection.traced import is_traced, run_traced
 from safe_rope._recognition.holdings import get_table
@@ -49,6 +50,7 @@ def run(module: Any, forward: Callable[..., Any], args: Any, kwargs: Any, beside
         return result
     if state.runner.runs_in_graph:
         state.runner.runs_in_graph, state.runner.shows_in_graph = False, ""  # a graph's forward has raised
+        seen_in_graphs.in_fp32 = False
     call = Call(module, state, forward, args, kwargs, is_watched(), beside)
     first = args[0] if args else next(iter(kwargs.values()), None)
     if not isinstance(first, torch.Tensor) and is_traced((*args, *kwargs.values())):

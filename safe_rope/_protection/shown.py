@@ -39,6 +39,15 @@ class _ThreadState(threading.local):
 _this_thread = _ThreadState()
 
 
+class InGraphs:
+    """What a graph in the making is to know; Dynamo reads nothing of a thread."""
+
+    in_fp32 = False  # whether a module runs whose results are rounded afterwards
+
+
+in_graphs = InGraphs()
+
+
 @contextlib.contextmanager
 def seen(how: Literal["exact", "as stock"]) -> Iterator[None]:
     """Let what this thread runs see plain tables of other modules: exact, or rounded as stock has them."""
@@ -166,14 +175,12 @@ def _seen_in_graph(module: Any, name: str, table: Any) -> Any:
         return show_in_graph(state, name, table, state.runner.shows_in_graph)
     if state.runner.runs_in_graph:
         return table
-    # torch.export runs Python, and Dynamo reads nothing of a thread.
+    # torch.export runs Python.
     how = None if torch.compiler.is_dynamo_compiling() else _this_thread.sees
     nominal = state.nominal[name]
     if pin.finished if how is None else how == "as stock":
         return as_stock_in_graph(state, name, table)
-    # A module that computes from those of another rounds what it returns; a forward that somebody has put
-    # into the module itself does not.
-    if how is not None or nominal not in LOW or "forward" not in module.__dict__:
+    if how is not None or in_graphs.in_fp32 or nominal not in LOW:
         return table
     return CosSin(table, nominal, faced=True, phase=f"{class_name(type(module))}.{name}")
 
