@@ -188,8 +188,10 @@ class PinnedState(Keeper):
         """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""
         if is_learned(buffer):
             return
-        # Anything else than sines may be phases, for all that is known.
-        self.pins[name] = Pin(buffer, finished=oscillates(buffer) or are_phasors(buffer))
+        # Anything else than sines may be phases, for all that is known, and so may what cannot be read.
+        is_hidden = buffer.is_cuda and torch.cuda.is_current_stream_capturing()
+        is_finished = not is_hidden and (oscillates(buffer) or are_phasors(buffer))
+        self.pins[name] = Pin(buffer, finished=is_finished)
         self.nominal[name] = buffer.dtype
         self.adopt(module, name, buffer)
         # No write to an inference tensor is counted.

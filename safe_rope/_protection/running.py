@@ -194,7 +194,10 @@ def _run_as_it_is(call: Call) -> Any:
         return call.on(module)
     fills = state.code.stores
     tables = {name: get_table(module, name) for name in state.pins}
-    before = precise_buffers(module) if fills else {}
+    # No reference: a cache that is made longer leaves its memory at once.
+    before = {
+        n: (weakref.ref(b), version) for n, (b, version) in (precise_buffers(module) if fills else {}).items()
+    }
     result = call.on(module)
     for name, table in tables.items():
         current = get_table(module, name)
@@ -202,7 +205,7 @@ def _run_as_it_is(call: Call) -> Any:
             state.keep_made(module, name, current)
     for name, (buffer, version) in (precise_buffers(module) if fills else {}).items():
         was, written = before.get(name, (None, 0))
-        if name in state.pins or (was is buffer and version == written):
+        if name in state.pins or (was is not None and was() is buffer and version == written):
             continue
         if (tables and not does_more(module)) or state.runner.has_phases(name, buffer):
             state.keep_new(module, name, buffer)

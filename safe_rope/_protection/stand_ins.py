@@ -102,6 +102,8 @@ class Runner:
         """Whether its forward has counted out what it keeps; looked at again once there is twice as much."""
         if buffer.numel() < 2 * self.looked_at.get(name, 0):
             return False
+        if buffer.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # its numbers cannot be read
         are_phases = are_counted_out(buffer)
         if not are_phases:
             self.looked_at[name] = buffer.numel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from safe_rope._base import originals
@@ -25,6 +27,8 @@ _ROUNDING = 2.0**-21
 """Relative: what FP32 numbers of a progression may be off by."""
 PHASE = 2.0**-20
 """What FP32's sines may be off by for each position: eight ulps of a phase."""
+_AT_ONCE = 2**18
+"""Numbers that are compared in FP64 at once."""
 
 
 def has_values(tensor: torch.Tensor) -> bool:
@@ -70,14 +74,41 @@ def are_counted_out(tensor: torch.Tensor) -> bool:
 
 
 def _is_even(rows: torch.Tensor) -> bool:
-    first, last, few = rows[0].double(), rows[-1].double(), rows[:FEWEST_ROWS].double()
-    step, error = (last - first) / (len(rows) - 1), _ROUNDING * torch.maximum(first.abs(), last.abs())
-    for some in (few, rows):  # of most that are none, a few tell
-        counts = torch.arange(len(some), dtype=torch.float64, device=rows.device)
-        line = torch.tensordot(counts, step, dims=0) + first
-        if not bool(step.any()) or not bool(((some - line).abs() <= error).all()):
-            return False
+    if torch.equal(rows[0], rows[-1]):
+        return False
+    corner = (slice(FEWEST),) * (rows.dim() - 1)
+    rows_there = slice(FEWEST_ROWS), *corner
+    few = rows[rows_there]
+    if not _is_on_line(few, few[0], rows[-1][corner], len(rows)):
+        return False  # as most that are none: a few tell, of a cache of any size
+    for part in _parts(rows):
+        size = max(1, _AT_ONCE // max(1, part[0].numel()))
+        for start in range(0, len(rows), size):
+            if not _is_on_line(part[start : start + size], part[0], part[-1], len(rows), start):
+                return False
     return True
+
+
+def _is_on_line(
+    some: torch.Tensor, first: torch.Tensor, last: torch.Tensor, count: int, start: int = 0
+) -> bool:
+    """Whether rows from ``start`` on lie evenly between the first and the last of ``count``."""
+    first, last = first.double(), last.double()
+    counts = torch.arange(start, start + len(some), dtype=torch.float64, device=some.device)
+    line = torch.tensordot(counts, (last - first) / (count - 1), dims=0).add_(first)
+    error = _ROUNDING * torch.maximum(first.abs(), last.abs())
+    return bool((line.sub_(some).abs_() <= error).all())
+
+
+def _parts(rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All rows, in parts of which each row is small."""
+    size = rows[0].numel()
+    if size <= _AT_ONCE:
+        yield rows
+        return
+    axis = max(range(1, rows.dim()), key=rows.size)
+    for part in rows.chunk(-(-size // _AT_ONCE), axis):
+        yield from _parts(part)
 
 
 def are_slopes(tensor: torch.Tensor, error: float = _ROUNDING) -> bool:
