@@ -102,6 +102,8 @@ class Keeper:
         self.awaited: set[str] = set()
         # Tables that somebody has set since it was protected; a set of its own after each change.
         self.adopted: frozenset[str] = frozenset()
+        # What each table held before somebody set it: it may be written there again.
+        self.before: dict[str, torch.Tensor] = {}
         self._placed: dict[str, Placed] = {}
         self._count = -1  # how many tables there were when all of them were right
 
@@ -229,6 +231,7 @@ class Keeper:
             if known.tensor.is_meta and not known.is_untouched(current):
                 self.lose(module, name)
             return
+        values, before = current, self.before.get(name)
         if current.shape == known.tensor.shape:
             true = self.made(module, name, torch.device("cpu"))
             is_written = current is known.tensor and current._version != known.version
@@ -238,18 +241,24 @@ class Keeper:
                 return
             here = current.detach().cpu()
             again = self.replays(name, current.device) if self.replays is not None else ()
-            if any(other is not None and is_damage(here, other) for other in (*self.stock(name), *again)):
+            others = (before, *self.stock(name), *again)
+            if any(other is not None and is_damage(here, other) for other in others):
+                if before is None:
+                    return
+                values = before
+            elif known.tensor.is_meta and not _is_filled(module, name, current):
                 return
-            if known.tensor.is_meta and not _is_filled(module, name, current):
-                return
+            self.before.setdefault(name, true)
         elif is_blank(current):
             return
+        else:
+            self.before.pop(name, None)
         if current is not known.tensor or known.dtype != current.dtype:
             # Inside of zero.Init the stock model has its dtype.
             self.nominal[name] = shadow_dtype(current) or current.dtype
         logger.info("%s.%s: values that were put there on purpose are kept", type(module).__name__, name)
         self._placed.pop(name, None)
-        self.adopt(module, name, current)
+        self.adopt(module, name, values)
 
     def is_in_place(self, name: str, current: torch.Tensor) -> bool:
         """Whether ``current`` is, untouched, what was put in the place of a table, if anything was."""

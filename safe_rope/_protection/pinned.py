@@ -228,7 +228,7 @@ class PinnedState(Keeper):
         duplicate = copy.copy(self)
         duplicate.pins = {name: dataclasses.replace(pin) for name, pin in self.pins.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
-        duplicate.caches = dict(self.caches)
+        duplicate.caches, duplicate.before = dict(self.caches), dict(self.before)
         duplicate._placed, duplicate.marked, duplicate.runner = {}, {}, stand_ins.Runner()
         duplicate.attributes, duplicate.awaited = self._attributes_of_copy(), set(self.awaited)
         return duplicate

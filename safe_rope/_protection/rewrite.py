@@ -108,7 +108,7 @@ def keep_up(module: Any) -> None:
             tables[name] = (values, tables[name][1])
     pinned = PinnedState(module, tables, None if state.apply == "stock" else state.applied)
     pinned.nominal.update({name: dtype for name, dtype in state.nominal.items() if name in tables})
-    pinned.adopted = state.adopted
+    pinned.adopted, pinned.before = state.adopted, state.before
     pinned.notes.update({**state.notes, **dict.fromkeys(state.lost, LOST)})
     _become(module, _protected_class(stock_class(module), PinnedPositions))
     vars(module)[STATE] = pinned

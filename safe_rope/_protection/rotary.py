@@ -321,6 +321,9 @@ class RotaryState(Keeper):
         return self._now
 
     def make(self, module: nn.Module, name: str, device: torch.device) -> torch.Tensor:
+        values = self.overruled.get(name)
+        if values is not None and values.numel():
+            return values.to(device, copy=True)
         return self._now[name](device)
 
     def restore(self, module: nn.Module, device: torch.device | None = None) -> bool:
@@ -369,7 +372,10 @@ class RotaryState(Keeper):
                     frequencies.original = inv_freq
                 self._now = self._pins(module)
                 return
-        self.overruled[name] = values.detach().clone()
+        self.overruled.pop(name, None)
+        known = self.make(module, name, values.device)
+        if known.dtype != values.dtype or not torch.equal(known, values):
+            self.overruled[name] = values.detach().clone()
 
     def yield_to(self, module: nn.Module, name: str, learned: torch.Tensor) -> None:
         super().yield_to(module, name, learned)
@@ -419,6 +425,7 @@ class RotaryState(Keeper):
         duplicate.sets = {key: dataclasses.replace(value) for key, value in self.sets.items()}
         duplicate.nominal, duplicate.notes = dict(self.nominal), dict(self.notes)
         duplicate._placed, duplicate._ahead, duplicate.overruled = {}, {}, dict(self.overruled)
+        duplicate.before = dict(self.before)
         duplicate.attributes = {}
         return duplicate
 
