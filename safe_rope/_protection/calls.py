@@ -57,7 +57,7 @@ class Call:
         """Run the forward on ``module`` in FP32: its arguments, what it holds, dtypes, and no autocast."""
         if torch.compiler.is_dynamo_compiling():
             return self._in_fp32_in_graph(module)
-        with _raised_inside(module):
+        with _raised_inside(module, weights=self.state.how == "results"):
             return self._on_raised(module)
 
     def _on_raised(self, module: nn.Module) -> Any:
@@ -166,13 +166,20 @@ def _may_be_written_to(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _raised_inside(module: nn.Module) -> Iterator[None]:
-    """Have in FP32 what a module holds, which may be there for its dtype, or be a table; dtypes, too."""
+def _raised_inside(module: nn.Module, *, weights: bool) -> Iterator[None]:
+    """Have in FP32 what a module holds, which may be there for its dtype, or be a table; dtypes, too.
+
+    ``weights``: its own ones too, with their gradients.
+    """
     raised: list[tuple[dict[str, Any], str, Any, Any, int]] = []
-    places: tuple[dict[str, Any], ...] = module._buffers, vars(module)
+    parameters: Any = module._parameters
+    trained: dict[str, Any] = {}
+    if weights and any(_is_of_low(weight) for weight in parameters.values()):
+        trained = vars(module)["_parameters"] = dict(parameters)  # the module shares its own with a stand-in
+    places: tuple[dict[str, Any], ...] = module._buffers, vars(module), trained
     for place in places:
         for name, own in list(place.items()):
-            if not _is_low(own):
+            if not (_is_of_low(own) if place is trained else _is_low(own)):
                 continue
             is_dtype = isinstance(own, torch.dtype)
             with torch.inference_mode(False):
@@ -187,7 +194,15 @@ def _raised_inside(module: nn.Module) -> Iterator[None]:
                 continue  # the forward has put something else there
             place[name] = own
             if isinstance(now, torch.Tensor) and version_of(now) > version:
-                own.copy_(now)
+                with torch.set_grad_enabled(torch.is_grad_enabled() and place is not trained):
+                    own.copy_(now)
+        if trained:
+            parameters.update(trained)
+            vars(module)["_parameters"] = parameters
+
+
+def _is_of_low(weight: Any) -> bool:
+    return weight is not None and weight.dtype in LOW
 
 
 def _is_low(value: Any) -> bool:

@@ -126,7 +126,7 @@ def _run(call: Call) -> Any:
         return _run_as_it_is(call) if seen == "exact" else on_twin(call, rounded)
     if state.how == "tables":
         return on_twin(call, marked_anew if call.watched and call.is_faked else marked)
-    if state.how == "results" and not _has_low_weights(module):
+    if state.how == "results":
         return in_fp32.run_in_fp32(call, applied=True)
     low = any(state.differs(name) for name in state.pins) or bool(state.caches)
     if not low and not (_is_lowered_by_its_call(call) or counts_low(call)):
@@ -243,7 +243,7 @@ def does_more(module: Any) -> bool:
 
 
 def _has_low_weights(module: Any) -> bool:
-    """Whether what is trained in a rotary module has a low dtype, in which alone it can be multiplied."""
+    """Whether what is trained in a rotary module has a low dtype, which a graph cannot raise."""
     return any([p is not None and p.dtype in LOW for p in module._parameters.values()])
 
 

@@ -1,4 +1,4 @@
-"""Frequencies that are trained: rotated in FP32 where the weight is in FP32, else no worse than stock."""
+"""Frequencies that are trained: rotated in FP32, in a graph where the weight is; no worse than stock."""
 
 from __future__ import annotations
 
@@ -72,6 +72,21 @@ def test_a_weight_in_fp32_beside_a_bf16_model_rotates_in_fp32(written: Any, way:
         one.attention.to(torch.bfloat16)
     got, expected = (errors(written, one, way if one is model else "eager") for one in (model, stock))
     assert all(mine <= 1.05 * theirs for mine, theirs in zip(got, expected, strict=True)), (got, expected)
+
+
+def test_a_weight_in_bf16_counts_as_its_values_in_fp32_do(written: Any) -> None:
+    model, other = guarded(written).to(torch.bfloat16), guarded(written)
+    if isinstance(model.rotary.trained, torch.nn.Module):
+        pytest.skip("a layer is applied as stock")
+    other.load_state_dict(model.state_dict())
+    other.attention.to(torch.bfloat16)
+    assert other.rotary.trained.dtype == torch.float32
+    outputs = [one(written.states(one).to(torch.bfloat16)) for one in (model, other)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.float().pow(2).sum().backward()
+    assert model.rotary.trained.dtype == torch.bfloat16
+    assert torch.equal(model.rotary.trained.grad, other.rotary.trained.grad.to(torch.bfloat16))
 
 
 @pytest.mark.filterwarnings("ignore::safe_rope.PrecisionWarning")
