@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef as CustomOpDef
 
 try:
+    from torch._compile import _disable_dynamo
     from torch._subclasses import FakeTensor as FakeTensor
     from torch._subclasses import FakeTensorMode as FakeTensorMode
     from torch.utils import _pytree
@@ -347,7 +348,8 @@ def operator(
         name: of the operator, with its namespace.
         schema: is given, for torch 2.4 cannot infer one from postponed annotations.
         direct: kinds of device on which torch calls the function itself. It has no gradient there, and sees
-            to it that its results share no memory with each other or with an argument.
+            to it that its results share no memory with each other or with an argument. Where torch keeps
+            no library beside what it defines, it calls the function as on any other device.
 
     """
 
@@ -355,10 +357,11 @@ def operator(
         # torch asks whose line this is; `inspect` looks through all modules for a file that it does not know.
         inspect.modulesbyfile[__file__] = __name__
         defined = torch.library.custom_op(name, mutates_args=(), schema=schema)(function)
-        implement: Callable[..., None] = defined._lib.impl
-        for device in direct:
-            implement(defined._name, function, device)
-            implement(defined._name, torch.library.fallthrough_kernel, f"Autograd{device}")
+        implement: Any = getattr(getattr(defined, "_lib", None), "impl", None)
+        for device in direct if implement is not None else ():
+            # Dynamo takes each frame below a call that it has left to Python, and would compile the function.
+            implement(name.partition("::")[2], _disable_dynamo(function), device)
+            implement(name.partition("::")[2], torch.library.fallthrough_kernel, f"Autograd{device}")
         return defined
 
     return registered

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from safe_rope._base import originals
 from safe_rope._base.positions import check_arguments, must_stay_opaque
-from safe_rope._base.torch_private import is_exporting_to_onnx, operator
+from safe_rope._base.torch_private import is_exporting_to_onnx, is_transformed, operator
 from safe_rope.tables._exact import ExactLookup
 from safe_rope.tables._stock import StockLookup
 
@@ -137,6 +137,15 @@ def _(position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return position_ids.new_empty(shape, dtype=dtype), position_ids.new_empty(shape, dtype=dtype)
 
 
+def _mapped(info: Any, dims: Any, position_ids: Tensor, key: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Look up what vmap maps at once: a result has the dimensions of the positions, and one more behind."""
+    return torch.ops.safe_rope.rotary_lookup(position_ids, key, dtype), (dims[0], dims[0])
+
+
+if hasattr(_rotary_lookup, "register_vmap"):  # from torch 2.5 on; before, vmap calls the operator in a loop
+    _rotary_lookup.register_vmap(_mapped)
+
+
 class _Table:
     """What both kinds of table share."""
 
@@ -167,7 +176,7 @@ class _Table:
             TypeError: position_ids is not an integer tensor, or dtype is none of the four.
             ValueError: a position is -2**63, or a uint64 beyond int64 (see the class for accelerators).
         """
-        if must_stay_opaque(position_ids):
+        if must_stay_opaque(position_ids) or is_transformed():
             if is_exporting_to_onnx():
                 check_arguments(position_ids, dtype)
                 return self.evaluate(position_ids, dtype)

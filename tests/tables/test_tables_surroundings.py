@@ -7,6 +7,7 @@ import copy
 import gc
 import importlib
 import io
+import math
 import pickle
 import sys
 import threading
@@ -228,6 +229,44 @@ def test_torch_calls_the_lookup_itself_where_it_has_no_gradient() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     keys = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
     assert all(has_kernel("safe_rope::rotary_lookup", key) for key in keys)
+
+
+def test_dynamo_compiles_nothing_of_a_lookup_below_the_end_of_a_graph() -> None:
+    key, codes = RotaryTable(inverse_frequencies()).key, []
+
+    def backend(graph: Any, _: Any) -> Any:
+        codes.append(graph.code)
+        return graph.forward
+
+    @torch._dynamo.disable(recursive=False)
+    def called(positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ops.safe_rope.rotary_lookup(positions, key, torch.float32))
+
+    def region(positions: torch.Tensor) -> list[torch.Tensor]:
+        return [row * 2 for row in called(positions + 1)]
+
+    positions = torch.tensor([5000, 7])
+    compiled = torch.compile(region, backend=backend)
+    assert_same_bits(compiled(positions), region(positions))
+    assert len(codes) == 2
+
+
+@pytest.mark.parametrize("position", [0, 5000])
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 4)])
+@pytest.mark.parametrize("table_class", TABLE_CLASSES)
+def test_a_lookup_under_vmap_is_that_of_each_sample(
+    table_class: type[Any], shape: tuple[int, ...], position: int
+) -> None:
+    table = table_class(inverse_frequencies())
+    positions = position + torch.arange(math.prod(shape)).view(shape)
+    samples = [torch.stack(rows) for rows in zip(*map(table.lookup, positions), strict=True)]
+    assert_same_bits(list(torch.vmap(table.lookup)(positions)), samples)
+    last = positions.movedim(0, -1).contiguous()
+    assert_same_bits(list(torch.vmap(table.lookup, in_dims=-1)(last)), samples)
+    weight = torch.ones(32)
+    by_sample = torch.func.grad(lambda weight, sample: (table.lookup(sample)[0] * weight).sum())
+    got = torch.vmap(by_sample, in_dims=(None, 0))(weight, positions)
+    assert_same_bits([got], [torch.stack([by_sample(weight, sample) for sample in positions])])
 
 
 def test_meta_positions_give_meta_results() -> None:
