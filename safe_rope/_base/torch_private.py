@@ -489,6 +489,46 @@ def gives_only(node: Any, dtype: torch.dtype) -> bool:
     return {result.dtype for result in results} == {dtype}
 
 
+def give_memory(wrapper: torch.Tensor, values: torch.Tensor) -> None:
+    """Have C++ find ``values`` in a wrapper, to whose own memory nobody has put anything.
+
+    Without the names, it finds none there.
+    """
+    names = ("_DisableTorchDispatch", "_AutoDispatchBelowAutograd")
+    contexts = [getattr(torch._C, name, contextlib.nullcontext) for name in names]
+    if contextlib.nullcontext in contexts:
+        return
+    put: Any = torch.ops.aten.set_.source_Storage_storage_offset
+    with torch.no_grad(), contexts[0](), contexts[1]():
+        put(wrapper, values.untyped_storage(), values.storage_offset(), values.size(), values.stride())
+
+
+def is_module_traced() -> bool:
+    """Whether torch.jit.trace runs a module; inside of an operator torch says of no trace."""
+    trace = sys.modules.get("torch.jit._trace")
+    return getattr(trace, "_trace_module_map", None) is not None
+
+
+def modules_being_scripted(frame: FrameType | None) -> Iterator[torch.nn.Module]:
+    """Yield the modules around the one that torch.jit.script asks for what it is to compile."""
+    while frame is not None:
+        if frame.f_code.co_name == "call_prepare_scriptable_func_impl":
+            around = frame.f_locals.get("obj")
+            if isinstance(around, torch.nn.Module):
+                yield around
+        frame = frame.f_back
+
+
+def saved_by_torch(frame: FrameType | None) -> Any:
+    """Return what torch.save is writing, if ``frame`` is called by it; else None."""
+    while frame is not None:
+        is_torchs = frame.f_globals.get("__name__") == "torch.serialization"
+        if is_torchs and frame.f_code.co_name in ("_save", "_legacy_save"):
+            return frame.f_locals.get("obj")
+        frame = frame.f_back
+    return None
+
+
 def calls_of_modules(frame: FrameType | None) -> Iterator[Any]:
     """Yield the modules whose calls lead to ``frame``, the innermost first."""
     while frame is not None:

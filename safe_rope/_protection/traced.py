@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 from torch import nn
 
 from safe_rope._base.text import class_name
+from safe_rope._base.torch_private import modules_being_scripted
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.holdings import get_table, set_table, twin
 from safe_rope._recognition.reference import stock_class
 from safe_rope.errors import PrecisionWarning
+from safe_rope.rotation._cos_sin import CosSin, rounded
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,10 @@ def scripted(module: nn.Module, state: Any) -> nn.Module:
         PrecisionWarning,
         stacklevel=2,
     )
+    for around in modules_being_scripted(sys._getframe(2)):
+        for name, buffer in around._buffers.items():
+            if isinstance(buffer, CosSin):
+                around._buffers[name] = rounded(buffer)
     other = twin(module, stock, state.names(module))
     del vars(other)[STATE]
     for name in state.names(module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 import warnings
 import weakref
@@ -29,6 +30,7 @@ from safe_rope._base.torch_private import (
     SET_DATA,
     is_transformed,
     make_wrapper_subclass,
+    pytree,
 )
 from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._operator_kinds import kind_of
@@ -74,6 +76,8 @@ class CosSin(torch.Tensor):
     """What `_memory` gave last, and `written` by then."""
     detached = False
     """Whether somebody has detached it, as a ``state_dict`` does: a file then has what it shows."""
+    traced = False
+    """Whether its own memory holds what it shows, for the file of a trace that has it."""
     ready: dict[Any, Any] | None = None
     """What an application has made of it, for the next one; good as long as `written` says the same."""
 
@@ -114,6 +118,11 @@ class CosSin(torch.Tensor):
             self.lowered = _writes, _with_memory(self.table, self.dtype)
         return self.lowered[1]
 
+    def _fill(self) -> None:
+        """Have C++ find what it shows, as the file of a trace does."""
+        self.traced = True
+        torch_private.give_memory(self, self._memory())
+
     def untyped_storage(self) -> torch.UntypedStorage:
         """Return memory that holds what it shows; compilers ask for the wrapper's own."""
         if torch_private.is_compiler_at_work() or is_watched():
@@ -133,6 +142,10 @@ class CosSin(torch.Tensor):
     ) -> Any:
         kind = kind_of(func)
         kwargs = kwargs or {}
+        if torch_private.is_module_traced():
+            for table in _flat(args):
+                if isinstance(table, CosSin) and not table.traced:
+                    table._fill()
         if kind.composite and torch.is_inference_mode_enabled():
             return func.decompose(*args, **kwargs)  # elsewhere autograd has taken it apart by now
         if func is _VIEW_AS_DTYPE:
@@ -283,9 +296,16 @@ class CosSin(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         self.own()
-        if self.detached:
-            return self._memory().__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]
+        if self.detached or self._is_saved_by_itself(sys._getframe(1)):
+            shown = self._memory().detach().requires_grad_(self.requires_grad)
+            return shown.__reduce_ex__(protocol)  # type: ignore[no-any-return, no-untyped-call]
         return CosSin, (self.table, self.nominal, self.faced, self.phase)
+
+    def _is_saved_by_itself(self, frame: Any) -> bool:
+        """Whether torch.save writes it with other tensors, and with no module, which would need safe_rope."""
+        leaves = pytree.tree_leaves(torch_private.saved_by_torch(frame))
+        is_there = any(leaf is self for leaf in leaves)
+        return is_there and not any(isinstance(leaf, torch.nn.Module) for leaf in leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CosSin:
         self.own()
@@ -326,6 +346,8 @@ class _Plain(torch.autograd.Function):
 def _note_write(table: CosSin) -> None:
     global _writes
     _writes += 1
+    if table.traced:
+        table._fill()
     torch.autograd.graph.increment_version(table.source)
 
 

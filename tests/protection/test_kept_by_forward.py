@@ -156,6 +156,32 @@ def test_a_file_of_what_a_parent_keeps_is_read_without_safe_rope(change: Callabl
     assert torch.equal(loaded["kept"], KeptAbove().rope(300).to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", [lambda t: t, lambda t: t.clone(), lambda t: t.data, copy.deepcopy])
+@pytest.mark.parametrize("form", [True, False], ids=["zip", "legacy"])
+def test_a_file_of_buffers_is_read_without_safe_rope(
+    first: torch.dtype, change: Callable[[Any], Any], *, form: bool
+) -> None:
+    """They are those that nobody detaches: of ``named_buffers()``, or of a state_dict with its variables."""
+    with safe_rope.guard():
+        model = KeptAbove()
+    model.to(first)(sequence(300).to(first))
+    model.to(torch.bfloat16)
+    true = KeptAbove().rope(300).to(torch.bfloat16)
+    for held in (dict(model.named_buffers()), model.state_dict(keep_vars=True)):
+        file, saved = io.BytesIO(), [{"buffers": {name: change(tensor) for name, tensor in held.items()}}]
+        torch.save(saved, file, _use_new_zipfile_serialization=form)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)[0]["buffers"]["kept"]
+        assert type(loaded) is torch.Tensor
+        assert torch.equal(loaded, true)
+    file = io.BytesIO()
+    torch.save({"model": model, "buffers": dict(model.named_buffers())}, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)["model"]
+    assert torch.equal(again(sequence(300)), model(sequence(300)))
+
+
 class KeptByAHolder(nn.Module):
     """As above, without weights."""
 
