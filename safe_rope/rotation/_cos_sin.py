@@ -36,6 +36,7 @@ from safe_rope.errors import PrecisionWarning
 from safe_rope.rotation._operator_kinds import kind_of
 
 _COPY = torch.ops.aten.copy_.default
+_SET = torch.ops.aten.set_
 _VIEW_AS_DTYPE = torch.ops.aten.view.dtype
 _writes = 0
 _this_thread = threading.local()
@@ -413,16 +414,41 @@ def _written(
         if (copy := reference()) is not None:
             copy.own()
     written = [one for one in targets if isinstance(one, CosSin)]
+    if isinstance(target, list):
+        result = func(*(_each_like(targets, arg) for arg in args), **kwargs)
+        for table in written:
+            _note_write(table)
+        return result
+    if func.overloadpacket is _SET and written:
+        shown = torch.empty(0, dtype=written[0].dtype, device=written[0].device)
+        written[0].data = _called_with(_rounded, func, (shown, *args[1:]), kwargs)
+        return target
     if written:
         if func is _COPY:
             args = (target, _not_rounded(written[0], args[1]), *args[2:])
         result = _called_with(_plain, func, args, kwargs, targets)
         for table in written:
+            if (table.size(), table.stride()) != (table.table.size(), table.table.stride()):
+                SET_DATA(table, table._around(table.table))  # ``unsqueeze_``, ``resize_``
             _note_write(table)
         return target if isinstance(result, torch.Tensor) else result
     if meets_the_model:
         _warn_of_phases(tables)
     return _called_with(_rounded if meets_the_model else _plain, func, args, kwargs)
+
+
+def _each_like(targets: tuple[Any, ...], argument: Any) -> Any:
+    """Return an operator's list with what belongs to a table in FP32, and the rest as the model has it."""
+    if not isinstance(argument, list) or len(argument) != len(targets):
+        return _plain(argument) if isinstance(argument, CosSin) else argument
+
+    def made(target: Any, value: Any) -> Any:
+        if isinstance(value, CosSin):
+            return _plain(value) if isinstance(target, CosSin) else _rounded(value)
+        is_low = isinstance(target, CosSin) and isinstance(value, torch.Tensor) and value.dtype in LOW
+        return value.float() if is_low else value
+
+    return [made(target, value) for target, value in zip(targets, argument, strict=True)]
 
 
 def _not_rounded(table: CosSin, values: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import safe_rope
 from safe_rope.rotation import plain
@@ -495,3 +496,41 @@ def test_what_is_assigned_to_the_data_of_what_a_parent_keeps_is_shown(first: tor
         told = plain(model.kept).float()
         wanted = exact.kept[: len(told)] if change is not torch.zeros_like else torch.zeros_like(told)
         assert torch.allclose(told.cos(), wanted.cos(), atol=1e-6)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_an_average_of_a_model_takes_the_buffers_that_a_parent_keeps(first: torch.dtype) -> None:
+    """They are written to in a list, beside those that have the model's dtype."""
+    x, model, true = torch.randn(1, 300, 32).bfloat16(), guarded(KeptAbove).to(first), KeptAbove()
+    model(x.to(first))
+    averaged = AveragedModel(model.bfloat16(), multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(model)
+    true.load_state_dict({name: values.float() for name, values in model.state_dict().items()}, strict=False)
+    true.rope, true.kept = Phases(), None
+    assert averaged(x).dtype == torch.bfloat16
+    assert (averaged(x).float() - true(x.float())).abs().max() < 2**-4
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16])
+def test_what_a_parent_keeps_has_the_shape_that_is_given_to_it(first: torch.dtype) -> None:
+    x, model, stock = torch.randn(1, 300, 32), guarded(KeptAbove).float(), KeptAbove()
+    for one in (model, stock):
+        one.to(first)(x.to(first))
+        one.to(torch.bfloat16)
+    ones = torch.ones(7, 16, dtype=torch.bfloat16)
+    changes: tuple[Callable[[torch.Tensor], Any], ...] = (
+        torch.Tensor.t_,
+        lambda kept: kept.unsqueeze_(0),
+        lambda kept: kept.resize_(4, 16).zero_(),
+        lambda kept: kept.set_(ones.clone()),
+        lambda kept: kept.set_(ones.clone().untyped_storage(), 16, (3, 16), (16, 1)),
+    )
+    for change in changes:
+        for one in (model, stock):
+            change(one.kept)
+        for what in (torch.Tensor.size, torch.Tensor.stride, lambda kept: kept.dtype):
+            assert what(model.kept) == what(stock.kept)
+        is_given = stock.kept.size(0) < 8 and stock.kept.dim() == 2
+        assert not is_given or torch.equal(plain(model.kept).to(torch.bfloat16), stock.kept)
