@@ -150,7 +150,7 @@ class Drawn(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rope = Rotary()
-        self.rope.inv_freq = self.rope.inv_freq * torch.rand(()) * torch.tensor(0.3)
+        self.rope.inv_freq = self.rope.inv_freq * torch.rand(DIM // 2) * torch.tensor(0.3)
 
 
 @pytest.mark.parametrize("conditions", CONDITIONS)
