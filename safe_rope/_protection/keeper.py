@@ -20,7 +20,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.torch_private import is_learned, is_wrapped, untransformed
 from safe_rope._protection.shown import STATE
 from safe_rope._recognition.applications import Applications
-from safe_rope._recognition.explained import is_blank, is_damage
+from safe_rope._recognition.explained import is_blank, is_cast, is_damage
 from safe_rope._recognition.holdings import get_table, set_table
 from safe_rope._recognition.provenance import Origin
 from safe_rope.constructors._shadow import shadow_dtype
@@ -88,6 +88,8 @@ class Keeper:
 
     is_shown = False  # whether each of its tables is a property of its class
     applied: Applications | None = None  # how its positions are applied in FP32, where they are
+    # Tables that its own forward writes to, as a clock does: whatever else is written there is meant.
+    states: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.nominal: dict[str, torch.dtype] = {}  # the dtype that each table has in the stock model
@@ -235,13 +237,13 @@ class Keeper:
         if current.shape == known.tensor.shape:
             true = self.made(module, name, torch.device("cpu"))
             is_written = current is known.tensor and current._version != known.version
-            if is_damage(current.detach().cpu(), true, is_written=is_written):
+            here, is_state = current.detach().cpu(), name in self.states
+            if is_cast(here, true) if is_state else is_damage(here, true, is_written=is_written):
                 if current.dtype != true.dtype and not true.is_complex():
                     self.nominal[name] = current.dtype  # cast by another way than the module's own
                 return
-            here = current.detach().cpu()
             again = self.replays(name, current.device) if self.replays is not None else ()
-            others = (before, *self.stock(name), *again)
+            others = () if is_state else (before, *self.stock(name), *again)
             if any(other is not None and is_damage(here, other) for other in others):
                 if before is None:
                     return
@@ -249,7 +251,7 @@ class Keeper:
             elif known.tensor.is_meta and not _is_filled(module, name, current):
                 return
             self.before.setdefault(name, true)
-        elif is_blank(current):
+        elif name not in self.states and is_blank(current):
             return
         else:
             self.before.pop(name, None)

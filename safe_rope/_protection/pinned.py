@@ -35,7 +35,7 @@ from safe_rope._protection.handed_out import note_copied
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.shown import is_shown, show
 from safe_rope._recognition.applications import Applications, How
-from safe_rope._recognition.explained import LOST, MADE_LOW, UNKNOWN, is_cast
+from safe_rope._recognition.explained import LOST, MADE_LOW, UNKNOWN, is_cast, is_damage, is_unfilled
 from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.outside import REMEMBERING
 from safe_rope._recognition.reference import stock_class
@@ -193,11 +193,24 @@ class PinnedState(Keeper):
         is_finished = not is_hidden and (oscillates(buffer) or are_phasors(buffer))
         self.pins[name] = Pin(buffer, finished=is_finished)
         self.nominal[name] = buffer.dtype
+        self.states |= {name}
         self.adopt(module, name, buffer)
         # No write to an inference tensor is counted.
         self.put(module, name, self.make(module, name, buffer.device) if buffer.is_inference() else buffer)
         show(module, name)
         self.is_shown &= is_shown(module, name)
+
+    def follow_write(self, module: nn.Module, name: str, table: torch.Tensor) -> None:
+        """Keep what the module's own forward has written to a table in FP32, as a clock does to its time."""
+        if is_learned(table):
+            return
+        if name not in self.states:
+            here, known = table.detach().cpu(), self.pins[name].values.cpu()
+            if is_damage(here, known) and not is_unfilled(here, known):
+                return  # `restore` undoes what is merely rounded
+            self.states |= {name}
+        self.adopt(module, name, table)
+        self.put(module, name, table)
 
     def keep_come(self, module: nn.Module) -> None:
         """Keep the buffers that a method, a hook or a parent has put into a mere maker of positions since."""

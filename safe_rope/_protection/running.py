@@ -205,9 +205,13 @@ def _run_as_it_is(call: Call) -> Any:
             state.keep_made(module, name, current)
     for name, (buffer, version) in (precise_buffers(module) if fills else {}).items():
         was, written = before.get(name, (None, 0))
-        if name in state.pins or (was is not None and was() is buffer and version == written):
+        is_here = was is not None and was() is buffer
+        if is_here and version == written:
             continue
-        if (tables and not does_more(module)) or state.runner.has_phases(name, buffer):
+        if name in state.pins:
+            if is_here:
+                state.follow_write(module, name, buffer)
+        elif (tables and not does_more(module)) or state.runner.has_phases(name, buffer):
             state.keep_new(module, name, buffer)
     state.keep_come(module)
     if state.pins:
