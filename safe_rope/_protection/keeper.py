@@ -237,14 +237,14 @@ class Keeper:
         if current.shape == known.tensor.shape:
             true = self.made(module, name, torch.device("cpu"))
             is_written = current is known.tensor and current._version != known.version
-            here, is_state = current.detach().cpu(), name in self.states
-            if is_cast(here, true) if is_state else is_damage(here, true, is_written=is_written):
+            here = current.detach().cpu()
+            if self._is_damaged(name, here, true, is_written):
                 if current.dtype != true.dtype and not true.is_complex():
                     self.nominal[name] = current.dtype  # cast by another way than the module's own
                 return
             again = self.replays(name, current.device) if self.replays is not None else ()
-            others = () if is_state else (before, *self.stock(name), *again)
-            if any(other is not None and is_damage(here, other) for other in others):
+            others = () if name in self.states else (before, *self.stock(name), *again)
+            if any(other is not None and self._is_damaged(name, here, other) for other in others):
                 if before is None:
                     return
                 values = before
@@ -261,6 +261,15 @@ class Keeper:
         logger.info("%s.%s: values that were put there on purpose are kept", type(module).__name__, name)
         self._placed.pop(name, None)
         self.adopt(module, name, values)
+
+    def _is_damaged(
+        self, name: str, here: torch.Tensor, true: torch.Tensor, is_written: bool = False
+    ) -> bool:
+        """Whether `is_damage` explains values; nothing but a cast does where tables change anyway."""
+        is_set = name in self.adopted and is_blank(here) and bool(here.isfinite().all())
+        if is_set or name in self.states:
+            return is_cast(here, true)
+        return is_damage(here, true, is_written=is_written)
 
     def is_in_place(self, name: str, current: torch.Tensor) -> bool:
         """Whether ``current`` is, untouched, what was put in the place of a table, if anything was."""
@@ -369,7 +378,7 @@ class Keeper:
             if known is not None and value is not known.tensor and not (cast or value.is_complex()):
                 self.nominal[name] = value.dtype  # assigned: the stock model has the checkpoint's tensor now
             true = self.made(module, name, torch.device("cpu"))
-            if value.shape == true.shape and not is_damage(value.detach().cpu(), true, is_written=True):
+            if value.shape == true.shape and not self._is_damaged(name, value.detach().cpu(), true, True):
                 logger.info("%s.%s: the checkpoint's values are kept", type(module).__name__, name)
                 self._placed.pop(name, None)
                 self.adopt(module, name, value)

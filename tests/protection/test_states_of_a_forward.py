@@ -124,3 +124,28 @@ def test_a_cast_rounds_no_time_that_was_set_back(kind: Any) -> None:
         one(0.3)
     got = model.to(torch.bfloat16)(0.3)
     assert (got.float() - true(0.3)).abs().max() <= torch.finfo(torch.bfloat16).eps
+
+
+class Ticking(BegunLater):
+    """A method of its own writes its time, and forward only reads it."""
+
+    def tick(self, seconds: float) -> None:
+        self.time.add_(self.passed(seconds))
+
+    def forward(self, seconds: float, anew: bool = False) -> Tensor:
+        return torch.sin(self.time + seconds)
+
+
+@pytest.mark.parametrize("protected", [guarded, late])
+@pytest.mark.parametrize("act", ACTS)
+def test_what_has_moved_on_is_set_back_as_in_stock(act: Any, protected: Any) -> None:
+    results = []
+    for model in (Ticking(False), protected(lambda: Ticking(False))):
+        for _ in range(2):
+            model.tick(1.0)
+            results.append(model(0.0))
+            act(model)
+            results.append(model(0.1))
+    half = len(results) // 2
+    for true, got in zip(results[:half], results[half:], strict=True):
+        assert torch.equal(got, true)
