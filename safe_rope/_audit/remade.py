@@ -32,7 +32,9 @@ def is_of_others(
 ) -> bool:
     """Whether a module's numbers show that ``reference`` had other arguments, and its table no damage."""
     built = reference.module
-    if held.frozen or reference.again is None or reference.again.certain or built in (None, module):
+    if held.frozen or reference.again is None or reference.again.certain:
+        return False
+    if built is None or built is module:
         return False
     stock: Any = stock_class(module)
     moved = {"training", *changes.changed_by_forward(stock)}
@@ -65,7 +67,7 @@ def remade(module: nn.Module, reference: Reference, name: str) -> Tensor | None:
 
 def _holds_more(module: nn.Module, name: str) -> bool:
     held = ((part, other, value) for part in module.modules() for other, value in entries(part))
-    more = any(isinstance(value, Tensor) and (part, other) != (module, name) for part, other, value in held)
+    more = any(isinstance(v, Tensor) and not (part is module and other == name) for part, other, v in held)
     return more or next(module.parameters(), None) is not None
 
 
