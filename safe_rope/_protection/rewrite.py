@@ -8,7 +8,6 @@ them.
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 import inspect
@@ -23,6 +22,7 @@ from safe_rope._base import bytecode
 from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import is_watched
 from safe_rope._base.torch_private import PARAMETRIZED, is_learned
+from safe_rope._protection.derived import derived
 from safe_rope._protection.handed_out import mark_above
 from safe_rope._protection.keeper import Keeper
 from safe_rope._protection.pinned import PinnedState, pinned_attribute, pinned_forward, rotating_method
@@ -193,7 +193,7 @@ def _protected_class(stock: type[nn.Module], kind: type[ProtectedModule]) -> typ
         for name in _COPIES:
             if callable(getattr(stock, name, None)):
                 namespace[name] = _copying(stock, name)
-        protected = known[kind] = _derived(stock.__name__, (kind, stock), namespace)
+        protected = known[kind] = derived(stock.__name__, (kind, stock), namespace)
     return protected
 
 
@@ -242,13 +242,6 @@ def _initializer(stock: type[nn.Module]) -> Callable[..., None]:
 
     initialize.__signature__ = signature_of(stock.__init__)  # type: ignore[attr-defined]
     return initialize
-
-
-def _derived(name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
-    """Make a class that the stock's metaclass does not hear of, which may enter each into a registry."""
-    metaclass: Any = type(bases[-1])
-    plain: Any = next(cls for cls in metaclass.__mro__ if cls in (abc.ABCMeta, type))
-    return plain.__new__(metaclass, name, bases, namespace)
 
 
 def _show_properties(module: Any) -> None:

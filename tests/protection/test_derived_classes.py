@@ -1,11 +1,12 @@
-"""Modules whose class torch derives as a script runs: parametrizations, and buffers that are shaped later."""
+"""Modules whose class torch derives as a script runs, and classes that have others than modules first."""
 
 from __future__ import annotations
 
+import abc
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import no_harm
 import pytest
@@ -122,3 +123,67 @@ def test_protect_and_the_audit_take_what_torch_has_derived(make: Callable[[], nn
     model = Holder(make()).to(BF16)
     assert no_harm.protected(model).names("rope")
     safe_rope.audit(model)
+
+
+class Interface(abc.ABC):
+    @abc.abstractmethod
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class Slotted:
+    __slots__ = ()
+
+
+Kind = TypeVar("Kind")
+
+
+class Turning(nn.Module):
+    inv_freq: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", no_harm.frequencies(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return turned(x, self.inv_freq)
+
+
+class OfInterface(Interface, Turning):
+    forward = Turning.forward
+
+
+class OfAbc(abc.ABC, Turning): ...
+
+
+class OfGeneric(Generic[Kind], Turning): ...
+
+
+class OfSlotted(Slotted, Turning): ...
+
+
+class OfOneWithMore(Interface, Turning):
+    __slots__ = ("more",)
+    forward = Turning.forward
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("cls", [OfInterface, OfAbc, OfGeneric, OfSlotted, OfOneWithMore])
+def test_a_first_base_without_a_dict_hinders_no_protection(cls: Any, late: bool) -> None:
+    """Python gives an object no class with another layout; the first base decides over that."""
+    torch.manual_seed(0)
+    x = torch.randn(1, LENGTH, DIM)
+    expected = cls()(x)
+    if late:
+        module = cls()
+        assert not safe_rope.protect(module).unprotected
+    else:
+        with safe_rope.guard() as session:
+            module = cls()
+        assert not session.report.unprotected
+    module.to(BF16)
+    for one in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert isinstance(one, cls)
+        assert torch.equal(one(x), expected)
+    assert safe_rope.audit(module).verdict == "ok"
+    again = type("Again", (type(module),), {})
+    assert again.__mro__[1:] == type(module).__mro__
