@@ -18,7 +18,7 @@ from safe_rope._audit.reference import Errors
 from safe_rope._audit.report import Severity
 from safe_rope._audit.tables import Held
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
-from safe_rope._protection.rewrite import is_pinned, is_protected
+from safe_rope._protection.rewrite import is_pinned, is_protected, state_of
 from safe_rope._recognition.ask import UnansweredError
 from safe_rope._recognition.holdings import entries, get_table
 from safe_rope._recognition.reference import stock_class
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 2**20
 _NO_NUMBERS = "it returns what is no number, on the tables that its constructor makes too"
+_OF_OTHERS = "; it was built from other arguments than its attributes tell, or its tables were replaced"
 
 
 class AsBuiltAuditor:
@@ -89,8 +90,10 @@ class AsBuiltAuditor:
             rebuilt = owner.reference.rebuilt
             is_filled = rebuilt is None or not rebuilt.empty(owner.reference.path)
             is_told = is_filled and answers.is_told() and not stands_around(self._module, built)
-            severity: Severity = "damaged" if is_told else "unknown"
-            owner.add("forward", severity, NOT_AS_BUILT, "forward", **errors.measured())
+            is_of_others = _was_built_from_others(self._module, built)
+            severity: Severity = "damaged" if is_told and not is_of_others else "unknown"
+            said = f"{NOT_AS_BUILT}{_OF_OTHERS if is_of_others else ''}"
+            owner.add("forward", severity, said, "forward", **errors.measured())
 
     def _find_made_anew(self, built: nn.Module, answers: Answers, tables: dict[str, Held]) -> None:
         """Enter the tables that a forward, which answers right, makes anew without their numbers."""
@@ -151,6 +154,16 @@ def _noted_lengths(module: nn.Module, built: nn.Module) -> Iterator[int]:
             value = value.item()
         if type(value) is int and 1 < value < _LONGEST and vars(built).get(name) != value:
             yield value
+
+
+def _was_built_from_others(module: nn.Module, built: nn.Module) -> bool:
+    """Whether a pinned module keeps other tables than the constructor makes of what its attributes say."""
+    pins = state_of(module).pins if is_pinned(module) else {}
+    made = {name: get_table(built, name) for name in pins}
+    return any(
+        isinstance(one, Tensor) and not torch.equal(plain(one).detach().cpu(), pins[name].values.cpu())
+        for name, one in made.items()
+    )
 
 
 def _is_as(held: Held, made: object) -> bool:

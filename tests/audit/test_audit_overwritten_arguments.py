@@ -142,3 +142,40 @@ def test_frequencies_are_unknown_where_arguments_are_not_kept() -> None:
         module = Stretched(DIM, 10000, 8.0, longest)
         module.inv_freq.zero_()
         assert found(module)["inv_freq"] == "damaged"
+
+
+class Applied(nn.Module):
+    """Turns by positions over a scale; a plain one for all rows, so that no convention tells its answer."""
+
+    def __init__(self, base: float, scale: float = 1.0) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.register_buffer("inv_freq", base ** (-torch.arange(0, DIM, 2, dtype=FP32) / DIM))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        phases = (position_ids.float() / self.scale)[..., None] * self.inv_freq.float()
+        phases = torch.cat((phases, phases), dim=-1)[0]
+        return phases.cos().to(x.dtype), phases.sin().to(x.dtype)
+
+
+class AppliedToSlow(Applied):
+    """Its constructor uses the scale, and then keeps another."""
+
+    def __init__(self, base: float, scale: float = 1.0) -> None:
+        super().__init__(base, scale)
+        self.inv_freq = torch.where(self.inv_freq < 0.1, self.inv_freq / self.scale, self.inv_freq)
+        self.scale = 1.0
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_a_guarded_forward_of_another_scale_is_not_damaged(dtype: torch.dtype) -> None:
+    """The guard has seen the scale; the audit builds another from the one that is kept."""
+    x, positions = torch.zeros(1, LENGTH, DIM), torch.arange(LENGTH)[None]
+    expected = AppliedToSlow(1e4, 8.0)(x, positions)
+    with safe_rope.guard():
+        module = AppliedToSlow(1e4, 8.0)
+    module.to(dtype)
+    assert all(map(torch.equal, module(x, positions), expected))
+    assert safe_rope.audit(module).verdict != "damaged"
+    plain = Applied(1e4, 1.0).to(BF16)
+    assert safe_rope.audit(plain).verdict == "damaged"
