@@ -182,7 +182,9 @@ class PinnedState(Keeper):
         self.adopt(module, name, table)
         self.replace_placed(name)
         if not is_watched():  # what a transform wraps is no tensor of a device
-            self.put(module, name, self.make(module, name, table.device))
+            # What is in the place of another table, too, is written to under both names.
+            is_shared = any([placed.is_right(table) for placed in self._placed.values()])
+            self.put(module, name, table if is_shared else self.make(module, name, table.device))
 
     def keep_new(self, module: nn.Module, name: str, buffer: torch.Tensor) -> None:
         """Keep what the module's own forward has put into a buffer in FP32: a later cast would round it."""

@@ -23,6 +23,7 @@ from safe_rope._base.torch_private import is_learned
 from safe_rope._protection.frequency_sets import Frequencies, Table, read_sets, spec_now, table_of
 from safe_rope._protection.keeper import Keeper
 from safe_rope._recognition.channels import Channels
+from safe_rope._recognition.holdings import get_table
 from safe_rope._recognition.reference import stock_class
 from safe_rope._recognition.specs import (
     Convention,
@@ -275,6 +276,10 @@ class RotaryState(Keeper):
             if self.remembers_length:
                 setattr(module, name, length.item())
         elif length < trained and cached > trained:
+            first = get_table(module, f"{frequencies.prefix}original_inv_freq")
+            if first is not None and not is_watched():
+                # The stock module registers this very tensor: what is written to one of the two is in both.
+                self.set(module, f"{frequencies.prefix}inv_freq", first)
             self._set_inv_freq(module, frequencies, frequencies.original)
             setattr(module, name, trained)
 

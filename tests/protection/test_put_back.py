@@ -5,6 +5,7 @@ transformers 5.2 to 5.18 initialises HunYuan by the formula's frequencies, and w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -79,3 +80,28 @@ def test_positions_are_of_the_last_values() -> None:
         families.read_tables(rotary(model)), families.read_tables(rotary(truth)), strict=True
     ):
         assert torch.allclose(got, true, atol=1e-3)
+
+
+def asked(module: Any, length: int) -> Tensor:
+    got = families.read_tables(module, (0, 1, length - 1))
+    return torch.cat((got.cos, got.sin))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_written_after_a_return_is_what_dynamic_ntk_returns_to(late: bool) -> None:
+    """The stock module registers one tensor under two names: its next return is to what was written."""
+    truth = llama("dynamic")
+    with contextlib.nullcontext() if late else safe_rope.guard():
+        model = llama("dynamic")
+    if late:
+        safe_rope.protect(model)
+    if not hasattr(rotary(truth), "original_inv_freq"):
+        pytest.skip("transformers before 4.43 does not return")
+    lengths = (5000, 60, 5000, 60)
+    for factor in (0.5, 0.25):  # the first write leaves the forward to the stock class
+        for one in (truth, model):
+            for length in lengths[:2]:
+                asked(rotary(one), length)
+            write(one, rotary(one).inv_freq * factor, is_last=True)
+        for length in lengths:
+            assert torch.allclose(asked(rotary(model), length), asked(rotary(truth), length), atol=2e-3)
