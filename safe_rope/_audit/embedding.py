@@ -23,7 +23,7 @@ from safe_rope._audit.reference import (
 )
 from safe_rope._audit.report import BAD_RADIANS, Severity
 from safe_rope._audit.tables import damaged_in_itself
-from safe_rope._base.dtypes import LOW, dtype_name
+from safe_rope._base.dtypes import LOW, dtype_name, low_dtype_of
 from safe_rope._base.forwards import may_differ
 from safe_rope._base.tensors import is_shared
 from safe_rope._base.text import class_name
@@ -179,7 +179,8 @@ class EmbeddingAuditor:
         if said is not None:
             return Explanation(said, explained.where)
         again = self._owner.reference.again
-        if self._owner.patch is None and again is not None and not again.complete:
+        is_told = self._owner.patch is not None or again is None or again.complete
+        if not is_told and low_dtype_of(actual) is None:
             self._is_of_another_config = True
             return Explanation(UNTOLD, None, certain=False, shown=False)
         if not (self._is_of_another_config or self._reference.is_of_another_config(actual)):

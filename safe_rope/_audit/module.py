@@ -32,7 +32,15 @@ from safe_rope._audit.reference import TOLERANCE, PhaseReference, compare, relat
 from safe_rope._audit.remade import is_of_others, remade
 from safe_rope._audit.report import AuditReport, Finding, ModuleAudit, Severity, Where, worst
 from safe_rope._audit.rotated import turned_by
-from safe_rope._audit.tables import Difference, Held, aligned, damaged_in_itself, difference, is_replayed
+from safe_rope._audit.tables import (
+    Difference,
+    Held,
+    aligned,
+    damaged_in_itself,
+    difference,
+    is_replayed,
+    is_rounded,
+)
 from safe_rope._audit.unread import is_read_beside_forward, is_unread
 from safe_rope._audit.untold import untold_tables
 from safe_rope._audit.unused import (
@@ -370,7 +378,7 @@ class ModuleAuditor:
         if made is not None:
             if (found := difference(*made, finished=held.finished, slack=slack)).damaged:
                 self._add_damage(held, found, *made)
-        elif explain_table(*pair, self.reference.replays(held.name)).certain:
+        elif explain_table(*pair, self.reference.replays(held.name)).certain or is_rounded(held.name, *pair):
             self._add_damage(held, found, *pair)
         else:
             self.add(held.name, "unknown", UNTOLD, dtype=pair[0].dtype)

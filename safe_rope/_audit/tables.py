@@ -138,7 +138,7 @@ def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> s
         return "it holds what is no number"
     if not values.dim() or not (is_turned or is_frequency(name)) or table.is_complex():
         return None
-    whole = (values == values.round()) | (values.abs().float().frexp().mantissa == 0.5)
+    whole = _are_whole(values)
     steps = values.double().diff(dim=-1)
     if not (bool((steps >= 0).all()) or bool((steps <= 0).all())):
         return None
@@ -146,6 +146,19 @@ def damaged_in_itself(name: str, table: Tensor, *, is_turned: bool = False) -> s
         return None
     low = low_dtype_of(values)
     return None if low is None else f"{dtype_name(low)}-rounded frequencies"
+
+
+def _are_whole(values: Tensor) -> Tensor:
+    """Which numbers are whole, or powers of two."""
+    return (values == values.round()) | (values.abs().float().frexp().mantissa == 0.5)
+
+
+def is_rounded(name: str, table: Tensor, other: Tensor) -> bool:
+    """Whether 16 bits hold all of a table's frequencies, and not those that other arguments make."""
+    if not is_frequency(name) or table.is_complex() or not table.is_floating_point():
+        return False
+    is_low = low_dtype_of(table) is not None and low_dtype_of(other) is None
+    return is_low and not bool(_are_whole(table).all())
 
 
 def rounded_lists(module: nn.Module, reference: Reference) -> Iterator[Held]:
