@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from torch import Tensor, nn, strided, view_as_real
+from torch import Tensor, cuda, nn, strided, view_as_real
 
 from safe_rope._base.torch_private import pytree
 
@@ -51,6 +51,11 @@ def is_shared(one: Any, other: Tensor) -> bool:
     if type(one) not in (Tensor, nn.Parameter) or one.is_meta or one.device != other.device:
         return False
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def is_captured(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is captured where ``tensor`` is: nothing can be read there."""
+    return tensor.is_cuda and cuda.is_current_stream_capturing()
 
 
 def is_given_back(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ import warnings
 import torch
 
 from safe_rope._base.dtypes import LOW
-from safe_rope._base.tensors import flattened
+from safe_rope._base.tensors import flattened, is_captured
 from safe_rope._base.torch_private import unrecorded
 from safe_rope._protection.as_stock import as_stock
 from safe_rope._protection.calls import MANY, Call, call_key
@@ -104,4 +104,4 @@ def tell_of_rounded_counts(call: Call) -> None:
 
 def _is_captured(call: Call) -> bool:
     """Whether a CUDA graph is captured, where nothing can be read."""
-    return any(leaf.is_cuda for leaf in call.leaves) and torch.cuda.is_current_stream_capturing()
+    return any(map(is_captured, call.leaves))

@@ -28,6 +28,7 @@ from safe_rope._base.dtypes import LOW
 from safe_rope._base.effects import acts
 from safe_rope._base.functions import signature_of
 from safe_rope._base.positions import is_watched
+from safe_rope._base.tensors import is_captured
 from safe_rope._base.text import class_name
 from safe_rope._base.torch_private import forget_compiled, is_learned
 from safe_rope._protection import running, stand_ins
@@ -191,8 +192,7 @@ class PinnedState(Keeper):
         if is_learned(buffer):
             return
         # Anything else than sines may be phases, for all that is known, and so may what cannot be read.
-        is_hidden = buffer.is_cuda and torch.cuda.is_current_stream_capturing()
-        is_finished = not is_hidden and (oscillates(buffer) or are_phasors(buffer))
+        is_finished = not is_captured(buffer) and (oscillates(buffer) or are_phasors(buffer))
         self.pins[name] = Pin(buffer, finished=is_finished)
         self.nominal[name] = buffer.dtype
         self.states |= {name}

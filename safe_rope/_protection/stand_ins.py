@@ -17,6 +17,7 @@ from torch import nn
 
 from safe_rope._base.dtypes import LOW
 from safe_rope._base.random_states import random_states_kept
+from safe_rope._base.tensors import is_captured
 from safe_rope._base.torch_private import (
     has_tangent,
     is_learned,
@@ -102,8 +103,8 @@ class Runner:
         """Whether its forward has counted out what it keeps; looked at again once there is twice as much."""
         if buffer.numel() < 2 * self.looked_at.get(name, 0):
             return False
-        if buffer.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False  # its numbers cannot be read
+        if is_captured(buffer):
+            return False
         are_phases = are_counted_out(buffer)
         if not are_phases:
             self.looked_at[name] = buffer.numel()

@@ -14,6 +14,7 @@ from torch import Tensor
 from safe_rope._base import originals
 from safe_rope._base.devices import kept_on
 from safe_rope._base.positions import refuse_too_large
+from safe_rope._base.tensors import is_captured
 
 _LARGEST_TABLE = 1 << 18
 """Longer sequences on a device are computed on CPU and copied each time: no table grows without bound."""
@@ -37,7 +38,7 @@ class StockLookup:
         refuse_too_large(position_ids)
         if position_ids.device.type == "cpu":
             cos, sin = self._compute(position_ids)
-        elif position_ids.is_cuda and torch.cuda.is_current_stream_capturing():
+        elif is_captured(position_ids):
             cos, sin = self._captured(position_ids)
         else:
             cos, sin = self._on_device(position_ids)
